@@ -1,0 +1,33 @@
+"""Errors are sentences: what is wrong, where, and what to write instead. Each kind has its exit code."""
+
+from __future__ import annotations
+
+
+class FedalloyError(Exception):
+    """Anything fedalloy refuses; the command line prints the sentence and leaves with `code`."""
+
+    code = 1
+
+
+class UsageError(FedalloyError, ValueError):
+    """An experiment, an option or a call that cannot be carried out as it is written."""
+
+    code = 2
+
+
+class DataError(FedalloyError):
+    """Data that is missing, corrupt or not what it says it is."""
+
+    code = 3
+
+
+class StorageError(FedalloyError):
+    """A run folder that cannot be written."""
+
+    code = 4
+
+
+class CheckpointError(FedalloyError):
+    """A checkpoint that is damaged or belongs to another experiment."""
+
+    code = 5
