@@ -1,1 +1,1 @@
-"""."""
+"""Engines carry messages between a method and its clients."""

@@ -1,1 +1,21 @@
-"""."""
+"""The model zoo: the papers' networks, found by name.
+
+>>> net = create("simple-cnn", classes=10, channels=3, size=32)
+>>> parameter_count(net), net.feature_shape
+(92626, (16, 5, 5))
+"""
+
+# Importing a family registers its networks.
+from fedalloy.models import (  # noqa: F401
+    knfu_cnn,
+    lenet5,
+    mlp,
+    resnet8,
+    resnet11,
+    selective_cnn,
+    simple_cnn,
+    wrn,
+)
+from fedalloy.models.base import FeatureNet, ModelFactory, create, model, models, parameter_count
+
+__all__ = ["FeatureNet", "ModelFactory", "create", "model", "models", "parameter_count"]

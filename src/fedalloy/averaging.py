@@ -1,0 +1,47 @@
+"""Averages of models: ascending client id, weights in float64, one accumulation dtype (float64), cast once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.errors import UsageError
+
+
+def shares(weights: Iterable[float]) -> list[float]:
+    """Normalise weights to sum to one, in float64.
+
+    >>> shares([1, 3])
+    [0.25, 0.75]
+    """
+    values = [float(w) for w in weights]
+    total = sum(values)
+    if not values or total <= 0 or min(values) < 0:
+        raise UsageError(f"weights must be non-negative with a positive sum, not {values}")
+    return [v / total for v in values]
+
+
+def average(
+    models: Sequence[Mapping[str, Tensor]], weights: Iterable[float], server: Mapping[str, Tensor]
+) -> dict[str, Any]:
+    """Weighted mean of whole state dicts, float buffers included; integer buffers stay the server's.
+
+    The models come in ascending client id. One model alone is returned bit for bit.
+
+    >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}], [10, 20], {"w": torch.zeros(1)})
+    {'w': tensor([1.6667])}
+    """
+    parts = shares(weights)
+    return {name: _mean([m[name] for m in models], parts, old) for name, old in server.items()}
+
+
+def _mean(tensors: Sequence[Tensor], parts: Sequence[float], old: Tensor) -> Tensor:
+    if not old.is_floating_point():
+        return old.clone()
+    total = torch.zeros(old.shape, dtype=torch.float64)
+    for tensor, part in zip(tensors, parts, strict=True):
+        total.add_(tensor.double(), alpha=part)
+    return total.to(old.dtype)

@@ -1,0 +1,276 @@
+"""The core types and the loop: a method acts on clients only through messages, whatever engine carries them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy import rng, tree
+from fedalloy.costs import Meter, metered
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+from fedalloy.registry import Registry
+from fedalloy.training import LocalWork, load
+from fedalloy.tree import Tree
+
+Network = Callable[[], nn.Module]
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels between the server and one client; its content is checked when it is made.
+
+    >>> Message("train", 3, {"n": 5})["n"]
+    5
+    """
+
+    action: str
+    client: int
+    body: Tree
+
+    def __post_init__(self) -> None:
+        tree.check(self.body, f"message '{self.action}' of client {self.client}")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.body[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.body
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client's action returns: the answer, and what the client remembers (None: as before)."""
+
+    body: Tree
+    keep: Tree | None = None
+
+    def __post_init__(self) -> None:
+        tree.check(self.body, "reply")
+        tree.check(self.keep or {}, "memory")
+
+
+def reply(*, keep: Tree | None = None, **body: Any) -> Reply:
+    """Answer the server with `body` and replace the client's memory by `keep`."""
+    return Reply(body, keep)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client action sees: its own data, its memory and its streams; nothing of it leaves the device."""
+
+    id: int
+    round: int
+    seed: int
+    train: Samples
+    classes: int
+    work: LocalWork
+    steps: int
+    network: Network
+    memory: Tree = field(default_factory=dict)
+    public: PublicSet | None = None
+    augment: Augmentation | None = None
+    meter: Meter = field(default_factory=Meter)
+
+    @property
+    def n(self) -> int:
+        """Number of training samples."""
+        return len(self.train)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """This client's random stream for a purpose in this round."""
+        return rng.generator(self.seed, purpose, self.round, self.id)
+
+    def build(self) -> nn.Module:
+        """The client's network as it is before any training; the same for all clients of one architecture."""
+        return metered(initial(self.network, self.seed), self.meter)
+
+    def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The client's network holding a copy of these weights."""
+        return load(self.build(), weights)
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's whole memory; together with the clients' memories it is the checkpoint."""
+
+    round: int
+    body: Tree
+
+    def __getitem__(self, key: str) -> Any:
+        return self.body[key]
+
+    def next(self, **changes: Any) -> State:
+        """The state after this round: one round further, with some entries replaced."""
+        return State(self.round + 1, {**self.body, **changes})
+
+
+class Federation(Protocol):
+    """The server's only way to act during one round."""
+
+    round: int
+    seed: int
+    classes: int
+    work: LocalWork
+    sizes: Sequence[int]
+    public: PublicSet | None
+    meter: Meter
+
+    def build(self) -> nn.Module:
+        """The server's network as it is before any training."""
+
+    def sample(self, *, by_size: bool = False) -> list[int]:
+        """The clients of this round, ascending; the same for every method of a comparison."""
+
+    def steps(self, client: int) -> int:
+        """How many optimiser steps this client takes in a round."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """The server's random stream for a purpose in this round."""
+
+    def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
+        """Send every client the body (and its own part of a mapping); replies come in ascending id, perhaps fewer."""
+
+    def pool(self) -> Samples:
+        """All clients' training data in one place; only a simulation can do this, and it is counted as upload."""
+
+    def learner(self, samples: Samples, steps: int) -> Client:
+        """The server as a learner on samples of its own, with this experiment's local work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a method is, for lists, docs and checks; a card never executes."""
+
+    paper: str
+    up: str
+    down: str
+    distils: str = "no"
+    leaves_client: str = "model weights, number of samples"
+    public: bool = False
+    any_network: bool = False
+    features: bool = False
+    remembers: str = "nothing"
+
+
+class Method:
+    """A federated method: a server part and client actions, with hyper-parameters and no state of its own."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    card: ClassVar[Card]
+
+    def init(self, fed: Federation) -> Tree:
+        """The server's memory before the first round."""
+        raise NotImplementedError
+
+    def round(self, s: State, fed: Federation) -> State:
+        """One round: ask clients, combine, return the next state."""
+        raise NotImplementedError
+
+    def models(self, s: State) -> Mapping[str, Tree]:
+        """The models that could be deployed now, by the name of their view."""
+        return {}
+
+    def personal(self, me: Client) -> Tree | None:
+        """The model this client would use itself, if the method gives it one of its own."""
+        return None
+
+
+methods: Registry[type[Method]] = Registry("method")
+M = TypeVar("M", bound=Method)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]:
+    """Register a method under its name; the class becomes a frozen dataclass of its hyper-parameters."""
+
+    def add(cls: type[M]) -> type[M]:
+        frozen = dataclass(frozen=True, kw_only=True)(cls)
+        frozen.name, frozen.label, frozen.card = name, label, card
+        methods.register(name)(frozen)
+        return frozen
+
+    return add
+
+
+F = TypeVar("F", bound=Callable[..., Reply])
+
+
+def action(function: F) -> F:
+    """Mark a method's function as something a client may be asked to do; nothing else can be asked for."""
+    function.__dict__["is_action"] = True
+    return function
+
+
+def act(method: Method, me: Client, message: Message) -> Reply:
+    """Let a client carry out a message; every engine does it through this function."""
+    do = getattr(method, message.action, None)
+    if not getattr(do, "is_action", False):
+        raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
+    assert do is not None
+    with rng.seeded(me.seed, message.action, me.round, me.id):
+        answer = do(me, message)
+    if not isinstance(answer, Reply):
+        raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
+    return answer
+
+
+def initial(network: Network, seed: int) -> nn.Module:
+    """Build a network with its initial weights, which depend on the seed only."""
+    with rng.seeded(seed, "init"):
+        return network()
+
+
+class Engine(Protocol):
+    """Carries messages to clients and keeps their memories; serial, pool and flower are engines."""
+
+    memories: dict[int, Tree]
+
+    def open(self, method: Method, round: int) -> Federation:
+        """Begin a round."""
+
+
+def run(
+    method: Method,
+    engine: Engine,
+    rounds: int,
+    state: State | None = None,
+    watch: Callable[[State, Federation], bool | None] | None = None,
+) -> State:
+    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it."""
+    if state is None:
+        state = State(0, method.init(engine.open(method, 0)))
+    while state.round < rounds:
+        fed = engine.open(method, state.round + 1)
+        state = method.round(state, fed)
+        if watch is not None and watch(state, fed):
+            break
+    return state
+
+
+__all__ = [
+    "Augmentation",
+    "Card",
+    "Client",
+    "Engine",
+    "Federation",
+    "Message",
+    "Method",
+    "Network",
+    "Reply",
+    "State",
+    "act",
+    "action",
+    "initial",
+    "method",
+    "methods",
+    "reply",
+    "run",
+]

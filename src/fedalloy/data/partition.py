@@ -1,0 +1,158 @@
+"""Split one data set among clients: which rows each of them trains on, validates on and is tested on."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedalloy.data.partition_fixed import Priors, class_priors, draw_tests
+from fedalloy.data.partition_legacy import at_least_one, local_split
+from fedalloy.data.partitioners import Indices, Partitioner, partitions
+from fedalloy.errors import UsageError
+from fedalloy.registry import suggest
+from fedalloy.rng import numpy_generator
+
+__all__ = ["Partition", "local_split", "partitions", "split"]
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The rows of every client, and how they were drawn.
+
+    Rows of `train` and `val` count in the training pool. Rows of `test` count there too, unless `test_from` is
+    "official": then they count in the common test set. A local test may be empty; metrics leave that client out.
+    `priors` holds the clients' true class mixtures where the partition has them ("dirichlet-fixed").
+    """
+
+    name: str
+    seed: int
+    options: Mapping[str, Any]
+    train: tuple[Indices, ...]
+    val: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+    test_from: Literal["train", "official"] = "train"
+    priors: Priors | None = None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients."""
+        return len(self.train)
+
+    def rows(self, client: int) -> Indices:
+        """All rows of the training pool that belong to this client."""
+        local_test = [self.test[client]] if self.test_from == "train" else []
+        return np.concatenate([self.train[client], self.val[client], *local_test])
+
+
+def split(
+    labels: ArrayLike,
+    *,
+    name: str,
+    clients: int,
+    seed: int,
+    test_fraction: float = 0.2,
+    validation: float = 0.0,
+    test_labels: ArrayLike | None = None,
+    test_samples: int | None = None,
+    ids: ArrayLike | None = None,
+    **options: Any,
+) -> Partition:
+    """Split a data set among clients by the partition of this name, and each client's rows into train, val and test.
+
+    Without `test_labels`, each client keeps `test_fraction` of its rows for its local test. With them, all its rows
+    are for training and the local test is drawn from that common test set by the client's class mixture:
+    `test_samples` rows each, by default an equal share of the test set. Then `validation` of the training rows are
+    set aside. Whoever holds a row trains on at least one; a local test may be empty.
+
+    >>> part = split(np.repeat(np.arange(10), 100), name="dirichlet", clients=4, seed=0, alpha=0.5, validation=0.1)
+    >>> [(len(a), len(b), len(c)) for a, b, c in zip(part.train, part.val, part.test)]
+    [(218, 25, 61), (126, 14, 35), (180, 21, 51), (193, 22, 54)]
+    """
+    pool = _as_labels(labels, "labels")
+    _check_clients(clients, len(pool))
+    _check_fraction("test_fraction", test_fraction)
+    _check_fraction("validation", validation)
+    partitioner = partitions[name]
+    given = options if ids is None else {**options, "ids": np.asarray(ids)}
+    settings = _complete(name, partitioner, given)
+
+    rows = partitioner(pool, clients, seed=seed, **settings)
+    _refuse_empty(rows, settings)
+    settings.pop("ids", None)  # as long as the data; the rows themselves say who owns what
+    priors = class_priors(pool, clients, seed=seed, alpha=settings["alpha"]) if name == "dirichlet-fixed" else None
+
+    if test_labels is None:
+        if test_samples is not None:
+            raise UsageError("test_samples needs test_labels to draw from; give these too, or write test_fraction")
+        halves = [local_split(r, client_id=k, fraction=1 - test_fraction) for k, r in enumerate(rows)]
+        learn, test = [half[0] for half in halves], [half[1] for half in halves]
+    else:
+        common = _as_labels(test_labels, "test_labels")
+        share = max(1, len(common) // clients) if test_samples is None else test_samples
+        mixtures = priors if priors is not None else _mixtures(pool, rows)
+        learn, test = rows, draw_tests(mixtures, common, seed=seed, samples=share)
+
+    train, val = [], []
+    for client, mine in enumerate(learn):
+        if validation > 0:
+            mine = numpy_generator(seed, "partition", "validation", client).permutation(mine)
+        kept = at_least_one(1 - validation, len(mine))
+        train.append(mine[:kept])
+        val.append(mine[kept:])
+    test_from: Literal["train", "official"] = "train" if test_labels is None else "official"
+    return Partition(name, seed, settings, tuple(train), tuple(val), tuple(test), test_from, priors)
+
+
+def _as_labels(values: ArrayLike, what: str) -> Indices:
+    labels = np.asarray(values)
+    if labels.ndim != 1 or labels.size == 0 or labels.dtype.kind not in "iu" or labels.min() < 0:
+        raise UsageError(f"{what} must be a non-empty list of class numbers 0, 1, 2, ..., one for each row")
+    return labels.astype(np.int64)
+
+
+def _check_clients(clients: int, rows: int) -> None:
+    if not isinstance(clients, (int, np.integer)) or isinstance(clients, bool) or clients < 1:
+        raise UsageError(f"clients = {clients!r} must be a whole number of at least 1; write for instance clients=10")
+    if clients > rows:
+        raise UsageError(f"{clients} clients cannot share {rows} rows; write clients={rows} or fewer")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
+        raise UsageError(f"{name} = {value!r} must be at least 0 and below 1; write for instance {name}=0.2")
+
+
+def _complete(name: str, partitioner: Partitioner, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of this partition with their defaults; unknown and missing ones are refused."""
+    known = {
+        key: parameter.default
+        for key, parameter in inspect.signature(partitioner).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and key != "seed"
+    }
+    for key in given:
+        if key not in known:
+            hint = suggest(key, known) if known else "it takes none"
+            raise UsageError(f"the partition '{name}' has no option '{key}'; {hint}")
+    settings = {**known, **given}
+    missing = [key for key, value in settings.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise UsageError(f"the partition '{name}' needs {' and '.join(missing)}; write {missing[0]}=...")
+    return {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+
+
+def _refuse_empty(rows: list[Indices], settings: Mapping[str, Any]) -> None:
+    empty = [client for client, mine in enumerate(rows) if len(mine) == 0]
+    if empty:
+        knob = next((f"raise {key} or " for key in ("alpha", "beta", "per_client") if key in settings), "")
+        others = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
+        raise UsageError(f"client {empty[0]}{others} would get no rows; {knob}lower the number of clients")
+
+
+def _mixtures(labels: Indices, rows: list[Indices]) -> Priors:
+    classes = int(labels.max()) + 1
+    return np.stack([np.bincount(labels[mine], minlength=classes) / len(mine) for mine in rows])

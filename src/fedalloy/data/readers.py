@@ -1,0 +1,199 @@
+"""Read the published formats into arrays, without ever unpickling anything.
+
+A file that is cut short or is something else ends in a sentence that names it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from fedalloy.data.matlab import read_matlab
+from fedalloy.data.samples import Array
+from fedalloy.errors import DataError
+
+
+class Arrays(NamedTuple):
+    """What a file holds: N x C x H x W inputs and labels from 0, for training and for testing."""
+
+    x: Array
+    y: Array
+    x_test: Array | None
+    y_test: Array | None
+    label_names: tuple[str, ...] = ()
+    client_ids: Array | None = None
+
+
+@contextmanager
+def _reading(path: Path, what: str) -> Iterator[None]:
+    broken = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+    try:
+        yield
+    except broken as error:
+        reason = str(error).strip("'\"") or type(error).__name__
+        raise DataError(f"'{path}' cannot be read as {what}: {reason}; put a whole copy in its place") from error
+
+
+def read_idx(path: Path) -> Array:
+    """An idx file of unsigned bytes (MNIST's format), gzipped or not."""
+    with _reading(path, "an idx file"):
+        return _idx(path.read_bytes())
+
+
+def read_mnist(paths: Sequence[Path]) -> Arrays:
+    """The four idx files of MNIST and its kin: training images, training labels, test images, test labels."""
+    x, y, x_test, y_test = (read_idx(path) for path in paths)
+    return Arrays(x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64))
+
+
+def read_cifar10(path: Path) -> Arrays:
+    """The binary version of CIFAR-10: one label byte, then red, green and blue planes."""
+    with _reading(path, "the binary version of CIFAR-10"):
+        members = _tar_members(path)
+        x, labels = _cifar_records(b"".join(members[f"data_batch_{i}.bin"] for i in range(1, 6)), label_bytes=1)
+        x_test, labels_test = _cifar_records(members["test_batch.bin"], label_bytes=1)
+        return Arrays(x, labels[:, 0], x_test, labels_test[:, 0])
+
+
+def read_cifar100(path: Path, *, coarse: bool) -> Arrays:
+    """The binary version of CIFAR-100: a coarse and a fine label byte before the planes."""
+    with _reading(path, "the binary version of CIFAR-100"):
+        members = _tar_members(path)
+        x, labels = _cifar_records(members["train.bin"], label_bytes=2)
+        x_test, labels_test = _cifar_records(members["test.bin"], label_bytes=2)
+        column, kind = (0, "coarse") if coarse else (1, "fine")
+        names = tuple(members[f"{kind}_label_names.txt"].decode().split())
+        return Arrays(x, labels[:, column], x_test, labels_test[:, column], names)
+
+
+def read_emnist_letters(path: Path) -> Arrays:
+    """The letters of NIST's EMNIST archive; its images lie on their side and its labels begin at 1."""
+    with _reading(path, "NIST's EMNIST archive"), zipfile.ZipFile(path) as archive:
+        by_name = {PurePosixPath(name).name: name for name in archive.namelist()}
+
+        def part(split: str, kind: str) -> Array:
+            return _idx(archive.read(by_name[f"emnist-letters-{split}-{kind}-ubyte.gz"]))
+
+        return Arrays(
+            _upright(part("train", "images-idx3")),
+            part("train", "labels-idx1").astype(np.int64) - 1,
+            _upright(part("test", "images-idx3")),
+            part("test", "labels-idx1").astype(np.int64) - 1,
+        )
+
+
+def read_svhn(train: Path, test: Path) -> Arrays:
+    """The cropped digits of SVHN; its label 10 is the digit 0."""
+
+    def part(path: Path) -> tuple[Array, Array]:
+        with _reading(path, "a file of SVHN"):
+            arrays = read_matlab(path)
+            x = np.ascontiguousarray(arrays["X"].transpose(3, 2, 0, 1))
+            return x, arrays["y"].reshape(-1).astype(np.int64) % 10
+
+    return Arrays(*part(train), *part(test))
+
+
+def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
+    """The PNG folders of CINIC-10, in the order of their names: `train` for training, `test` for testing.
+
+    KDIA trains on the 90,000 images of `train` alone, so `valid` is left out.
+    """
+    from PIL import Image  # matplotlib cannot be installed without it, and nothing smaller reads PNG
+
+    splits: dict[str, list[tuple[str, int, Array]]] = {"train": [], "test": []}
+    # A pipe ("r|gz") reads the archive once from front to back; 270,000 members make random access slow.
+    with _reading(path, "the archive of CINIC-10"), tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            parts = PurePosixPath(member.name).parts[-3:]
+            stream = archive.extractfile(member) if member.name.endswith(".png") else None
+            if stream is not None and len(parts) == 3 and parts[0] in splits:
+                image = np.asarray(Image.open(io.BytesIO(stream.read())).convert("RGB"))
+                splits[parts[0]].append((member.name, classes.index(parts[1]), image))
+
+    def part(split: str) -> tuple[Array, Array]:
+        rows = sorted(splits[split], key=lambda row: row[0])
+        if not rows:
+            raise DataError(f"'{path}' holds no PNG below a folder '{split}', so it is not CINIC-10")
+        x = np.stack([image for _, _, image in rows]).transpose(0, 3, 1, 2)
+        return np.ascontiguousarray(x), np.array([label for _, label, _ in rows], np.int64)
+
+    return Arrays(*part("train"), *part("test"))
+
+
+def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
+    """A compact copy: colour images as colour and 2-D differences modulo 256, which compress well, or plain grey ones.
+
+    Grey ones are EMNIST letters and, like the originals, lie on their side.
+    """
+    with _reading(path, "a compact copy"), np.load(path, allow_pickle=False) as held:
+        pieces = sorted(key for key in held.files if key.startswith("r_train"))
+        label, names = ("yc", "coarse_classes") if coarse else ("y", "classes")
+        return Arrays(
+            np.concatenate([_undo_differences(held[key]) for key in pieces]) if pieces else _upright(held["x_train"]),
+            held[f"{label}_train"].astype(np.int64),
+            _undo_differences(held["r_test"]) if pieces else _upright(held["x_test"]),
+            held[f"{label}_test"].astype(np.int64),
+            tuple(str(name) for name in held[names]),
+        )
+
+
+def read_npz(path: Path) -> Arrays:
+    """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose row it is), in any numeric type."""
+    with _reading(path, "an .npz file"), np.load(path, allow_pickle=False) as held:
+        if missing := {"x", "y"} - set(held.files):
+            raise DataError(
+                f"'{path}' has no array {' and no array '.join(sorted(missing))}; "
+                "write it with numpy.savez_compressed(path, x=inputs, y=labels)"
+            )
+        x_test, y_test, client = (held[key] if key in held.files else None for key in ("x_test", "y_test", "client"))
+        return Arrays(held["x"], held["y"], x_test, y_test, client_ids=client)
+
+
+def _idx(data: bytes) -> Array:
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    if data[:3] != b"\x00\x00\x08":
+        raise ValueError("it does not begin like one of unsigned bytes")
+    rank = data[3]
+    shape = np.frombuffer(data, ">u4", rank, offset=4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
+
+
+def _tar_members(path: Path) -> dict[str, bytes]:
+    """Every regular file of an archive by its bare name; nothing is unpacked to disk, so no path can escape."""
+    members = {}
+    with tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            stream = archive.extractfile(member)
+            if stream is not None:
+                members[PurePosixPath(member.name).name] = stream.read()
+    return members
+
+
+def _cifar_records(data: bytes, label_bytes: int) -> tuple[Array, Array]:
+    records = np.frombuffer(data, np.uint8).reshape(-1, label_bytes + 3 * 32 * 32)
+    x = np.ascontiguousarray(records[:, label_bytes:]).reshape(-1, 3, 32, 32)
+    return x, records[:, :label_bytes].astype(np.int64)
+
+
+def _undo_differences(r: Array) -> Array:
+    """3 x N x H x W differences to N x 3 x H x W pixels; every sum is modulo 256."""
+    r = np.add.accumulate(r, axis=2, dtype=np.uint8)
+    r = np.add.accumulate(r, axis=3, dtype=np.uint8)
+    r[0] += r[1]  # red and blue are stored as their difference to green
+    r[2] += r[1]
+    return np.ascontiguousarray(r.transpose(1, 0, 2, 3))
+
+
+def _upright(x: Array) -> Array:
+    return np.ascontiguousarray(x.transpose(0, 2, 1))[:, None]

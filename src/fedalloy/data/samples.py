@@ -1,0 +1,173 @@
+"""A data set as arrays, and the samples that somebody owns as tensors.
+
+`Dataset` is what was published: integer pixels (or features), labels and the constants that normalise them.
+`tensors` turns it into one normalised pool; a client's `Samples` are row numbers into that pool, never a copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedalloy.errors import DataError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images or features with everything needed to use them; it is checked when it is made.
+
+    `x` is N x C x H x W, either uint8 pixels (scaled to [0, 1] later) or float32; `mean` and `std` hold one number per
+    channel on that scale. `client_ids` says which client each training row naturally belongs to, where the data knows.
+    `note` says how these rows differ from the whole published set; it is empty when they are all of it.
+
+    >>> x = np.zeros((2, 1, 4, 4), np.uint8)
+    >>> Dataset("dots", x, np.array([0, 1]), None, None, classes=2, mean=(0.5,), std=(0.25,)).black
+    (-2.0,)
+    >>> Dataset("dots", x, np.array([0, 2]), None, None, classes=2, mean=(0.5,), std=(0.25,))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: data set 'dots': training label 1 is 2, but with 2 classes labels go from 0 to 1
+    """
+
+    name: str
+    x: Array
+    y: Array
+    x_test: Array | None
+    y_test: Array | None
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    label_names: tuple[str, ...] = ()
+    client_ids: Array | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise self._wrong(f"it has {self.classes} classes; a classifier needs at least 2")
+        self._check_split("training", self.x, self.y)
+        if self.x_test is not None and self.y_test is not None:
+            self._check_split("test", self.x_test, self.y_test)
+            if self.x_test.shape[1:] != self.x.shape[1:]:
+                raise self._wrong(f"test samples are {self.x_test.shape[1:]} but training samples {self.x.shape[1:]}")
+        elif self.x_test is not None or self.y_test is not None:
+            raise self._wrong("x_test and y_test must be given together or not at all")
+        channels = self.x.shape[1]
+        if len(self.mean) != channels or len(self.std) != channels:
+            raise self._wrong(f"mean and std need one number for each of its {channels} channels")
+        if not all(s > 0 for s in self.std):
+            raise self._wrong(f"every std must be above 0, but they are {self.std}")
+        if self.label_names and len(self.label_names) != self.classes:
+            raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")
+        if self.client_ids is not None and self.client_ids.shape != self.y.shape:
+            raise self._wrong(f"client ids {self.client_ids.shape} must be one per training label {self.y.shape}")
+
+    @property
+    def black(self) -> tuple[float, ...]:
+        """The value that a pixel of 0 takes after normalisation, for each channel."""
+        return tuple((0.0 - m) / s for m, s in zip(self.mean, self.std, strict=True))
+
+    def _check_split(self, split: str, x: Array, y: Array) -> None:
+        if x.ndim != 4:
+            raise self._wrong(
+                f"{split} samples have shape {x.shape}; they must be N x C x H x W (see fedalloy.data.from_arrays)"
+            )
+        if x.dtype not in (np.uint8, np.float32):
+            raise self._wrong(f"{split} samples are {x.dtype}; they must be uint8 or float32")
+        if y.dtype != np.int64 or y.ndim != 1:
+            raise self._wrong(f"{split} labels are {y.dtype} of shape {y.shape}; they must be a row of int64")
+        if len(x) != len(y):
+            raise self._wrong(f"there are {len(x)} {split} samples but {len(y)} {split} labels")
+        if x.size == 0:
+            raise self._wrong(f"the {split} part is empty")
+        stray = np.flatnonzero((y < 0) | (y >= self.classes))
+        if stray.size:
+            raise self._wrong(
+                f"{split} label {stray[0]} is {y[stray[0]]}, "
+                f"but with {self.classes} classes labels go from 0 to {self.classes - 1}"
+            )
+        if x.dtype == np.float32 and not np.isfinite(x).all():
+            row = int(np.flatnonzero(~np.isfinite(x).all(axis=(1, 2, 3)))[0])
+            raise self._wrong(f"{split} sample {row} holds NaN or infinity; remove or repair it")
+
+    def _wrong(self, what: str) -> DataError:
+        return DataError(f"data set '{self.name}': {what}")
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The rows of a shared pool that somebody owns.
+
+    >>> pool = Samples(torch.arange(4.0).reshape(4, 1), torch.tensor([0, 1, 1, 0]), torch.arange(4))
+    >>> mine = pool.subset([1, 2, 3])
+    >>> len(mine), mine.labels.tolist(), mine.counts(3).tolist()
+    (3, [1, 1, 0], [1, 2, 0])
+    >>> mine.take([2])
+    (tensor([[3.]]), tensor([0]))
+    """
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def inputs(self) -> Tensor:
+        """These samples' inputs, copied out of the pool."""
+        return self.x.index_select(0, self.index)
+
+    @property
+    def labels(self) -> Tensor:
+        """These samples' labels."""
+        return self.y.index_select(0, self.index)
+
+    def take(self, positions: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The inputs and labels at these positions (0 is the first of *these* samples, not of the pool)."""
+        rows = self.index[torch.as_tensor(positions, dtype=torch.int64)]
+        return self.x.index_select(0, rows), self.y.index_select(0, rows)
+
+    def subset(self, positions: Tensor | Sequence[int]) -> Samples:
+        """The samples at these positions, over the same pool."""
+        return Samples(self.x, self.y, self.index[torch.as_tensor(positions, dtype=torch.int64)])
+
+    def counts(self, classes: int) -> Tensor:
+        """How many samples there are of each class."""
+        return torch.bincount(self.labels, minlength=classes)
+
+
+def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samples | None]:
+    """Normalise a data set into a training pool and, where it has one, a test pool.
+
+    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised. To give
+    a public set the statistics of the private one, write `tensors(replace(public, mean=private.mean, std=private.std))`.
+
+    >>> data = Dataset("dot", np.full((1, 1, 2, 2), 255, np.uint8), np.array([0]), None, None, 2, (0.5,), (0.5,))
+    >>> train, test = tensors(data, size=4)
+    >>> train.inputs.shape, train.inputs.max().item(), test
+    (torch.Size([1, 1, 4, 4]), 1.0, None)
+    """
+    train = _pool(dataset, dataset.x, dataset.y, size)
+    if dataset.x_test is None or dataset.y_test is None:
+        return train, None
+    return train, _pool(dataset, dataset.x_test, dataset.y_test, size)
+
+
+def _pool(dataset: Dataset, x: Array, y: Array, size: int | None) -> Samples:
+    out = torch.tensor(x, dtype=torch.float32)  # always a copy: the steps below work in place
+    if x.dtype == np.uint8:
+        out.div_(255)
+    if size is not None and tuple(out.shape[-2:]) != (size, size):
+        # Antialiasing changes nothing on the way up (28 -> 32) and keeps the way down free of artefacts.
+        out = F.interpolate(out, (size, size), mode="bilinear", antialias=True)
+    out.sub_(torch.tensor(dataset.mean).view(-1, 1, 1)).div_(torch.tensor(dataset.std).view(-1, 1, 1))
+    return Samples(out, torch.tensor(y), torch.arange(len(y)))

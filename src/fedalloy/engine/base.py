@@ -1,0 +1,139 @@
+"""What all engines share: addressing, memories, lost replies, the byte ledger and the order of replies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fedalloy import rng
+from fedalloy.core import Client, Message, Method, Reply, initial
+from fedalloy.costs import Ledger, Meter, metered
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+from fedalloy.setting import SERVER, Setting, pooled
+from fedalloy.training import LocalWork
+from fedalloy.tree import Tree
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's reply with what it took to make it."""
+
+    client: int
+    reply: Reply
+    meter: Meter
+
+
+class Carrier(Protocol):
+    """The one thing that engines do differently: bring messages to clients and their answers back, in any order."""
+
+    setting: Setting
+    memories: dict[int, Tree]
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
+        """Let clients act."""
+
+
+@dataclass
+class Round:
+    """One round as the server sees it (a `Federation`)."""
+
+    engine: Carrier
+    method: Method
+    round: int
+    ledger: Ledger = field(default_factory=Ledger)
+    active: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)
+
+    @property
+    def _setting(self) -> Setting:
+        return self.engine.setting
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self._setting.seed
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self._setting.classes
+
+    @property
+    def work(self) -> LocalWork:
+        """The clients' local work."""
+        return self._setting.work
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Training samples of each client: the server's roster."""
+        return self._setting.sizes
+
+    @property
+    def public(self) -> PublicSet | None:
+        """The public set, if there is one."""
+        return self._setting.public
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the server's own passes."""
+        return self.ledger.server
+
+    def build(self) -> nn.Module:
+        """The server's network as it is before any training."""
+        return metered(initial(self._setting.network(SERVER), self.seed), self.meter)
+
+    def sample(self, *, by_size: bool = False) -> list[int]:
+        """The clients of this round, ascending."""
+        return self._setting.active(self.round, by_size=by_size)
+
+    def steps(self, client: int) -> int:
+        """How many optimiser steps this client takes in a round."""
+        return self._setting.steps(client)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """The server's random stream for a purpose in this round."""
+        return rng.generator(self.seed, purpose, self.round, SERVER)
+
+    def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
+        """Send a message to each client and collect the replies in ascending id; some may be lost."""
+        own: Mapping[int, Tree] = clients if isinstance(clients, Mapping) else {}
+        ids = sorted(set(clients))
+        unknown = [k for k in ids if k not in range(len(self._setting.sites))]
+        if unknown:
+            raise UsageError(f"{self.method.name} asks client {unknown[0]}, which does not exist")
+        messages = [Message(action, k, {**body, **own.get(k, {})}) for k in ids]
+        for message in messages:
+            self.ledger.sent(message.body)
+        self.active.update(ids)
+        start = time.perf_counter()
+        answers = sorted(self.engine.carry(self.method, self.round, messages), key=lambda answer: answer.client)
+        self.ledger.client_seconds += time.perf_counter() - start
+        return [Message(action, a.client, a.reply.body) for a in answers if self._arrived(a)]
+
+    def _arrived(self, answer: Answer) -> bool:
+        self.ledger.clients.add(answer.meter)
+        if answer.reply.keep is not None:
+            self.engine.memories[answer.client] = answer.reply.keep
+        if self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed):
+            self.lost.add(answer.client)  # it has trained and remembers, but the server never hears of it
+            return False
+        self.ledger.received(answer.reply.body)
+        return True
+
+    def pool(self) -> Samples:
+        """All clients' training data in one place, counted as uploaded in the first round."""
+        data = pooled([site.train for site in self._setting.sites])
+        if self.round == 1:
+            self.ledger.up["data"] += len(data) * (data.x[0].numel() * data.x.element_size() + data.y.element_size())
+        return data
+
+    def learner(self, samples: Samples, steps: int) -> Client:
+        """The server as a learner on samples of its own."""
+        return self._setting.learner(samples, steps, self.round, self.meter)

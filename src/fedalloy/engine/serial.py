@@ -1,0 +1,31 @@
+"""The serial engine, the reference: one client after the other in this process. Every other engine is bit-equal to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fedalloy.core import Message, Method, act
+from fedalloy.engine.base import Answer, Round
+from fedalloy.setting import Setting
+from fedalloy.tree import Tree
+
+
+class Serial:
+    """Runs clients in this process, in ascending id.
+
+    `memories` is what the clients remember; hand in the one of a checkpoint to go on from it.
+    """
+
+    def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:
+        self.setting = setting
+        self.memories: dict[int, Tree] = dict(memories or {})
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round."""
+        return Round(self, method, round)
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
+        """Let one client after the other act."""
+        for message in messages:
+            me = self.setting.client(message.client, round, self.memories.get(message.client, {}))
+            yield Answer(message.client, act(method, me, message), me.meter)

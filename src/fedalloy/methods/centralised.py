@@ -1,0 +1,48 @@
+"""Centralised: pool everything. The bound from above that every comparison needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedalloy.core import Card, Federation, Method, State, method
+from fedalloy.losses import ce
+from fedalloy.training import fit, params
+from fedalloy.tree import Tree
+
+
+@method(
+    "centralised",
+    label="Centralised",
+    card=Card(
+        paper="training on pooled data",
+        up="all data, once",
+        down="nothing",
+        leaves_client="all training data",
+    ),
+)
+class Centralised(Method):
+    """Train one model on all clients' data, which a federation may not do; only a simulation can.
+
+    A round takes as many optimiser steps as the round's active clients take together, so that its curve stands beside
+    the others at an equal budget. The ledger counts the data as uploaded once.
+
+    >>> Centralised().card.leaves_client
+    'all training data'
+    """
+
+    def init(self, fed: Federation) -> Tree:
+        """Start from the same model as every other method."""
+        return {"model": params(fed.build())}
+
+    def round(self, s: State, fed: Federation) -> State:
+        """Go on training on the pool."""
+        steps = sum(fed.steps(client) for client in fed.sample())
+        me = fed.learner(fed.pool(), steps)
+        net = me.net(s["model"])
+        if steps:
+            fit(net, me, lambda x, y: ce(net(x), y))
+        return s.next(model=params(net))
+
+    def models(self, s: State) -> Mapping[str, Tree]:
+        """The one model."""
+        return {"global": s["model"]}

@@ -1,0 +1,37 @@
+"""FedProx: keep each client near the model it was sent."""
+
+from __future__ import annotations
+
+from fedalloy.core import Card, Client, Message, Reply, action, method, reply
+from fedalloy.errors import UsageError
+from fedalloy.losses import ce, sq_dist
+from fedalloy.methods.fedavg import FedAvg
+from fedalloy.training import fit, params
+
+
+@method(
+    "fedprox",
+    label="FedProx",
+    card=Card(paper="Li et al., MLSys 2020", up="model, n", down="model"),
+)
+class FedProx(FedAvg):
+    """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.
+
+    FedKF's text names mu = 1e-3 as best on EMNIST and CIFAR-10, its code runs with 1e-4; KDIA uses 0.01.
+
+    >>> FedProx(mu=0.1).mu
+    0.1
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise UsageError(f"fedprox.mu = {self.mu} must not be negative; 0 is FedAvg")
+
+    @action
+    def train(self, me: Client, msg: Message) -> Reply:
+        """Local SGD on CE + mu/2 ||w - w^t||^2."""
+        net = me.net(msg["model"])
+        fit(net, me, lambda x, y: ce(net(x), y) + self.mu / 2 * sq_dist(net, msg["model"]))
+        return reply(model=params(net), n=me.n)

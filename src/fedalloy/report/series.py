@@ -1,0 +1,108 @@
+"""What the pictures draw: runs grouped by method and view, averaged over their seeds, each with its own look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedalloy.report.format import series_names
+from fedalloy.results import Run
+
+Floats = NDArray[np.float64]
+
+# Okabe and Ito's colours, which stay apart for colour-blind readers (their yellow is too pale for a line on white).
+HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BOUND_HUES = {"local": "#7A7A7A", "centralised": "#1F2328"}  # the two bounds are no rivals: they stay grey
+DASHES: tuple[tuple[int, tuple[float, ...] | None], ...] = ((0, None), (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
+MARKERS = ("", "o", "s", "^")  # tell methods apart once the hues begin again
+
+
+@dataclass(frozen=True)
+class Series:
+    """One method in one view: its runs (one per seed), its name and its look. Views of one method share a hue."""
+
+    label: str
+    view: str
+    name: str
+    runs: tuple[Run, ...]
+    hue: str
+    dash: tuple[int, tuple[float, ...] | None]
+    marker: str
+
+    def curve(self, metric: str) -> tuple[Floats, Floats, Floats]:
+        """The rounds that all seeds have measured, and there the metric's mean and deviation over the seeds."""
+        return _over_seeds([run.series(self.view, metric) for run in self.runs])
+
+    def traffic(self) -> tuple[Floats, Floats]:
+        """The rounds, and the bytes sent in both directions up to each of them (mean over seeds)."""
+        rounds, mean, _ = _over_seeds([_sent_so_far(run) for run in self.runs])
+        return rounds, mean
+
+    def clients(self) -> list[tuple[int, float]]:
+        """Client id and accuracy of each tested client in each seed's last round."""
+        seeds = [run.clients(self.view, "accuracy").tolist() for run in self.runs]
+        return [(k, accuracy) for row in seeds for k, accuracy in enumerate(row) if math.isfinite(accuracy)]
+
+
+def series_of(runs: Sequence[Run]) -> list[Series]:
+    """Group runs by label and view, in the order in which they are given."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        for view in run.views:
+            groups.setdefault((run.label, view), []).append(run)
+    names = series_names(groups)
+    rivals = list(dict.fromkeys(run.label for run in runs if run.name not in BOUND_HUES))
+    views: dict[str, list[str]] = {}
+    for label, view in groups:
+        views.setdefault(label, []).append(view)
+    found = []
+    for (label, view), group in groups.items():
+        place = rivals.index(label) if label in rivals else 0
+        hue = HUES[place % len(HUES)] if label in rivals else BOUND_HUES[group[0].name]
+        dash = DASHES[views[label].index(view) % len(DASHES)]
+        marker = MARKERS[place // len(HUES) % len(MARKERS)]
+        found.append(Series(label, view, names[label, view], tuple(group), hue, dash, marker))
+    return found
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Move ascending positions as little as possible (least squares) until neighbours are `gap` apart inside [low, high].
+
+    >>> spread([0.0, 1.0, 10.0], gap=2.0, low=-5.0, high=20.0)
+    [-0.5, 1.5, 10.0]
+    >>> spread([0.0, 0.0], gap=1.0, low=0.0, high=5.0)
+    [0.0, 1.0]
+    """
+    # With the gaps taken off, "at least a gap apart" becomes "not falling": an isotonic regression by pooling.
+    pools: list[tuple[float, int]] = []
+    for i, y in enumerate(wanted):
+        pool = (y - i * gap, 1)
+        while pools and pools[-1][0] > pool[0]:
+            mean, n = pools.pop()
+            pool = ((mean * n + pool[0] * pool[1]) / (n + pool[1]), n + pool[1])
+        pools.append(pool)
+    level = [mean for mean, n in pools for _ in range(n)]
+    top = high - (len(level) - 1) * gap
+    return [min(max(y, low), top) + i * gap for i, y in enumerate(level)]
+
+
+def _over_seeds(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, Floats, Floats]:
+    pairs = [(np.asarray(rounds), np.asarray(values, dtype=np.float64)) for rounds, values in curves]
+    measured = [
+        dict(zip(*(side[np.isfinite(values)] for side in (rounds, values)), strict=True)) for rounds, values in pairs
+    ]
+    measured = [points for points in measured if points]
+    if not measured or not (rounds := sorted(set.intersection(*map(set, measured)))):
+        return np.empty(0), np.empty(0), np.empty(0)
+    table = np.array([[points[number] for number in rounds] for points in measured])
+    deviation = table.std(axis=0, ddof=1) if len(table) > 1 else np.zeros(len(rounds))
+    return np.array(rounds, dtype=np.float64), table.mean(axis=0), deviation
+
+
+def _sent_so_far(run: Run) -> tuple[list[int], Floats]:
+    sent = [Run(run.meta, (record,)).total("bytes") for record in run.rounds]
+    return [record["round"] for record in run.rounds], np.cumsum([math.nan if s is None else s for s in sent])

@@ -1,0 +1,158 @@
+"""The setting: everything an experiment fixes for all its methods - data, networks, local work, participation, seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+
+from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
+from fedalloy.costs import Meter, forward_flops
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+from fedalloy.participation import Participation
+from fedalloy.training import LocalWork
+from fedalloy.tree import Tree
+
+SERVER = -1  # the server's id where it learns like a client
+
+
+@dataclass(frozen=True)
+class Site:
+    """One client's data: training, local test, and perhaps a validation share of the training data."""
+
+    train: Samples
+    test: Samples
+    validation: Samples | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What every method of a comparison meets; `networks` holds one network for all clients, or one for each."""
+
+    sites: Sequence[Site]
+    networks: Sequence[Network]
+    classes: int
+    seed: int = 0
+    work: LocalWork = field(default_factory=LocalWork)
+    participation: Participation = field(default_factory=Participation)
+    public: PublicSet | None = None
+    holdout: Samples | None = None
+    augment: Augmentation | None = None
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            raise UsageError("there is no client; give at least one site")
+        empty = [k for k, site in enumerate(self.sites) if len(site.train) == 0]
+        if empty:
+            raise UsageError(f"client {empty[0]} has no training data; use fewer clients or a milder partition")
+        if len(self.networks) not in (1, len(self.sites)):
+            raise UsageError(f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each")
+        for k, site in enumerate(self.sites):
+            _check_labels(site.train, self.classes, f"client {k}")
+        self.participation.check(len(self.sites))
+
+    @property
+    def ids(self) -> list[int]:
+        """All client ids."""
+        return list(range(len(self.sites)))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Training samples of each client."""
+        return [len(site.train) for site in self.sites]
+
+    def network(self, client: int) -> Network:
+        """The network of a client; the server has the first."""
+        return self.networks[max(client, 0) % len(self.networks)]
+
+    @cached_property
+    def same_network(self) -> bool:
+        """Whether all clients' networks have equal names and shapes, found from the networks themselves."""
+        shapes = [
+            {name: tuple(t.shape) for name, t in initial(network, self.seed).state_dict().items()}
+            for network in dict.fromkeys(self.networks)
+        ]
+        return all(shape == shapes[0] for shape in shapes)
+
+    def steps(self, client: int) -> int:
+        """Optimiser steps of one client in one round."""
+        return self.work.steps_for(n=self.sizes[client], mean_size=sum(self.sizes) / len(self.sizes))
+
+    @cached_property
+    def flops(self) -> list[float]:
+        """FLOPs of one round of local work for each client: a step is a forward and a backward pass of a batch."""
+        example = self.sites[0].train.take(torch.zeros(1, dtype=torch.int64))[0]
+        per_sample = {
+            network: forward_flops(initial(network, self.seed), example) for network in dict.fromkeys(self.networks)
+        }
+        return [
+            3.0 * per_sample[self.network(k)] * self.steps(k) * min(self.work.batch, self.sizes[k]) for k in self.ids
+        ]
+
+    def active(self, round: int, *, by_size: bool = False) -> list[int]:
+        """The clients of a round."""
+        flops = self.flops if self.participation.deadline is not None else None
+        return self.participation.active(sizes=self.sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
+
+    def client(self, id: int, round: int, memory: Tree) -> Client:
+        """A client as its actions see it in this round."""
+        return Client(
+            id=id,
+            round=round,
+            seed=self.seed,
+            train=self.sites[id].train,
+            classes=self.classes,
+            work=self.work,
+            steps=self.steps(id),
+            network=self.network(id),
+            memory=memory,
+            public=self.public if self.public is not None and self.public.holder == "all" else None,
+            augment=self.augment,
+        )
+
+    def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
+        """The server as a learner on samples of its own."""
+        return Client(
+            id=SERVER,
+            round=round,
+            seed=self.seed,
+            train=samples,
+            classes=self.classes,
+            work=self.work,
+            steps=steps,
+            network=self.network(SERVER),
+            augment=self.augment,
+            meter=meter,
+        )
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that this setting cannot carry, and say which one could."""
+        if method.card.public and self.public is None:
+            raise UsageError(f"{method.name} needs a public set; add one under [public]")
+        if not method.card.any_network and not self.same_network:
+            able = ", ".join(name for name, m in methods.items() if m.card.any_network)
+            raise UsageError(f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}")
+        if method.card.features:
+            bare = [k for k in self.ids if not hasattr(initial(self.network(k), self.seed), "features")]
+            if bare:
+                raise UsageError(f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none")
+
+
+def pooled(parts: Sequence[Samples]) -> Samples:
+    """Several sample sets as one; nothing is copied if they are rows of the same data."""
+    first = parts[0]
+    if all(p.x is first.x and p.y is first.y for p in parts):
+        return Samples(first.x, first.y, torch.cat([p.index for p in parts]))
+    x, y = torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts])
+    return Samples(x, y, torch.arange(len(y)))
+
+
+def _check_labels(samples: Samples, classes: int, where: str) -> None:
+    labels = samples.labels
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise UsageError(f"{where} has the label {low if low < 0 else high}; labels run from 0 to {classes - 1}")

@@ -1,0 +1,179 @@
+"""Local work and the only training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.core import Client
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """What a client does in one round of local training.
+
+    * `epochs`: passes over the client's own data. `equal_steps`: every client takes epochs * floor(mean size / batch)
+      steps, as FedKF's code does. `fixed_steps`: `steps` steps.
+    * The learning rate of round t is lr * lr_decay^(t-1), times the schedule: `cosine` falls to zero over `horizon`
+      rounds, `step` multiplies by `step_factor` every `step_every` rounds.
+
+    >>> LocalWork(work="epochs", epochs=2, batch=64).steps_for(n=130, mean_size=500)
+    6
+    >>> LocalWork(work="equal_steps", epochs=10, batch=64).steps_for(n=130, mean_size=499.2)
+    70
+    """
+
+    work: Literal["epochs", "equal_steps", "fixed_steps"] = "epochs"
+    epochs: int = 1
+    steps: int = 10
+    batch: int = 64
+    drop_last: bool = False
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    horizon: int = 100
+    step_every: int = 10
+    step_factor: float = 0.1
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "batch", "horizon", "step_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"training.{name} = {getattr(self, name)} must be at least 1")
+        for name in ("lr", "lr_decay", "step_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"training.{name} = {getattr(self, name)} must be a positive number")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"training.momentum = {self.momentum} must lie in [0, 1)")
+        if self.weight_decay < 0:
+            raise UsageError(f"training.weight_decay = {self.weight_decay} must not be negative")
+        if self.clip is not None and self.clip <= 0:
+            raise UsageError(f"training.clip = {self.clip} must be positive; leave it out for no clipping")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round (rounds count from 1)."""
+        rate = self.lr * self.lr_decay ** (round - 1)
+        if self.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * min(round - 1, self.horizon) / self.horizon))
+        elif self.schedule == "step":
+            rate *= self.step_factor ** ((round - 1) // self.step_every)
+        return rate
+
+    def steps_for(self, *, n: int, mean_size: float) -> int:
+        """How many optimiser steps a client with n samples takes in one round."""
+        if self.work == "fixed_steps":
+            return self.steps
+        if self.work == "equal_steps":
+            return self.epochs * max(1, int(mean_size // self.batch))
+        return self.epochs * len(_cuts(n, self.batch, self.drop_last))
+
+    def optimiser_for(self, net: nn.Module, round: int) -> torch.optim.Optimizer:
+        """A fresh optimiser over the trainable parameters: local optimiser state does not survive the round."""
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        rate = self.lr_at(round)
+        if self.optimiser == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+def fit(
+    net: nn.Module, me: Client, loss: Loss, *, samples: Samples | None = None, stage: str = "batches", steps: int = 0
+) -> None:
+    """Train a network for one round of local work on the client's data, or on other samples.
+
+    `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
+    phases draws two orders; `steps` replaces the number of steps.
+    """
+    samples = me.train if samples is None else samples
+    optimiser = me.work.optimiser_for(net, me.round)
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    order, noise = me.rng(stage), me.rng(f"{stage}/augment")
+    net.train()
+    if min(len(samples), me.work.batch) == 1:
+        _freeze_batch_norm(net)  # a batch of one sample has no variance
+    for positions in batches(len(samples), me.work.batch, steps or me.steps, order, me.work.drop_last):
+        x, y = samples.take(positions)
+        if me.augment is not None:
+            x = me.augment(x, noise)
+        optimiser.zero_grad(set_to_none=True)
+        loss(x, y).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if me.work.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, me.work.clip)
+        optimiser.step()
+        me.meter.steps += 1
+
+
+def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bool = False) -> Iterator[Tensor]:
+    """Positions of each batch: shuffled passes over n samples, one after the other, until the steps are done.
+
+    A last batch of one sample joins the one before it; fewer samples than a batch make one smaller batch.
+
+    >>> [len(b) for b in batches(9, 4, 4, torch.Generator().manual_seed(0))]
+    [4, 5, 4, 5]
+    """
+    cuts = _cuts(n, size, drop_last)
+    done = 0
+    while done < steps:
+        shuffled = torch.randperm(n, generator=order)
+        for positions in shuffled[: sum(cuts)].split(cuts):
+            yield positions
+            done += 1
+            if done == steps:
+                return
+
+
+def _cuts(n: int, size: int, drop_last: bool) -> list[int]:
+    if n <= size:
+        return [n]
+    whole, rest = divmod(n, size)
+    cuts = [size] * whole
+    if rest and not drop_last:
+        if rest == 1:
+            cuts[-1] += 1
+        else:
+            cuts.append(rest)
+    return cuts
+
+
+def _freeze_batch_norm(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, _BATCH_NORM):
+            module.eval()
+
+
+def predict(net: nn.Module, samples: Samples, batch: int = 512) -> Tensor:
+    """Logits for all samples, in their order, in eval mode and without gradients."""
+    net.eval()
+    with torch.no_grad():
+        rows = torch.arange(len(samples)).split(batch)
+        return torch.cat([net(samples.take(positions)[0]) for positions in rows])
+
+
+def params(net: nn.Module) -> dict[str, Any]:
+    """A network's whole state, buffers included, as a tree of its own."""
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
+def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Put weights into a network; names and shapes must fit."""
+    try:
+        net.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        raise UsageError(f"these weights do not fit the network: {str(error).splitlines()[-1].strip()}") from error
+    return net

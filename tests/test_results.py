@@ -1,0 +1,273 @@
+"""Tiny runs written by hand, read back and compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedalloy import results
+from fedalloy.errors import DataError, UsageError
+
+AMPS = [0.5, 0.75, 0.25]
+
+
+def view(amp: float, test: float | None = None, validation: float | None = None, **changes: Any) -> dict[str, Any]:
+    names = ("fm", "alma", "bottom10", "balanced", "macro_f1", "loss", "mixture_min", "mixture_mean", "mixture_var")
+    clients = {"accuracy": [amp, amp - 0.25, None], "loss": [1.0, 2.0, None], "size": [4, 4, 0]}
+    scores = {"amp": amp, "wlp": amp - 0.25, "worst_client": 1, "test": test, "validation": validation}
+    return dict.fromkeys(names, 0.125) | scores | {"clients": clients} | changes
+
+
+def record(number: int, **views: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "round": number,
+        "active": [0, 1],
+        "lost": [],
+        "seconds": {"client": 0.25, "server": 0.25, "evaluation": 0.5, "checkpoint": 0.0, "total": 1.0},
+        "bytes": {"down": {"weights": 100, "framing": 10}, "up": {"weights": 50, "scalars": 8, "framing": 2}},
+        "passes": {"forward": 12.0, "backward": 12.0, "generator_forward": 0.0, "generator_backward": 0.0},
+        "flops": 1e9,
+        "memory": 1,
+        "views": views,
+    }
+
+
+def write(folder: Path, records: list[dict[str, Any]], label: str = "FedAvg", seed: int = 0, tail: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {"format": 1, "name": label.lower(), "label": label, "seed": seed, "status": "done"}
+    (folder / "run.json").write_text(json.dumps(meta))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records) + tail)
+    return folder
+
+
+def make(records: list[dict[str, Any]], label: str = "FedAvg", seed: int = 0) -> results.Run:
+    return results.Run({"name": label.lower(), "label": label, "seed": seed}, tuple(records))
+
+
+@pytest.fixture
+def three_rounds() -> list[dict[str, Any]]:
+    return [record(t, aca=view(amp)) for t, amp in enumerate(AMPS, start=1)]
+
+
+def test_a_run_is_read_back(tmp_path: Path, three_rounds: list[dict[str, Any]]) -> None:
+    run = results.read(write(tmp_path / "run", three_rounds))
+    assert (run.name, run.label, run.seed, run.folder) == ("fedavg", "FedAvg", 0, tmp_path / "run")
+    rounds, values = run.series("aca", "amp")
+    assert rounds.tolist() == [1, 2, 3]
+    assert values.tolist() == AMPS
+    assert np.isnan(run.series("aca", "test")[1]).all()
+    np.testing.assert_array_equal(run.clients("aca", "accuracy", 2), [0.75, 0.5, math.nan])
+    np.testing.assert_array_equal(run.clients("aca", "loss"), [1.0, 2.0, math.nan])
+
+
+@pytest.mark.parametrize("keep", [1, 20, -1])
+def test_a_torn_last_line_is_ignored(tmp_path: Path, three_rounds: list[dict[str, Any]], keep: int) -> None:
+    run = results.read(write(tmp_path, three_rounds[:2], tail=json.dumps(three_rounds[2])[:keep]))
+    assert [line["round"] for line in run.rounds] == [1, 2]
+
+
+def test_a_line_torn_within_a_letter_is_ignored(tmp_path: Path, three_rounds: list[dict[str, Any]]) -> None:
+    folder = write(tmp_path, three_rounds)
+    with (folder / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"round": 4, "note": "\xc3')
+    assert len(results.read(folder).rounds) == 3
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(tmp_path: Path, three_rounds: list[dict[str, Any]]) -> None:
+    run = results.read(write(tmp_path, three_rounds[:2], tail=json.dumps(three_rounds[2])))
+    assert len(run.rounds) == 3
+
+
+@pytest.mark.parametrize("broken", ["{", "[]", "7", '{"rounds": 1}'])
+def test_a_broken_line_in_the_middle_is_refused(tmp_path: Path, three_rounds: list[Any], broken: str) -> None:
+    folder = write(tmp_path, three_rounds[:1], tail=f"{broken}\n{json.dumps(three_rounds[1])}\n")
+    with pytest.raises(DataError, match=r"line 2 of .*rounds\.jsonl"):
+        results.read(folder)
+
+
+def test_a_round_written_again_counts_once(tmp_path: Path, three_rounds: list[dict[str, Any]]) -> None:
+    run = results.read(write(tmp_path, [*three_rounds, record(2, aca=view(0.625))]))
+    assert run.series("aca", "amp")[1].tolist() == [0.5, 0.625, 0.25]
+    assert run.total("seconds", "total") == 3.0
+
+
+def test_a_run_that_has_only_begun_has_no_rows(tmp_path: Path) -> None:
+    folder = write(tmp_path, [])
+    (folder / "rounds.jsonl").unlink()
+    assert results.rows(results.read(folder)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "does not describe a run"),
+        ('{"format": 1}', "does not describe a run"),
+        ('{"format": 9, "name": "x", "label": "X", "seed": 0}', "format 9"),
+    ],
+)
+def test_a_broken_run_json_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(DataError, match=rf"run\.json .*{reason}"):
+        results.read(tmp_path)
+
+
+def test_a_missing_run_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere.run\.json cannot be read"):
+        results.read(tmp_path / "nowhere")
+
+
+def test_views_have_a_display_order() -> None:
+    names = ["teacher", "mine", "oca", "personal", "student", "aca", "global"]
+    run = make([record(1, **{name: view(0.5) for name in names})])
+    assert run.views == ("personal", "global", "aca", "oca", "student", "teacher", "mine")
+    assert [row.view for row in results.rows(run)] == list(run.views)
+
+
+def test_unknown_names_are_answered_with_the_nearest(three_rounds: list[dict[str, Any]]) -> None:
+    run = make(three_rounds)
+    with pytest.raises(UsageError, match="no view 'ac'; did you mean 'aca'"):
+        run.series("ac", "amp")
+    with pytest.raises(UsageError, match="did you mean 'macro_f1'"):
+        run.series("aca", "macrof1")
+    with pytest.raises(UsageError, match="did you mean 'accuracy'"):
+        run.clients("aca", "acuracy")
+    with pytest.raises(UsageError, match="at 4; choose another round"):
+        run.clients("aca", "accuracy", 4)
+    with pytest.raises(UsageError, match="did you mean 'best on test'"):
+        results.best_round(run, "aca", "best test")  # type: ignore[arg-type]
+
+
+def test_three_selections_are_three_rounds() -> None:
+    tests, validations = [0.5, 0.4, 0.3], [0.1, 0.6, 0.6]
+    scored = zip([1, 2, 3], AMPS, tests, validations, strict=True)
+    run = make([record(t, aca=view(amp, test, validation)) for t, amp, test, validation in scored])
+    assert results.best_round(run, "aca", "last") == 3
+    assert results.best_round(run, "aca", "best on validation") == 2  # the earliest of equals
+    assert results.best_round(run, "aca", "best on test") == 1  # by the global test, though AMP is best in round 2
+    (row,) = results.rows(run, "best on test")
+    assert (row.selection, row.round, row.rounds, row.amp, row.test) == ("best on test", 1, 3, 0.5, 0.5)
+    np.testing.assert_array_equal(run.clients("aca", "accuracy", "best on validation"), [0.75, 0.5, math.nan])
+
+
+def test_without_a_global_test_the_best_round_goes_by_amp(three_rounds: list[dict[str, Any]]) -> None:
+    (row,) = results.rows(make(three_rounds), "best on test")
+    assert (row.round, row.amp, row.test) == (2, 0.75, None)
+
+
+def test_without_a_validation_share_that_column_is_empty(three_rounds: list[dict[str, Any]]) -> None:
+    run = make(three_rounds)
+    assert results.best_round(run, "aca", "best on validation") is None
+    (row,) = results.rows(run, "best on validation")
+    assert (row.round, row.amp, row.fm, row.wlp, row.worst_client, row.loss) == (None,) * 6
+    assert (row.rounds, row.bytes_total) == (3, 510)
+    with pytest.raises(UsageError, match="at 'best on validation'"):
+        run.clients("aca", "accuracy", "best on validation")
+
+
+def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds: list[dict[str, Any]]) -> None:
+    (row,) = results.rows(make(three_rounds), target=0.6)
+    assert row == results.Row(
+        label="FedAvg",
+        view="aca",
+        seed=0,
+        selection="last",
+        round=3,
+        amp=0.25,
+        fm=0.125,
+        wlp=0.0,
+        worst_client=1,
+        bottom10=0.125,
+        test=None,
+        alma=0.125,
+        loss=0.125,
+        stability=float(np.std(AMPS)),
+        rounds_to_target=2,
+        rounds=3,
+        bytes_up=180,
+        bytes_down=330,
+        bytes_total=510,
+        seconds=3.0,
+        flops=3e9,
+    )
+
+
+def test_rounds_without_an_evaluation_cost_but_do_not_score() -> None:
+    silent = record(3)
+    del silent["views"]
+    run = make([record(1), record(2, aca=view(0.5)), silent, record(4, aca=view(0.75)), record(5)])
+    (row,) = results.rows(run, target=0.75)
+    assert (row.round, row.rounds, row.rounds_to_target, row.bytes_up) == (4, 5, 4, 300)
+    assert row.stability == 0.125
+
+
+def test_the_target_may_be_one_of_global_accuracy() -> None:
+    run = make([record(1, aca=view(0.9, test=0.2)), record(2, aca=view(0.9, test=0.8))])
+    assert results.rows(run, target=0.5)[0].rounds_to_target == 1
+    assert results.rows(run, target=0.5, target_metric="test")[0].rounds_to_target == 2
+    assert results.rows(run, target=0.95)[0].rounds_to_target is None
+
+
+def test_a_cost_that_a_round_does_not_know_is_unknown_for_the_run(three_rounds: list[dict[str, Any]]) -> None:
+    three_rounds[1]["flops"] = None
+    assert results.rows(make(three_rounds))[0].flops is None
+
+
+def test_nobody_measured_is_an_empty_cell() -> None:
+    (row,) = results.rows(make([record(1, aca=view(0.5, test=0.5, worst_client=-1, fm=None))]))
+    assert (row.worst_client, row.fm, row.stability, row.test) == (None, None, None, 0.5)
+
+
+def test_combine_means_over_seeds() -> None:
+    runs = [make([record(1, aca=view(amp), oca=view(0.5))], seed=seed) for seed, amp in enumerate([0.5, 0.75, 0.7])]
+    alone = make([record(1, personal=view(0.25))], label="Local")
+    combined = results.combine([row for run in [*runs, alone] for row in results.rows(run, target=0.6)])
+    assert [(row.label, row.view, row.seeds) for row in combined] == [
+        ("FedAvg", "aca", (0, 1, 2)),
+        ("FedAvg", "oca", (0, 1, 2)),
+        ("Local", "personal", (0,)),
+    ]
+    amp = combined[0].columns["amp"]
+    assert amp.mean == pytest.approx(0.65)
+    assert amp.std == pytest.approx(math.sqrt((0.15**2 + 0.1**2 + 0.05**2) / 2))  # divided by n - 1
+    assert amp.count == 3
+    assert combined[0].columns["rounds_to_target"] == results.Spread(None, None, 2)  # one seed never reached it
+    assert combined[0].columns["test"] == results.Spread(None, None, 0)
+    assert combined[2].columns["amp"] == results.Spread(0.25, None, 1)
+    assert set(combined[0].columns) == set(results.COLUMNS)
+
+
+def test_combine_keeps_selections_apart(three_rounds: list[dict[str, Any]]) -> None:
+    run = make(three_rounds)
+    combined = results.combine([*results.rows(run, "last"), *results.rows(run, "best on test")])
+    assert [(row.selection, row.columns["amp"].mean) for row in combined] == [("last", 0.25), ("best on test", 0.75)]
+
+
+def test_combine_refuses_one_seed_twice(three_rounds: list[dict[str, Any]]) -> None:
+    row = results.rows(make(three_rounds))
+    with pytest.raises(UsageError, match=r"FedAvg .* have the seed 0; give runs .* different labels"):
+        results.combine(row + row)
+
+
+def test_an_infinite_loss_has_no_deviation() -> None:
+    runs = [make([record(1, aca=view(0.5, loss=loss))], seed=seed) for seed, loss in enumerate([1.0, math.inf])]
+    (combined,) = results.combine([row for run in runs for row in results.rows(run)])
+    assert combined.columns["loss"] == results.Spread(math.inf, None, 2)
+
+
+def test_gain_over_local() -> None:
+    run, local = make([record(1, aca=view(0.75))]), make([record(1, personal=view(0.5))], label="Local")
+    np.testing.assert_array_equal(results.gain_over(run, local, "aca", "personal"), [0.25, 0.25, math.nan])
+
+
+def test_gain_over_other_clients_is_refused() -> None:
+    other = view(0.5)
+    other["clients"]["size"] = [4, 5, 0]
+    run, local = make([record(1, aca=view(0.75))]), make([record(1, personal=other)], label="Local")
+    with pytest.raises(UsageError, match="FedAvg and Local were not tested on the same clients"):
+        results.gain_over(run, local, "aca", "personal")
