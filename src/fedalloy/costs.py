@@ -158,7 +158,8 @@ class Ledger:
 
 def _count(counter: Counter[str], body: Tree) -> None:
     counter.update(payload(body))
-    counter["framing"] += tree.framing_bytes(body)
+    if body:
+        counter["framing"] += tree.framing_bytes(body)
 
 
 def peak_memory() -> int:

@@ -131,7 +131,7 @@ def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bo
     done = 0
     while done < steps:
         shuffled = torch.randperm(n, generator=order)
-        for positions in shuffled[: sum(cuts)].split(cuts):
+        for positions in torch.split(shuffled[: sum(cuts)], cuts):
             yield positions
             done += 1
             if done == steps:
@@ -161,7 +161,7 @@ def predict(net: nn.Module, samples: Samples, batch: int = 512) -> Tensor:
     """Logits for all samples, in their order, in eval mode and without gradients."""
     net.eval()
     with torch.no_grad():
-        rows = torch.arange(len(samples)).split(batch)
+        rows = torch.split(torch.arange(len(samples)), batch)
         return torch.cat([net(samples.take(positions)[0]) for positions in rows])
 
 

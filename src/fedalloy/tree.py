@@ -95,8 +95,17 @@ def encode(tree: Tree) -> bytes:
 
 
 def framing_bytes(tree: Tree) -> int:
-    """How many bytes `encode` adds to the tensors: names, shapes, and the numbers as text."""
-    return 8 + len(_header(tree)[0])
+    """How many bytes `encode` adds to the leaves' own: names, shapes, numbers as text; an empty tree need not be sent.
+
+    >>> body = {"n": 3, "model": {"w": torch.ones(2)}}
+    >>> len(encode(body)) == framing_bytes(body) + sum(leaf_bytes(leaf) for _, leaf in leaves(body))
+    True
+    """
+    if not tree:
+        return 0
+    head, tensors = _header(tree)
+    payload = sum(leaf_bytes(leaf) for _, leaf in leaves(tree))
+    return 8 + len(head) + sum(leaf_bytes(t) for t in tensors) - payload
 
 
 def decode(data: bytes) -> dict[str, Any]:
@@ -173,5 +182,7 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         node = root
         for branch in branches:
             node = node.setdefault(branch, {})
+            if not isinstance(node, dict):
+                raise DataError(f"these bytes are not a tree: '{path}' lies below a leaf")
         node[name] = flat[path]
     return root

@@ -53,6 +53,17 @@ def test_pooling_comes_before_relu_everywhere():
         assert "ReLU MaxPool2d" not in kinds(create(name, classes=10, channels=1, size=28).features)
 
 
+def test_order_of_the_layers():
+    def layers(name: str) -> str:
+        return kinds(create(name, classes=10, channels=1, size=28).features)
+
+    halving = "Conv2d MaxPool2d ReLU"
+    assert layers("simple-cnn") == f"{halving} {halving}"
+    assert layers("selective-cnn") == f"{halving} {halving} Flatten Linear ReLU"
+    assert layers("knfu-m1") == f"{halving} {halving} Flatten Linear ReLU Linear ReLU"
+    assert layers("knfu-m2") == f"Conv2d ReLU {halving} Conv2d ReLU {halving} Flatten Linear ReLU"
+
+
 def test_lenet5_on_28_is_lenet5_on_the_framed_image():
     small, large = (create("lenet5", classes=26, channels=1, size=size).eval() for size in (28, 32))
     large.load_state_dict(small.state_dict())

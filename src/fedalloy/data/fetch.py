@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import pooch
+import pooch  # type: ignore[import-untyped]
 
 from fedalloy.errors import DataError
 
@@ -63,21 +63,20 @@ def _places(file: RemoteFile) -> list[Path]:
 
 
 def _check(path: Path, file: RemoteFile) -> None:
-    found = ""
-    for known in (file.hash, *file.repacked):
-        kind, _, digest = known.partition(":")
-        found = pooch.file_hash(str(path), alg=kind)
-        if found == digest:
-            return
-    kind = (*file.repacked, file.hash)[-1].partition(":")[0]
-    found = pooch.file_hash(str(path), alg=kind)
-    raise DataError(
-        f"'{path}' is corrupt or another file: its hash is {kind}:{found} instead of {file.hash}; "
-        f"delete it and run again, or put the published {file.name} in its place"
-    )
+    def actual(known: str) -> str:
+        kind = known.partition(":")[0]
+        return f"{kind}:{pooch.file_hash(str(path), alg=kind)}"
+
+    if not any(actual(known) == known for known in (file.hash, *file.repacked)):
+        raise DataError(
+            f"'{path}' is corrupt or another file: its hash is {actual(file.hash)} instead of {file.hash}; "
+            f"delete it and run again, or put the published {file.name} in its place"
+        )
 
 
 def _download(file: RemoteFile) -> Path:
+    import requests  # type: ignore[import-untyped]  # as pooch does: only a download needs it
+
     folder = cache_folder() / file.home
     failures = []
     for url in file.urls:
@@ -85,8 +84,9 @@ def _download(file: RemoteFile) -> Path:
             # pooch writes to a temporary file and moves it here only if the hash is right.
             return Path(pooch.retrieve(url, known_hash=file.hash, fname=file.name, path=str(folder)))
         except (OSError, ValueError) as error:  # requests' own errors are OSErrors; a wrong hash is a ValueError
-            failures.append(f"{url} said: {error}")
+            unreachable = isinstance(error, requests.exceptions.ConnectionError)
+            failures.append(f"{url}: {'no connection' if unreachable else error}")
     raise DataError(
         f"{file.name} is not on this computer and could not be downloaded ({'; '.join(failures) or 'no address'}); "
-        f"put it into '{folder}', or into '{file.home}' below a folder that the environment variable FEDALLOY_DATA names"
+        f"put it into '{folder}', or into '{file.home}' below a folder of yours that the variable FEDALLOY_DATA names"
     )

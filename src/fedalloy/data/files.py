@@ -123,9 +123,7 @@ def _compact(name: str, home: str, sha256: str) -> RemoteFile:
 
 
 # Compact copies for work without a network. They cannot be downloaded and are used only where FEDALLOY_DATA holds one.
-COMPACT_CIFAR10 = _compact(
-    "cifar10.npz", "cifar10", "d254c11de5c97211626fdcf2849fad367406c5ade45f64c48a15cda6c6513cdd"
-)
+COMPACT_CIFAR10 = _compact("cifar10.npz", "cifar10", "d254c11de5c97211626fdcf2849fad367406c5ade45f64c48a15cda6c6513cdd")
 COMPACT_CIFAR100 = _compact(
     "cifar100_10k.npz", "cifar100", "8dfe23b5cdfdfaf7e4bd6930c320428831c9ef70db22ef5404050a859749fb8d"
 )

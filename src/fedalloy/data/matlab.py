@@ -20,7 +20,7 @@ def read_matlab(path: Path) -> dict[str, Array]:
     """The numeric arrays of a file by name, in the type in which they are stored."""
     data = memoryview(path.read_bytes())
     # The last four bytes of the header are the version and the letters that give the byte order away.
-    if data[_HEADER - 4 : _HEADER] != b"\x00\x01IM":
+    if bytes(data[_HEADER - 4 : _HEADER]) != b"\x00\x01IM":
         raise DataError(f"'{path}' is not a little-endian MATLAB version 5 file; save it with: save -v7")
     arrays = {}
     try:

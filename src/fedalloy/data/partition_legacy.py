@@ -6,8 +6,10 @@ import math
 
 import numpy as np
 
-from fedalloy.data.partitioners import MOST_DRAWS, Indices, check_concentration, partitions, rows_by_class
+from fedalloy.data.partitioners import Indices, check_concentration, partitions, rows_by_class
 from fedalloy.errors import UsageError
+
+MOST_DRAWS = 10_000  # for one class; the last of m clients to become dominant needs m draws on average
 
 
 @partitions.register("dirichlet-dominant")

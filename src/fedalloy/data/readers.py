@@ -148,7 +148,7 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
 
 def read_npz(path: Path) -> Arrays:
-    """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose row it is), in any numeric type."""
+    """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose training row it is)."""
     with _reading(path, "an .npz file"), np.load(path, allow_pickle=False) as held:
         if missing := {"x", "y"} - set(held.files):
             raise DataError(

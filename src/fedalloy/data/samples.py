@@ -148,8 +148,8 @@ class Samples:
 def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samples | None]:
     """Normalise a data set into a training pool and, where it has one, a test pool.
 
-    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised. To give
-    a public set the statistics of the private one, write `tensors(replace(public, mean=private.mean, std=private.std))`.
+    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised. A
+    public set gets the private statistics by `tensors(replace(public, mean=private.mean, std=private.std))`.
 
     >>> data = Dataset("dot", np.full((1, 1, 2, 2), 255, np.uint8), np.array([0]), None, None, 2, (0.5,), (0.5,))
     >>> train, test = tensors(data, size=4)
@@ -163,7 +163,7 @@ def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samp
 
 
 def _pool(dataset: Dataset, x: Array, y: Array, size: int | None) -> Samples:
-    out = torch.tensor(x, dtype=torch.float32)  # always a copy: the steps below work in place
+    out = torch.from_numpy(x.astype(np.float32))  # always a copy: the steps below work in place
     if x.dtype == np.uint8:
         out.div_(255)
     if size is not None and tuple(out.shape[-2:]) != (size, size):

@@ -8,7 +8,11 @@ from fedalloy.models.norm import norm
 
 
 class Residual(nn.Module):
-    """relu(body(x) + shortcut(x)): the block of the original ResNet (He et al., 2016)."""
+    """relu(body(x) + shortcut(x)): the block of the original ResNet (He et al., 2016).
+
+    >>> Residual(nn.Identity(), nn.Identity())(Tensor([-1.0, 2.0]))
+    tensor([0., 4.])
+    """
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
@@ -32,7 +36,11 @@ def conv(inside: int, outside: int, kernel: int, stride: int = 1, bias: bool = F
 
 
 def conv_norm(kind: str, inside: int, outside: int, kernel: int, stride: int = 1) -> nn.Sequential:
-    """Return a convolution without bias, and its normalisation."""
+    """Return a convolution without bias, and its normalisation.
+
+    >>> [type(layer).__name__ for layer in conv_norm("batch", 3, 16, 3)]
+    ['Conv2d', 'BatchNorm2d']
+    """
     return nn.Sequential(conv(inside, outside, kernel, stride), norm(kind, outside))
 
 
@@ -46,12 +54,22 @@ def shortcut(kind: str, inside: int, outside: int, stride: int) -> nn.Module:
 
 
 def global_pool() -> nn.Sequential:
-    """Return the average over all pixels, as a vector."""
+    """Return the layer that averages over all pixels and gives a vector.
+
+    >>> global_pool()(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
+    tensor([[2.5000]])
+    """
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 def kaiming_fan_out(net: nn.Module) -> None:
-    """Draw convolution weights from N(0, 2 / (k*k*c_out)) and set their biases to 0 (He et al., 2015), in place."""
+    """Draw convolution weights from N(0, 2 / (k*k*c_out)) and set their biases to 0 (He et al., 2015), in place.
+
+    >>> layer = conv(3, 16, 3, bias=True)
+    >>> kaiming_fan_out(layer)
+    >>> layer.bias.abs().sum().item()
+    0.0
+    """
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

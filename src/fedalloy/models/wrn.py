@@ -42,7 +42,11 @@ def wrn(
 
 
 class PreActivation(nn.Module):
-    """Normalise and activate, then convolve; where the width changes, the shortcut starts from the activated input."""
+    """Normalise and activate, then convolve; where the width changes, the shortcut starts from the activated input.
+
+    >>> PreActivation("batch", 16, 16, 1, bias=False).shortcut is None
+    True
+    """
 
     def __init__(self, norm: str, inside: int, outside: int, stride: int, bias: bool) -> None:
         super().__init__()

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-MISSING = "–"  # what a cell shows when nothing was measured
+MISSING = "\N{EN DASH}"  # what a cell shows when nothing was measured
+TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -88,6 +89,17 @@ def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
     views = Counter(label for label, _ in pairs)
     plain = {(label, view) for label, view in pairs if views[label] == 1 and view in ("personal", "global")}
     return {pair: pair[0] if pair in plain else f"{pair[0]} ({view_name(pair[1])})" for pair in pairs}
+
+
+def shortened(name: str, most: int = 32) -> str:
+    """A name on one line of at most this many characters; what is too long loses its middle.
+
+    >>> shortened("FedAvg"), shortened("a label that somebody wrote at length", 20)
+    ('FedAvg', 'a label that…length')
+    """
+    name = " ".join("".join(sign if sign.isprintable() else " " for sign in name).split())
+    head = most * 3 // 5
+    return name if len(name) <= most else f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedalloy.report.format import series_names
+from fedalloy.report.format import series_names, shortened
 from fedalloy.results import Run
 
 Floats = NDArray[np.float64]
@@ -65,12 +65,12 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
         hue = HUES[place % len(HUES)] if label in rivals else BOUND_HUES[group[0].name]
         dash = DASHES[views[label].index(view) % len(DASHES)]
         marker = MARKERS[place // len(HUES) % len(MARKERS)]
-        found.append(Series(label, view, names[label, view], tuple(group), hue, dash, marker))
+        found.append(Series(label, view, shortened(names[label, view]), tuple(group), hue, dash, marker))
     return found
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move ascending positions as little as possible (least squares) until neighbours are `gap` apart inside [low, high].
+    """Move ascending positions as little as possible until neighbours are `gap` apart, within [low, high].
 
     >>> spread([0.0, 1.0, 10.0], gap=2.0, low=-5.0, high=20.0)
     [-0.5, 1.5, 10.0]

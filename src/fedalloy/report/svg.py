@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from fedalloy.errors import UsageError
 
 # Text stays text (small, sharp, selectable); ids come from content and not from a random draw.
-SAVING = {"svg.fonttype": "none", "svg.hashsalt": "fedalloy", "pdf.fonttype": 42}
+SAVING: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fedalloy", "pdf.fonttype": 42}
 NO_DATE: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -83,4 +83,4 @@ def _own(key: str, value: str, prefix: str) -> str:
         return prefix + value
     if key == "href" and value.startswith("#"):
         return f"#{prefix}{value[1:]}"
-    return re.sub(r"url\(#", f"url(#{prefix}", value)
+    return value.replace("url(#", f"url(#{prefix}")

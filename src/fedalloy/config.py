@@ -1,0 +1,277 @@
+"""Experiments: TOML files and key=value overrides, checked before anything runs; unknown keys name the nearest one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from fedalloy.core import Method, methods
+from fedalloy.errors import UsageError
+from fedalloy.participation import Participation
+from fedalloy.registry import suggest
+from fedalloy.training import LocalWork
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPart:
+    """Which data: a registered name or the path of an .npz file; other keys are options of that data set."""
+
+    name: str = "fashion-mini"
+    size: int | None = None
+    augment: str = "none"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionPart:
+    """How the data is split among clients; other keys are options of that partition.
+
+    `test = "local"` keeps `test_fraction` of each client's rows for its local test; `"official"` draws each client's
+    local test from the data's own test split. `seed` is the experiment's unless it is given.
+    """
+
+    name: str = "dirichlet"
+    clients: int = 10
+    seed: int | None = None
+    test: Literal["local", "official"] = "local"
+    test_fraction: float = 0.2
+    test_samples: int | None = None
+    validation: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A registered name and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPart:
+    """A public set: another data set by name, or `data = "own"` to set rows of the private data aside."""
+
+    data: str = "own"
+    samples: int = 1000
+    labelled: bool = False
+    holder: Literal["server", "all"] = "all"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UsageError(f"public.samples = {self.samples} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a run ends early: a target is met, nothing improved for `patience` rounds, or a budget is used up."""
+
+    metric: Literal["amp", "wlp", "alma", "test", "validation"] = "amp"
+    target: float | None = None
+    patience: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target", "patience", "bytes", "seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"stop.{name} = {value} must be positive; leave it out to have no such limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that is needed to repeat a run.
+
+    >>> experiment({"method": {"name": "fedprox", "mu": 0.1}, "rounds": 5}).method.options
+    {'mu': 0.1}
+    >>> experiment({"round": 5})
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the experiment has no key 'round'; did you mean 'rounds'?
+    """
+
+    rounds: int = 20
+    seed: int = 0
+    evaluate_every: int = 1
+    start: str | None = None
+    data: DataPart = field(default_factory=DataPart)
+    partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
+    model: Choice = field(default_factory=lambda: Choice(name="simple-cnn"))
+    method: Choice = field(default_factory=lambda: Choice(name="fedavg"))
+    methods: Mapping[str, Choice] = field(default_factory=dict)
+    training: LocalWork = field(default_factory=LocalWork)
+    participation: Participation = field(default_factory=Participation)
+    public: PublicPart | None = None
+    stop: Stop = field(default_factory=Stop)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"rounds = {self.rounds} must be at least 1")
+        if self.evaluate_every < 1:
+            raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
+        if self.seed < 0:
+            raise UsageError(f"seed = {self.seed} must not be negative")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The experiment as it would stand in a file, defaults written out."""
+        return {key: value for key, value in _plain(self).items() if value not in (None, {})}
+
+
+# Sections whose other keys are options of the thing they name.
+_OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
+_CLOSED = {"training": LocalWork, "participation": Participation, "stop": Stop}
+
+
+def experiment(values: Mapping[str, Any]) -> Experiment:
+    """Check and build an experiment from nested values, as read from TOML."""
+    refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        if key in _OPEN or key in _CLOSED or key == "methods":
+            if isinstance(value, str) and key in _OPEN:
+                value = {"name" if key != "public" else "data": value}
+            if not isinstance(value, Mapping):
+                raise UsageError(f"{key} = {value!r} must be a table; write [{key}]")
+        if key in _OPEN:
+            built[key] = _open_section(_OPEN[key], value, key)
+        elif key in _CLOSED:
+            built[key] = construct(_CLOSED[key], value, key)
+        elif key == "methods":
+            built[key] = {name: _labelled(name, part) for name, part in value.items()}
+        else:
+            built[key] = value
+    if "partition" in values and "alpha" not in built["partition"].options and built["partition"].name == "dirichlet":
+        built["partition"] = dataclasses.replace(
+            built["partition"], options={"alpha": 0.1, **built["partition"].options}
+        )
+    exp = construct(Experiment, built, "")
+    for choice in (exp.method, *exp.methods.values()):
+        build_method(choice)
+    return exp
+
+
+def build_method(choice: Choice) -> Method:
+    """The method that a choice names, with its options checked.
+
+    >>> build_method(Choice(name="fedprox", options={"mu": 0.1})).mu
+    0.1
+    """
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
+    cls = methods[choice.name]
+    return construct(cls, choice.options, choice.name)
+
+
+def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """Build a dataclass from values of the right types; anything else is refused in a sentence."""
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
+    refuse_unknown(values, [f.name for f in fields], where or "the experiment")
+    hints = typing.get_type_hints(cls)
+    typed = {key: _typed(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
+    return cls(**typed)
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    try:
+        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
+    except ValidationError as error:
+        wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
+        raise UsageError(f"{where} = {value!r} must be {wanted}") from error
+    except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
+        return value
+
+
+def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment file and apply key=value overrides."""
+    return experiment(override(read_toml(path), overrides))
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The values in a TOML file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no experiment file '{path}'") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the experiment file '{path}' cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the experiment file '{path}' is not TOML: {error}") from error
+
+
+def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply `key=value` texts; a dotted key reaches into a table, and `method=fedprox` chooses a name.
+
+    >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
+    {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
+    """
+    out: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    for text in overrides:
+        key, sign, raw = text.partition("=")
+        if not sign or not key:
+            raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
+        *path, last = key.split(".")
+        value = _value(raw)
+        if not path and key in _OPEN and isinstance(value, str):
+            path, last = [key], "data" if key == "public" else "name"
+            if out.get(key, {}).get(last) != value:
+                out[key] = {}  # options of another method, model or data set do not carry over
+        node = out
+        for part in path:
+            inner = node.get(part, {})
+            if not isinstance(inner, Mapping):
+                raise UsageError(f"'{text}': {part} is not a table")
+            node[part] = dict(inner)
+            node = node[part]
+        node[last] = value
+    return out
+
+
+def _value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw  # a bare word is a string
+
+
+def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    known = {f.name for f in dataclasses.fields(cls)} - {"options"}  # type: ignore[arg-type]  # a dataclass
+    own = {key: value for key, value in values.items() if key in known}
+    return construct(cls, {**own, "options": {k: v for k, v in values.items() if k not in known}}, where)
+
+
+def _labelled(label: str, part: Any) -> Choice:
+    if not isinstance(part, Mapping):
+        raise UsageError(f"methods.{label} must be a table; write [methods.{label}]")
+    return _open_section(Choice, {"name": label, **part}, f"methods.{label}")
+
+
+def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Refuse a key that is not known and name the nearest one."""
+    for key in values:
+        if key not in known:
+            raise UsageError(f"{where} has no key '{key}'; {suggest(key, list(known))}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DataPart | PartitionPart | Choice | PublicPart):
+        own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
+        return {k: v for k, v in {**own, **_plain(value.options)}.items() if v is not None}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {k: v for k, v in own.items() if v is not None}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value

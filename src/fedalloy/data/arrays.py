@@ -1,0 +1,145 @@
+"""Make a data set from arrays, tensors or a torch data set of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+from numpy.typing import ArrayLike
+
+from fedalloy.data.samples import Array, Dataset
+from fedalloy.errors import DataError
+
+_CHANNELS = (1, 3, 4)
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    *,
+    x_test: ArrayLike | None = None,
+    y_test: ArrayLike | None = None,
+    name: str = "arrays",
+    classes: int | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    label_names: Sequence[str] = (),
+    client_ids: ArrayLike | None = None,
+) -> Dataset:
+    """A data set from numpy arrays or torch tensors.
+
+    The shape of `x` says what it is:
+
+    * N x D: feature vectors. Every feature becomes a channel of one pixel, so each has its own mean and std.
+    * N x H x W: grey images.
+    * N x C x H x W: images. uint8 images whose *last* axis alone is 1, 3 or 4 long are read as N x H x W x C.
+
+    uint8 pixels are scaled to [0, 1]; other numbers are kept as they are, as float32. Mean and std are those of the
+    training part unless they are given; `classes` is the largest label plus one.
+
+    >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
+    >>> data.x.shape, data.mean, data.std
+    ((2, 2, 1, 1), (1.0, 1.0), (1.0, 1.0))
+    >>> from_arrays(np.zeros((5, 28, 28, 3), np.uint8), np.arange(5)).x.shape
+    (5, 3, 28, 28)
+    """
+    inputs, labels = _inputs(name, x), _labels(name, y)
+    test_inputs = None if x_test is None else _inputs(name, x_test)
+    test_labels = None if y_test is None else _labels(name, y_test)
+    if inputs.size == 0:
+        raise DataError(f"data set '{name}': the training part is empty")
+    if mean is None or std is None:
+        own_mean, own_std = statistics(inputs)
+        mean, std = own_mean if mean is None else mean, own_std if std is None else std
+    if classes is None:
+        largest = [int(part.max()) for part in (labels, test_labels) if part is not None and part.size]
+        classes = max(2, 1 + max(largest, default=0))
+    return Dataset(
+        name,
+        inputs,
+        labels,
+        test_inputs,
+        test_labels,
+        classes,
+        tuple(map(float, mean)),
+        tuple(map(float, std)),
+        tuple(label_names),
+        None if client_ids is None else _labels(name, client_ids),
+    )
+
+
+def from_torch(
+    dataset: torch.utils.data.Dataset[Any],
+    test: torch.utils.data.Dataset[Any] | None = None,
+    *,
+    name: str = "torch",
+    classes: int | None = None,
+) -> Dataset:
+    """A data set from a torch data set of (input, label) pairs; each is read once, with the transform it has.
+
+    >>> rows = torch.utils.data.TensorDataset(torch.rand(6, 1, 4, 4), torch.arange(6) % 3)
+    >>> from_torch(rows).classes
+    3
+    """
+    x, y = _pairs(name, dataset)
+    x_test, y_test = (None, None) if test is None else _pairs(name, test)
+    return from_arrays(x, y, x_test=x_test, y_test=y_test, name=name, classes=classes)
+
+
+def statistics(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std of every channel, on the scale [0, 1] for uint8; a constant channel has the std 1.
+
+    >>> statistics(np.array([[[[0, 255]]]], np.uint8))
+    ((0.5,), (0.5,))
+    """
+    moments = [_moments(x[:, channel]) for channel in range(x.shape[1])]
+    return tuple(m for m, _ in moments), tuple(s or 1.0 for _, s in moments)
+
+
+def _moments(values: Array) -> tuple[float, float]:
+    if values.dtype == np.uint8:  # from the histogram: exact, and without a float64 copy of every image
+        share = np.bincount(values.reshape(-1), minlength=256) / values.size
+        level = np.arange(256) / 255
+        mean = float(share @ level)
+        return mean, float(np.sqrt(share @ (level - mean) ** 2))
+    return float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
+
+
+def _inputs(name: str, x: ArrayLike) -> Array:
+    a = np.asarray(x)
+    if a.dtype.kind not in "uif":
+        raise DataError(f"data set '{name}': inputs are {a.dtype}; they must be numbers")
+    if a.ndim not in (2, 3, 4):
+        raise DataError(
+            f"data set '{name}': inputs have shape {a.shape}; they must be N x D, N x H x W or N x C x H x W"
+        )
+    if a.ndim == 2:
+        a = a[:, :, None, None]
+    elif a.ndim == 3:
+        a = a[:, None]
+    elif a.ndim == 4 and a.dtype == np.uint8 and a.shape[3] in _CHANNELS and a.shape[1] not in _CHANNELS:
+        a = a.transpose(0, 3, 1, 2)
+    return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
+
+
+def _labels(name: str, y: ArrayLike) -> Array:
+    a = np.asarray(y)
+    whole: Array = a.astype(np.int64) if a.dtype.kind in "uif" and np.isfinite(a).all() else np.empty(0, np.int64)
+    if whole.shape != a.shape or not (whole == a).all():
+        raise DataError(f"data set '{name}': labels and client ids must be whole numbers, but some are not ({a.dtype})")
+    return whole.reshape(-1) if whole.ndim == 2 and whole.shape[1] == 1 else whole
+
+
+def _pairs(name: str, dataset: torch.utils.data.Dataset[Any]) -> tuple[Array, Array]:
+    if not isinstance(dataset, Sized):
+        raise DataError(f"data set '{name}': the torch data set has no length; collect its pairs and use from_arrays")
+    pairs = [dataset[i] for i in range(len(dataset))]
+    if not pairs:
+        raise DataError(f"data set '{name}': the torch data set is empty")
+    inputs = [np.asarray(x) for x, _ in pairs]
+    shapes = {x.shape for x in inputs}
+    if len(shapes) > 1:
+        raise DataError(f"data set '{name}': inputs differ in shape ({sorted(shapes)[:3]}); resize them first")
+    return np.stack(inputs), np.array([int(y) for _, y in pairs], np.int64)

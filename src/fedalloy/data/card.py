@@ -1,0 +1,152 @@
+"""The card of a partition: who holds what, how skewed that is, and a fingerprint to compare two runs by."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedalloy.data.partition import Partition
+from fedalloy.data.partitioners import Indices
+from fedalloy.errors import UsageError
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class PartitionCard:
+    """What a partition is like; `counts[k, c]` is how many rows of class c client k holds in the training pool.
+
+    `divergence` is each client's Jensen-Shannon divergence, in bits, between its label distribution and that of all
+    clients together: 0 is the same mixture, 1 is nothing in common.
+    """
+
+    partition: Partition
+    counts: Indices
+    sizes: Indices
+    classes_per_client: float
+    largest_share: float
+    divergence: Floats
+    size_variation: float
+    size_gini: float
+    sha256: str
+
+    def to_json(self, *, indices: bool = False) -> dict[str, Any]:
+        """The card as plain numbers, lists and strings; with `indices`, every client's rows too."""
+        p = self.partition
+        plain: dict[str, Any] = {
+            "name": p.name,
+            "seed": p.seed,
+            "options": dict(p.options),
+            "clients": p.clients,
+            "classes": self.counts.shape[1],
+            "sizes": self.sizes.tolist(),
+            "train": [len(rows) for rows in p.train],
+            "val": [len(rows) for rows in p.val],
+            "test": [len(rows) for rows in p.test],
+            "test_from": p.test_from,
+            "counts": self.counts.tolist(),
+            "skew": {
+                "classes_per_client": self.classes_per_client,
+                "largest_share": self.largest_share,
+                "divergence_mean": float(self.divergence.mean()),
+                "divergence_max": float(self.divergence.max()),
+                "size_variation": self.size_variation,
+                "size_gini": self.size_gini,
+                "smallest": int(self.sizes.min()),
+                "largest": int(self.sizes.max()),
+            },
+            "sha256": self.sha256,
+        }
+        if indices:
+            parts = {"train": p.train, "val": p.val, "test": p.test}
+            plain["indices"] = {part: [rows.tolist() for rows in arrays] for part, arrays in parts.items()}
+        return plain
+
+    def describe(self) -> str:
+        """Four lines for a person to read."""
+        p, sizes, far = self.partition, self.sizes, self.divergence
+        options = ", ".join(f"{key}={value}" for key, value in p.options.items())
+        return "\n".join(
+            [
+                f"{p.name}{f' ({options})' if options else ''}, seed {p.seed}: {sizes.sum():,} rows of "
+                f"{self.counts.shape[1]} classes on {p.clients} clients; sha256 {self.sha256[:12]}",
+                f"sizes: from {sizes.min():,} (client {sizes.argmin()}) to {sizes.max():,} (client {sizes.argmax()}), "
+                f"mean {sizes.mean():,.0f}; coefficient of variation {self.size_variation:.2f}, "
+                f"Gini {self.size_gini:.2f}",
+                f"labels: {self.classes_per_client:.1f} classes per client, of which the largest holds "
+                f"{self.largest_share:.0%} of its rows, on average",
+                f"distance from the common mixture (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
+                f"largest {far.max():.2f} (client {far.argmax()})",
+            ]
+        )
+
+
+def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard:
+    """Measure a partition of a data set with these labels and this number of classes.
+
+    >>> from fedalloy.data.partition import split
+    >>> labels = np.repeat(np.arange(10), 100)
+    >>> print(card(split(labels, name="classes", clients=5, seed=0, per_client=2), labels, 10).describe())
+    classes (per_client=2), seed 0: 1,000 rows of 10 classes on 5 clients; sha256 ?
+    sizes: from 200 (client 0) to 200 (client 0), mean 200; coefficient of variation 0.00, Gini 0.00
+    labels: 2.0 classes per client, of which the largest holds 50% of its rows, on average
+    distance from the common mixture (Jensen-Shannon, 0 to 1): mean 0.61, largest 0.61 (client 0)
+    """
+    pool = np.asarray(labels)
+    if pool.max() >= classes:
+        raise UsageError(f"the labels go up to {pool.max()}, but classes = {classes}; write classes={pool.max() + 1}")
+    rows = [partition.rows(client) for client in range(partition.clients)]
+    counts = np.stack([np.bincount(pool[mine], minlength=classes) for mine in rows]).astype(np.int64)
+    sizes = counts.sum(axis=1)
+    mixtures = counts / sizes[:, None]
+    return PartitionCard(
+        partition=partition,
+        counts=counts,
+        sizes=sizes,
+        classes_per_client=float((counts > 0).sum(axis=1).mean()),
+        largest_share=float(mixtures.max(axis=1).mean()),
+        divergence=jensen_shannon(mixtures, counts.sum(axis=0) / counts.sum()),
+        size_variation=float(sizes.std() / sizes.mean()),
+        size_gini=gini(sizes),
+        sha256=fingerprint(partition),
+    )
+
+
+def fingerprint(partition: Partition) -> str:
+    """A sha256 over every row index in its order and place, the same on every platform."""
+    digest = hashlib.sha256()
+    for arrays in (partition.train, partition.val, partition.test):
+        for rows in arrays:
+            # The length goes in too, or moving the border between two clients would not be seen.
+            digest.update(np.array([len(rows), *rows], dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def jensen_shannon(p: Floats, q: Floats) -> Floats:
+    """The Jensen-Shannon divergence, in bits, of each row of p from q.
+
+    >>> jensen_shannon(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([0.5, 0.5])).round(4).tolist()
+    [0.3113, 0.0]
+    """
+    middle = (p + q) / 2
+
+    def kl(a: Floats) -> Floats:
+        ratio = np.divide(a, middle, out=np.ones_like(middle), where=a > 0)
+        return np.asarray((a * np.log2(ratio)).sum(axis=1))
+
+    return np.maximum(0.0, (kl(p) + kl(np.broadcast_to(q, p.shape))) / 2)  # rounding may leave a hair below zero
+
+
+def gini(sizes: Indices) -> float:
+    """The Gini coefficient: 0 when all sizes are equal, near 1 when one client holds everything.
+
+    >>> gini(np.array([5, 5, 5])), gini(np.array([1, 3]))
+    (0.0, 0.25)
+    """
+    n = len(sizes)
+    rank = 2 * np.arange(1, n + 1) - n - 1
+    return float((rank * np.sort(sizes)).sum() / (n * sizes.sum()))

@@ -1,0 +1,271 @@
+"""The data sets that fedalloy knows by name, where they come from, and how to load one."""
+
+from __future__ import annotations
+
+import inspect
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedalloy.data import files, readers
+from fedalloy.data.arrays import from_arrays
+from fedalloy.data.fetch import RemoteFile, fetch, find
+from fedalloy.data.normalisation import normalisation
+from fedalloy.data.samples import Array, Dataset
+from fedalloy.errors import DataError, UsageError
+from fedalloy.registry import Registry, suggest
+
+_DIGITS = tuple(string.digits)
+_CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_FASHION_NAMES = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_EMBEDDED = Path(__file__).with_name("embedded") / "fashion_mini.npz"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set in the catalogue: how to read it, what it is, where it comes from and under which licence."""
+
+    name: str
+    read: Callable[..., Dataset]
+    about: str
+    source: str
+    licence: str
+
+
+datasets: Registry[Source] = Registry("data set")
+
+
+def dataset(
+    name: str, *, about: str, source: str, licence: str
+) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
+    """Register a function that reads a data set; its keyword arguments are the options of `load`."""
+
+    def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
+        datasets.register(name)(Source(name, read, about, source, licence))
+        return read
+
+    return add
+
+
+def load(name_or_path: str | Path, **options: Any) -> Dataset:
+    """A data set by its name, or a user's own `.npz` file by its path.
+
+    >>> data = load("tiny")
+    >>> data.x.shape, data.classes
+    ((600, 1, 8, 8), 10)
+    >>> load("tiny", normalise="kdia")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has none at all
+    """
+    name = str(name_or_path)
+    read = _user_file(Path(name)) if name.endswith(".npz") else datasets[name].read
+    known = list(inspect.signature(read).parameters)
+    for option in options:
+        if option not in known:
+            hint = suggest(option, known) if known else "it has none at all"
+            raise UsageError(f"data set '{name}' has no option '{option}'; {hint}")
+    return read(**options)
+
+
+def first_per_class(y: Array, k: int) -> Array:
+    """The rows of the first `k` samples of every class, in file order; a class with fewer gives what it has.
+
+    >>> first_per_class(np.array([0, 1, 0, 0, 1]), 2).tolist()
+    [0, 1, 2, 4]
+    """
+    if k < 1:
+        raise UsageError(f"per_class is {k}; it must be at least 1")
+    return np.sort(np.concatenate([np.flatnonzero(y == label)[:k] for label in np.unique(y)]))
+
+
+@dataset(
+    "mnist",
+    about="70,000 handwritten digits, 28 x 28 grey",
+    source="LeCun, Cortes and Burges; yann.lecun.com/exdb/mnist",
+    licence="CC BY-SA 3.0 as commonly given; the authors state none",
+)
+def _mnist(normalise: str = "default") -> Dataset:
+    return _build("mnist", readers.read_mnist([fetch(file) for file in files.MNIST]), normalise, _DIGITS)
+
+
+@dataset(
+    "fashion-mnist",
+    about="70,000 pieces of clothing, 28 x 28 grey",
+    source="Xiao, Rasul and Vollgraf 2017; github.com/zalandoresearch/fashion-mnist",
+    licence="MIT",
+)
+def _fashion_mnist(normalise: str = "default") -> Dataset:
+    arrays = readers.read_mnist([fetch(file) for file in files.FASHION_MNIST])
+    return _build("fashion-mnist", arrays, normalise, _FASHION_NAMES)
+
+
+@dataset(
+    "emnist-letters",
+    about="145,600 handwritten letters, 28 x 28 grey, 26 classes; FedKF takes per_class=480",
+    source="Cohen et al. 2017; www.nist.gov/itl/products-and-services/emnist-dataset",
+    licence="none stated; made from NIST Special Database 19",
+)
+def _emnist_letters(normalise: str = "default", per_class: int | None = None) -> Dataset:
+    arrays, note = _whole_or_compact(
+        files.EMNIST,
+        readers.read_emnist_letters,
+        files.COMPACT_EMNIST,
+        readers.read_compact,
+        "10,000 of 124,800 training and 1,924 test letters",
+    )
+    if per_class is not None:
+        rows = first_per_class(arrays.y, per_class)
+        arrays = arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
+        note = f"the first {per_class} of each class" + (f" of {note}" if note else "")
+    return _build("emnist-letters", arrays, normalise, tuple(string.ascii_lowercase), note)
+
+
+@dataset(
+    "svhn",
+    about="99,289 cropped house numbers, 32 x 32 colour",
+    source="Netzer et al. 2011; ufldl.stanford.edu/housenumbers",
+    licence="non-commercial use only",
+)
+def _svhn(normalise: str = "default") -> Dataset:
+    compact = None if find(files.SVHN_TRAIN) else find(files.COMPACT_SVHN)
+    if compact is None:
+        return _build("svhn", readers.read_svhn(fetch(files.SVHN_TRAIN), fetch(files.SVHN_TEST)), normalise, _DIGITS)
+    note = "15,000 of 73,257 training and 5,000 of 26,032 test digits"
+    return _build("svhn", readers.read_compact(compact), normalise, _DIGITS, note)
+
+
+@dataset(
+    "cifar10",
+    about="60,000 small photographs, 32 x 32 colour, 10 classes",
+    source="Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html",
+    licence="none stated",
+)
+def _cifar10(normalise: str = "default") -> Dataset:
+    arrays, _ = _whole_or_compact(files.CIFAR10, readers.read_cifar10, files.COMPACT_CIFAR10, readers.read_compact, "")
+    return _build("cifar10", arrays, normalise, _CIFAR10_NAMES)
+
+
+@dataset(
+    "cifar100",
+    about='60,000 small photographs, 32 x 32 colour, 100 classes or, with labels="coarse", 20',
+    source="Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html",
+    licence="none stated",
+)
+def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
+    if labels not in ("fine", "coarse"):
+        raise UsageError(f'labels is \'{labels}\'; write "fine" (100 classes) or "coarse" (20 classes)')
+    coarse = labels == "coarse"
+    arrays, note = _whole_or_compact(
+        files.CIFAR100,
+        lambda path: readers.read_cifar100(path, coarse=coarse),
+        files.COMPACT_CIFAR100,
+        lambda path: readers.read_compact(path, coarse=coarse),
+        "10,000 of 50,000 training and 2,000 of 10,000 test images, the same number of every class",
+    )
+    return _build("cifar100", arrays, normalise, arrays.label_names, note)
+
+
+@dataset(
+    "cinic10",
+    about="CIFAR-10's classes with ImageNet pictures added, 32 x 32 colour, 90,000 for training and 90,000 for testing",
+    source="Darlow et al. 2018; doi.org/10.7488/ds/2448",
+    licence="CC BY 4.0",
+)
+def _cinic10(normalise: str = "default") -> Dataset:
+    return _build("cinic10", readers.read_cinic10(fetch(files.CINIC10), _CIFAR10_NAMES), normalise, _CIFAR10_NAMES)
+
+
+@dataset(
+    "fashion-mini",
+    about="7,000 pieces of clothing from Fashion-MNIST, 28 x 28 grey; comes with fedalloy",
+    source="the first 600 training and 100 test images of each class of fashion-mnist",
+    licence="MIT",
+)
+def _fashion_mini(normalise: str = "default") -> Dataset:
+    arrays = readers.read_npz(_EMBEDDED)
+    return _build("fashion-mini", arrays, normalise, _FASHION_NAMES)
+
+
+@dataset(
+    "tiny",
+    about="800 pieces of clothing, 8 x 8 grey, for tests; comes with fedalloy",
+    source="the first 60 training and 20 test images of each class of fashion-mini, made smaller",
+    licence="MIT",
+)
+def _tiny() -> Dataset:
+    whole = readers.read_npz(_EMBEDDED)
+    assert whole.x_test is not None
+    assert whole.y_test is not None
+    train, test = first_per_class(whole.y, 60), first_per_class(whole.y_test, 20)
+    return from_arrays(
+        _eighth(whole.x[train]),
+        whole.y[train],
+        x_test=_eighth(whole.x_test[test]),
+        y_test=whole.y_test[test],
+        name="tiny",
+        label_names=_FASHION_NAMES,
+    )
+
+
+def _eighth(x: Array) -> Array:
+    """28 x 28 pixels, framed to 32 x 32 and averaged over blocks of 4 x 4."""
+    framed = np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)))
+    small: Array = framed.reshape(len(x), 1, 8, 4, 8, 4).mean(axis=(3, 5))
+    return small.round().astype(np.uint8)
+
+
+def _user_file(path: Path) -> Callable[..., Dataset]:
+    def read(classes: int | None = None) -> Dataset:
+        if not path.is_file():
+            raise DataError(
+                f"there is no file '{path}'; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
+            )
+        held = readers.read_npz(path)
+        return from_arrays(
+            held.x,
+            held.y,
+            x_test=held.x_test,
+            y_test=held.y_test,
+            name=path.stem,
+            classes=classes,
+            client_ids=held.client_ids,
+        )
+
+    return read
+
+
+def _whole_or_compact(
+    whole: RemoteFile,
+    read_whole: Callable[[Path], readers.Arrays],
+    compact: RemoteFile,
+    read_compact: Callable[[Path], readers.Arrays],
+    note: str,
+) -> tuple[readers.Arrays, str]:
+    """The published archive if it is here, else its compact copy if that is here, else the archive downloaded."""
+    if (found := find(whole)) is None and (smaller := find(compact)) is not None:
+        return read_compact(smaller), note
+    return read_whole(found or fetch(whole)), ""
+
+
+def _build(name: str, arrays: readers.Arrays, normalise: str, label_names: tuple[str, ...], note: str = "") -> Dataset:
+    mean, std = normalisation(name, normalise)
+    return Dataset(
+        name,
+        arrays.x,
+        arrays.y.astype(np.int64),
+        arrays.x_test,
+        None if arrays.y_test is None else arrays.y_test.astype(np.int64),
+        len(label_names),
+        mean,
+        std,
+        label_names,
+        note=note,
+    )

@@ -1,0 +1,200 @@
+"""The comparison of methods as a table: for the terminal, as Markdown, as records for a file, and as one sentence."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from fedalloy.report.format import (
+    MISSING,
+    TIMES,
+    human_bytes,
+    human_seconds,
+    listed,
+    number,
+    plus_minus,
+    shortened,
+    view_name,
+)
+from fedalloy.results import COLUMNS, CombinedRow, Row, combine
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the comparison: how its cell is written, and which way its metric is better, if it is one."""
+
+    heading: str
+    write: Callable[[CombinedRow, Sequence[Row]], str]
+    metric: str = ""
+    better: Literal["high", "low", ""] = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell as text, and whether it holds the best value of its column."""
+
+    text: str
+    best: bool = False
+
+
+def _metric(metric: str, heading: str, better: Literal["high", "low"] = "high", unit: float = 100.0) -> Column:
+    def write(line: CombinedRow, _: Sequence[Row]) -> str:
+        value = line.columns[metric]
+        return plus_minus(*(None if part is None else part * unit for part in (value.mean, value.std)))
+
+    return Column(heading, write, metric, better)
+
+
+def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
+    """The worst client of each seed, since an id has no mean."""
+    key = (line.label, line.view, line.selection)
+    ids = [row.worst_client for row in rows if (row.label, row.view, row.selection) == key]
+    known = list(dict.fromkeys(str(client) for client in ids if client is not None))
+    return ", ".join(known[:3]) + ("…" if len(known) > 3 else "") if known else MISSING
+
+
+# The columns after Method and View, in the order in which they are read.
+MEASURES = (
+    _metric("amp", "AMP %"),
+    _metric("fm", f"FM {TIMES}10³", "low", 1000.0),
+    _metric("wlp", "WLP %"),
+    Column("Worst", _worst),
+    _metric("bottom10", "Low 10 %"),
+    _metric("test", "Test %"),
+    Column("Bytes", lambda line, _: human_bytes(line.columns["bytes_total"].mean)),
+    Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
+    Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
+)
+# What a narrow terminal gives up, first to last; AMP and WLP stay.
+EXPENDABLE = ("Round", "Low 10 %", "Test %", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
+GAP = 2  # blanks between two columns
+
+
+def comparison_table(rows: Iterable[Row], *, width: int | None = None, names: Mapping[str, str] | None = None) -> Table:
+    """The comparison for a terminal of this width (by default the one we write to); what does not fit is left out.
+
+    Rows of several seeds are averaged. The best value of a column is bold; training on pooled data does not compete,
+    since it is a bound and not a choice. `names` gives the registered method of each label, where the two differ.
+
+    >>> table = comparison_table([], width=80)
+    >>> [column.header for column in table.columns][:3]
+    ['Method', 'View', 'AMP %']
+    """
+    headings, body = cells(rows, names)
+    width = width or shutil.get_terminal_size().columns
+    widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
+    kept = list(range(len(headings)))
+    dropped = []
+    for heading in EXPENDABLE:
+        if _needed(widths, kept) <= width:
+            break
+        if heading in headings:
+            kept.remove(headings.index(heading))
+            dropped.append(heading)
+    room = max(8, widths[0] - max(0, _needed(widths, kept) - width))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    for i in kept:
+        justify: Literal["left", "right"] = "left" if headings[i] in ("Method", "View", "Selection") else "right"
+        table.add_column(headings[i], no_wrap=True, justify=justify, overflow="ellipsis")
+    for line in body:
+        texts = [Text(line[i].text, style="bold" if line[i].best else "") for i in kept]
+        texts[0].truncate(room, overflow="ellipsis")
+        table.add_row(*texts)
+    if dropped:
+        shown = [heading for heading in headings if heading in dropped]
+        table.caption = Text(f"Left out for want of width: {listed(shown)}.", style="dim")
+    return table
+
+
+def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> str:
+    """The comparison as a Markdown table.
+
+    >>> print(markdown([]))
+    | Method | View | AMP % | FM ×10³ | WLP % |
+    |:--|:--|--:|--:|--:|
+    <BLANKLINE>
+    """
+    headings, body = cells(rows, names)
+    sides = [":--" if heading in ("Method", "View", "Selection") else "--:" for heading in headings]
+    lines = [_markdown_line(headings), "|" + "|".join(sides) + "|"]
+    for line in body:
+        texts = [_markdown_safe(cell.text) for cell in line]
+        lines.append(_markdown_line([f"**{t}**" if c.best else t for t, c in zip(texts, line, strict=True)]))
+    return "\n".join(lines) + "\n"
+
+
+def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
+    """One flat record per method and view, with unrounded means and deviations over seeds, for CSV or JSON."""
+    rows = list(rows)
+    return [
+        {"label": line.label, "view": line.view, "selection": line.selection, "seeds": len(line.seeds)}
+        | {"worst_client": _worst(line, rows)}
+        | {name: line.columns[name].mean for name in COLUMNS}
+        | {f"{name}_std": line.columns[name].std for name in COLUMNS}
+        for line in combine(rows)
+    ]
+
+
+def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[Cell]]]:
+    """The headings and the cells of the comparison, one line per method and view; empty columns are left out."""
+    rows = list(rows)
+    lines = combine(rows)
+    several = len({line.selection for line in lines}) > 1
+    headings = ["Method", "View", *(["Selection"] if several else [])]
+    body = [
+        [Cell(shortened(line.label)), Cell(view_name(line.view)), *([Cell(line.selection)] if several else [])]
+        for line in lines
+    ]
+    contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised"]
+    for column in MEASURES:
+        texts = [column.write(line, rows) for line in lines]
+        if all(text == MISSING for text in texts) and column.metric not in ("amp", "fm", "wlp"):
+            continue
+        values = [line.columns[column.metric].mean if column.metric else None for line in lines]
+        best = _best(values, texts, contenders, column.better)
+        headings.append(column.heading)
+        for i, line_of_cells in enumerate(body):
+            line_of_cells.append(Cell(texts[i], i in best))
+    return headings, body
+
+
+def role(label: str, names: Mapping[str, str] | None = None) -> str:
+    """The registered method behind a label: "local" and "centralised" are the two bounds.
+
+    >>> role("Local"), role("no federation", {"no federation": "local"})
+    ('local', 'local')
+    """
+    return (names or {}).get(label, label.casefold())
+
+
+def _best(values: list[float | None], texts: list[str], contenders: list[int], better: str) -> set[int]:
+    known = [i for i in contenders if values[i] is not None]
+    if len(known) < 2:
+        return set()
+    pick = max if better == "high" else min
+    leader = pick(known, key=lambda i: values[i] or 0.0)
+    # What is written alike is equally good: rounding must not choose a winner the reader cannot see.
+    return {i for i in known if texts[i].split(" ")[0] == texts[leader].split(" ")[0]}
+
+
+def _needed(widths: list[int], kept: list[int]) -> int:
+    return sum(widths[i] for i in kept) + GAP * (len(kept) - 1)
+
+
+def _plain(headings: list[str]) -> list[Cell]:
+    return [Cell(heading) for heading in headings]
+
+
+def _markdown_line(texts: Sequence[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+def _markdown_safe(text: str) -> str:
+    return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
