@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
 import torch
@@ -114,13 +114,33 @@ class State:
 class Federation(Protocol):
     """The server's only way to act during one round."""
 
-    round: int
-    seed: int
-    classes: int
-    work: LocalWork
-    sizes: Sequence[int]
-    public: PublicSet | None
-    meter: Meter
+    @property
+    def round(self) -> int:
+        """The round's number; rounds count from 1, and 0 is the start."""
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def work(self) -> LocalWork:
+        """The clients' local work."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Training samples of each client: the server's roster."""
+
+    @property
+    def public(self) -> PublicSet | None:
+        """The public set, if there is one."""
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the server's own passes."""
 
     def build(self) -> nn.Module:
         """The server's network as it is before any training."""
@@ -200,6 +220,11 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
     return add
 
 
+def hyper_parameters(method: Method) -> dict[str, Any]:
+    """A method's hyper-parameters by name."""
+    return {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
+
+
 F = TypeVar("F", bound=Callable[..., Reply])
 
 
@@ -268,6 +293,7 @@ __all__ = [
     "State",
     "act",
     "action",
+    "hyper_parameters",
     "initial",
     "method",
     "methods",

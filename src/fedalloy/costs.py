@@ -10,10 +10,9 @@ from __future__ import annotations
 import resource
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -166,5 +165,3 @@ def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-

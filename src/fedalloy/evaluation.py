@@ -77,9 +77,7 @@ def _view(setting: Setting, confusion: NDArray[np.int64], loss: NDArray[np.float
     }
 
 
-def _tally(
-    net: nn.Module, parts: Sequence[Samples], classes: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _tally(net: nn.Module, parts: Sequence[Samples], classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Confusion counts (true class, predicted class) and summed loss of each part."""
     confusion = torch.zeros(len(parts), classes, classes, dtype=torch.int64)
     loss = torch.zeros(len(parts), dtype=torch.float64)

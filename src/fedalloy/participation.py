@@ -60,7 +60,13 @@ class Participation:
                 raise UsageError(f"participation.trace names client {wrong[0]}; ids run from 0 to {clients - 1}")
 
     def active(
-        self, *, sizes: Sequence[int], round: int, seed: int, flops: Sequence[float] | None = None, by_size: bool = False
+        self,
+        *,
+        sizes: Sequence[int],
+        round: int,
+        seed: int,
+        flops: Sequence[float] | None = None,
+        by_size: bool = False,
     ) -> list[int]:
         """Ids of the clients that are asked in this round, ascending; `flops` is each client's local work."""
         chosen = self._chosen(sizes, round, seed, by_size)

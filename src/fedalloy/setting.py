@@ -50,7 +50,9 @@ class Setting:
         if empty:
             raise UsageError(f"client {empty[0]} has no training data; use fewer clients or a milder partition")
         if len(self.networks) not in (1, len(self.sites)):
-            raise UsageError(f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each")
+            raise UsageError(
+                f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each"
+            )
         for k, site in enumerate(self.sites):
             _check_labels(site.train, self.classes, f"client {k}")
         self.participation.check(len(self.sites))
@@ -139,7 +141,9 @@ class Setting:
         if method.card.features:
             bare = [k for k in self.ids if not hasattr(initial(self.network(k), self.seed), "features")]
             if bare:
-                raise UsageError(f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none")
+                raise UsageError(
+                    f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none"
+                )
 
 
 def pooled(parts: Sequence[Samples]) -> Samples:

@@ -74,9 +74,9 @@ class PartitionCard:
             [
                 f"{p.name}{f' ({options})' if options else ''}, seed {p.seed}: {sizes.sum():,} rows of "
                 f"{self.counts.shape[1]} classes on {p.clients} clients; sha256 {self.sha256[:12]}",
-                f"sizes: from {sizes.min():,} (client {sizes.argmin()}) to {sizes.max():,} (client {sizes.argmax()}), "
-                f"mean {sizes.mean():,.0f}; coefficient of variation {self.size_variation:.2f}, "
-                f"Gini {self.size_gini:.2f}",
+                f"sizes: smallest {sizes.min():,} (client {sizes.argmin()}), mean {sizes.mean():,.0f}, "
+                f"largest {sizes.max():,} (client {sizes.argmax()}); "
+                f"coefficient of variation {self.size_variation:.2f}, Gini {self.size_gini:.2f}",
                 f"labels: {self.classes_per_client:.1f} classes per client, of which the largest holds "
                 f"{self.largest_share:.0%} of its rows, on average",
                 f"distance from the common mixture (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
@@ -91,8 +91,8 @@ def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard
     >>> from fedalloy.data.partition import split
     >>> labels = np.repeat(np.arange(10), 100)
     >>> print(card(split(labels, name="classes", clients=5, seed=0, per_client=2), labels, 10).describe())
-    classes (per_client=2), seed 0: 1,000 rows of 10 classes on 5 clients; sha256 ?
-    sizes: from 200 (client 0) to 200 (client 0), mean 200; coefficient of variation 0.00, Gini 0.00
+    classes (per_client=2), seed 0: 1,000 rows of 10 classes on 5 clients; sha256 cd7b3b2498ea
+    sizes: smallest 200 (client 0), mean 200, largest 200 (client 0); coefficient of variation 0.00, Gini 0.00
     labels: 2.0 classes per client, of which the largest holds 50% of its rows, on average
     distance from the common mixture (Jensen-Shannon, 0 to 1): mean 0.61, largest 0.61 (client 0)
     """

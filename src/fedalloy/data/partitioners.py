@@ -35,7 +35,8 @@ def dirichlet(
     Small `alpha` gives a class to few clients, large `alpha` gives every client the same mixture. With `balanced`, a
     client that already holds its fair share (rows / clients) gets nothing of the classes that follow, as in NIID-Bench
     (Li et al., ICDE 2022), MOON and KDIA; without it, this is the plain class-wise Dirichlet of Hsu et al. (2019).
-    The whole draw is repeated, at most 1,000 times, until the smallest client holds `min_size` rows.
+    The whole draw is repeated, at most 1,000 times, until the smallest client holds `min_size` rows. Cuts are rounded
+    down, as in the published code, so the last client often gets a single row of a class that is not really its own.
 
     >>> labels = np.repeat(np.arange(10), 100)
     >>> [len(rows) for rows in dirichlet(labels, 4, seed=0, alpha=0.5)]

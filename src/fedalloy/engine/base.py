@@ -42,7 +42,7 @@ class Carrier(Protocol):
 
 @dataclass
 class Round:
-    """One round as the server sees it (a `Federation`)."""
+    """One round as the server sees it: the `Federation` of every engine."""
 
     engine: Carrier
     method: Method

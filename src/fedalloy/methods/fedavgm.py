@@ -61,5 +61,3 @@ class FedAvgM(FedAvg):
             velocity[name] = self.momentum * v + fresh * (s["model"][name] - mean[name])
             model[name] = s["model"][name] - rate * velocity[name]
         return model, velocity
-
-

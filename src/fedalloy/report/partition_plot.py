@@ -80,7 +80,7 @@ def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title:
     bar.ax.set_yticklabels([f"{int(tick):,}" for tick in bar.get_ticks()])
     bar.ax.tick_params(labelsize=8, labelcolor=INK, length=0)
     bar.ax.minorticks_off()
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
     canvas.key.text(0, top, "rows", fontsize=9, color=SOFT_INK, va="top")
     return canvas.figure
 

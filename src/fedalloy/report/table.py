@@ -47,7 +47,8 @@ class Cell:
 def _metric(metric: str, heading: str, better: Literal["high", "low"] = "high", unit: float = 100.0) -> Column:
     def write(line: CombinedRow, _: Sequence[Row]) -> str:
         value = line.columns[metric]
-        return plus_minus(*(None if part is None else part * unit for part in (value.mean, value.std)))
+        mean, std = (None if part is None else part * unit for part in (value.mean, value.std))
+        return plus_minus(mean, std)
 
     return Column(heading, write, metric, better)
 
@@ -133,13 +134,14 @@ def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> 
 def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
     """One flat record per method and view, with unrounded means and deviations over seeds, for CSV or JSON."""
     rows = list(rows)
-    return [
-        {"label": line.label, "view": line.view, "selection": line.selection, "seeds": len(line.seeds)}
-        | {"worst_client": _worst(line, rows)}
-        | {name: line.columns[name].mean for name in COLUMNS}
-        | {f"{name}_std": line.columns[name].std for name in COLUMNS}
-        for line in combine(rows)
-    ]
+    found = []
+    for line in combine(rows):
+        record: dict[str, str | float | None] = {"label": line.label, "view": line.view, "selection": line.selection}
+        record |= {"seeds": len(line.seeds), "worst_client": _worst(line, rows)}
+        record |= {name: line.columns[name].mean for name in COLUMNS}
+        record |= {f"{name}_std": line.columns[name].std for name in COLUMNS}
+        found.append(record)
+    return found
 
 
 def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[Cell]]]:

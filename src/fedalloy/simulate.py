@@ -1,0 +1,246 @@
+"""Run an experiment on this machine: rounds, evaluation, records, checkpoints, and when to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+import fedalloy
+from fedalloy.build import Built, build
+from fedalloy.config import Choice, Experiment, Stop, build_method, experiment
+from fedalloy.core import Federation, Method, State, hyper_parameters, initial, run
+from fedalloy.costs import forward_flops, peak_memory
+from fedalloy.data.samples import Dataset
+from fedalloy.engine.base import Round
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import CheckpointError
+from fedalloy.evaluation import evaluate
+from fedalloy.models import parameter_count
+from fedalloy.results import FORMAT, Run, read
+from fedalloy.setting import SERVER, Setting
+from fedalloy.store import Store
+
+Watch = Callable[[Mapping[str, Any]], None]
+Say = Callable[[str], None]
+
+
+def simulate(
+    exp: Experiment | Mapping[str, Any],
+    folder: str | Path | None = None,
+    *,
+    method: Method | None = None,
+    label: str | None = None,
+    dataset: Dataset | None = None,
+    network: Callable[[], nn.Module] | None = None,
+    built: Built | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Run an experiment and return its records; with a folder, they and a checkpoint per round are kept there.
+
+    A method, a data set or a network of your own takes the place of the one the experiment names; `built` shares one
+    built setting among several methods; `watch` is called with the record of each round.
+
+    >>> run = simulate({"data": "tiny", "model": "mlp", "rounds": 2, "partition": {"clients": 4, "alpha": 1.0}})
+    >>> run.views, len(run.rounds)
+    (('aca', 'oca'), 2)
+    """
+    exp = exp if isinstance(exp, Experiment) else experiment(exp)
+    if method is None:
+        method = build_method(exp.method)
+    exp = dataclasses.replace(exp, method=Choice(name=method.name, options=hyper_parameters(method)))
+    with one_thread():
+        built = build(exp, dataset, network) if built is None else built
+        built.setting.check(method)
+        meta = describe(exp, built, label or method.label)
+        store = Store(Path(folder)) if folder is not None else None
+        if store is not None:
+            store.create(meta)
+        return _go_on(exp, built, method, meta, store, None, [], watch)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    rounds: int | None = None,
+    dataset: Dataset | None = None,
+    network: Callable[[], nn.Module] | None = None,
+    watch: Watch | None = None,
+    say: Say = lambda _: None,
+) -> Run:
+    """Go on with a run from its last checkpoint, to the same bits as if it had never stopped; `rounds` may extend it."""
+    store = Store(Path(folder))
+    old = dict(read(folder).meta)
+    exp = experiment(old["experiment"])
+    if rounds is not None:
+        exp = dataclasses.replace(exp, rounds=rounds)
+    method = build_method(exp.method)
+    with one_thread():
+        built = build(exp, dataset, network)
+        meta = describe(exp, built, old["label"])
+        _refuse_changes(old, meta)
+        saved = store.restore(say)
+        state, memories = saved if saved is not None else (None, {})
+        return _go_on(exp, built, method, meta, store, state, store.records(), watch, memories)
+
+
+def _go_on(
+    exp: Experiment,
+    built: Built,
+    method: Method,
+    meta: dict[str, Any],
+    store: Store | None,
+    state: State | None,
+    records: list[dict[str, Any]],
+    watch: Watch | None,
+    memories: dict[int, Any] | None = None,
+) -> Run:
+    setting, engine = built.setting, Serial(built.setting, memories)
+    flops = meta["model"]["flops_per_sample"]
+    clock = {"start": time.perf_counter(), "checkpoint": 0.0}
+    stopped_by = "rounds" if not records else should_stop(exp.stop, records) or "rounds"
+
+    def after(state: State, fed: Federation) -> bool:
+        nonlocal stopped_by
+        assert isinstance(fed, Round)
+        trained = time.perf_counter()
+        due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds
+        views = evaluate(setting, method, state, engine.memories) if due else {}
+        evaluated = time.perf_counter()
+        seconds = {
+            "client": fed.ledger.client_seconds,
+            "server": trained - clock["start"] - fed.ledger.client_seconds,
+            "evaluation": evaluated - trained,
+            "checkpoint": clock["checkpoint"],  # of the round before: this round's comes after its record
+            "total": evaluated - clock["start"] + clock["checkpoint"],
+        }
+        record = round_record(state, fed, seconds, flops, views)
+        records.append(record)
+        if store is not None:
+            store.record(record)
+            store.commit(state, engine.memories)
+        if watch is not None:
+            watch(record)
+        clock.update(start=time.perf_counter(), checkpoint=time.perf_counter() - evaluated)
+        stopped_by = should_stop(exp.stop, records) or "rounds"
+        return stopped_by != "rounds"
+
+    if stopped_by == "rounds":
+        run(method, engine, exp.rounds, state, after)
+    meta = {**meta, "status": "done", "stopped_by": stopped_by}
+    if store is not None:
+        store.describe(meta)
+    return Run(meta, tuple(records), store.folder if store is not None else None)
+
+
+def round_record(
+    state: State, fed: Round, seconds: Mapping[str, float], flops_per_sample: float, views: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One line of `rounds.jsonl`."""
+    return {
+        "round": state.round,
+        "active": sorted(fed.active),
+        "lost": sorted(fed.lost),
+        "seconds": dict(seconds),
+        "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
+        "passes": fed.ledger.passes(),
+        "flops": fed.ledger.flops(flops_per_sample),
+        "memory": peak_memory(),
+        "views": dict(views),
+    }
+
+
+def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a run should end now, if it should: a function of its records, so that a resumed run stops alike.
+
+    A metric is that of the best of the method's views.
+    """
+    curve = [
+        max(values)
+        for r in records
+        if (values := [v[stop.metric] for v in r["views"].values() if v.get(stop.metric) is not None])
+    ]
+    if stop.target is not None and curve and curve[-1] >= stop.target:
+        return "target"
+    n = stop.patience
+    if n is not None and len(curve) > n and max(curve[-n:]) <= max(curve[:-n]):
+        return "patience"
+    if stop.bytes is not None and sum(sum(d.values()) for r in records for d in r["bytes"].values()) >= stop.bytes:
+        return "bytes"
+    if stop.seconds is not None and sum(r["seconds"]["total"] for r in records) >= stop.seconds:
+        return "seconds"
+    return None
+
+
+def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
+    """What `run.json` says: everything needed to repeat the run."""
+    setting = built.setting
+    net = initial(setting.network(SERVER), setting.seed)
+    example = setting.sites[0].train.take([0])[0]
+    return {
+        "format": FORMAT,
+        "name": exp.method.name,
+        "label": label,
+        "seed": exp.seed,
+        "experiment": exp.to_dict(),
+        "clients": {
+            "train_sizes": setting.sizes,
+            "test_sizes": [len(site.test) for site in setting.sites],
+            "class_counts": _class_counts(setting),
+            "label_names": list(built.dataset.label_names),
+        },
+        "partition": built.card.to_json(),
+        "model": {
+            "name": exp.model.name,
+            "parameters": parameter_count(net),
+            "input": list(example.shape[1:]),
+            "classes": setting.classes,
+            "flops_per_sample": forward_flops(net, example),
+        },
+        "versions": {
+            "fedalloy": fedalloy.__version__,
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+        },
+        "digests": dict(built.digests),
+        "status": "running",
+    }
+
+
+def _class_counts(setting: Setting) -> list[list[int]]:
+    return [site.train.counts(setting.classes).tolist() for site in setting.sites]
+
+
+def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    for part in ("digests", "versions"):
+        for key, value in new[part].items():
+            if old[part].get(key) != value:
+                raise CheckpointError(
+                    f"this run was made with {key} {_short(old[part].get(key))}, now it is {_short(value)}; "
+                    "a resumed run would not be the same"
+                )
+
+
+def _short(value: Any) -> str:
+    return str(value)[:12]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block: results must not depend on how a sum was shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

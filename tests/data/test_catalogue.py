@@ -1,0 +1,307 @@
+"""Data sets by name and from arrays, their checks, and the samples that are made of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedalloy.data import Dataset, Samples, datasets, from_arrays, from_torch, load, tensors
+from fedalloy.data.arrays import statistics
+from fedalloy.data.catalogue import first_per_class
+from fedalloy.data.normalisation import NORMALISATIONS, normalisation
+from fedalloy.errors import DataError, UsageError
+
+NAMES = "cifar10 cifar100 cinic10 emnist-letters fashion-mini fashion-mnist mnist svhn tiny".split()
+real = pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
+
+
+def small(**changes: object) -> Dataset:
+    rng = np.random.default_rng(0)
+    made = Dataset(
+        "small",
+        rng.integers(0, 256, (6, 3, 4, 4), np.uint8),
+        np.array([0, 1, 2, 0, 1, 2]),
+        rng.integers(0, 256, (2, 3, 4, 4), np.uint8),
+        np.array([2, 1]),
+        3,
+        (0.5, 0.4, 0.3),
+        (0.1, 0.2, 0.25),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def bad_float() -> np.ndarray:
+    x = np.zeros((6, 3, 4, 4), np.float32)
+    x[4, 0, 0, 0] = np.nan
+    return x
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"y": np.array([0, 1, 2, 3, 1, 2])}, "training label 3 is 3, but with 3 classes labels go from 0 to 2"),
+        ({"y": np.array([0, 1, -1, 0, 1, 2])}, "training label 2 is -1"),
+        ({"y_test": np.array([2, 9])}, "test label 1 is 9"),
+        ({"y": np.array([0, 1])}, "there are 6 training samples but 2 training labels"),
+        ({"x": bad_float()}, "training sample 4 holds NaN or infinity"),
+        ({"x": np.zeros((6, 4, 4), np.uint8)}, "training samples have shape (6, 4, 4); they must be N x C x H x W"),
+        ({"x": np.zeros((6, 3, 4, 4))}, "training samples are float64"),
+        ({"y": np.zeros(6, np.int32)}, "training labels are int32"),
+        ({"x": np.zeros((0, 3, 4, 4), np.uint8), "y": np.zeros(0, np.int64)}, "the training part is empty"),
+        ({"x_test": None}, "x_test and y_test must be given together"),
+        ({"x_test": np.zeros((2, 1, 4, 4), np.uint8)}, "test samples are (1, 4, 4) but training samples (3, 4, 4)"),
+        ({"mean": (0.5,)}, "one number for each of its 3 channels"),
+        ({"std": (0.1, 0.0, 0.1)}, "every std must be above 0"),
+        ({"label_names": ("a", "b")}, "there are 2 label names for 3 classes"),
+        ({"client_ids": np.zeros(5, np.int64)}, "must be one per training label"),
+        ({"classes": 1}, "needs at least 2"),
+    ],
+)
+def test_a_wrong_data_set_is_refused(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        small(**changes)
+    assert str(caught.value).startswith("data set 'small': ")
+    assert sentence in str(caught.value)
+
+
+def test_tensors_normalise_by_hand() -> None:
+    data = small()
+    train, test = tensors(data)
+    assert test is not None
+    assert train.x.dtype == torch.float32
+    for c in range(3):
+        expected = (data.x[4, c, 1, 2] / 255 - data.mean[c]) / data.std[c]
+        assert train.inputs[4, c, 1, 2].item() == pytest.approx(expected, abs=1e-5)
+    assert test.labels.tolist() == [2, 1]
+    assert train.index.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_tensors_leave_float_data_alone() -> None:
+    x = np.ones((2, 1, 2, 2), np.float32)
+    data = Dataset("f", x, np.array([0, 1]), None, None, 2, (0.5,), (2.0,))
+    train, test = tensors(data)
+    assert test is None
+    assert train.inputs.unique().tolist() == [0.25]  # not divided by 255
+    assert (x == 1).all()  # and the array itself is untouched
+
+
+def test_resizing_is_bilinear() -> None:
+    ramp = np.tile(np.array([0, 255], np.uint8), (1, 1, 2, 1))
+    data = Dataset("ramp", ramp, np.array([0]), None, None, 2, (0.0,), (1.0,))
+    train, _ = tensors(data, size=4)
+    assert torch.allclose(train.inputs[0, 0], torch.tensor([0, 0.25, 0.75, 1]).expand(4, 4), atol=1e-6)
+
+
+def test_samples_share_one_pool() -> None:
+    train, _ = tensors(small())
+    client = train.subset([5, 3, 1])
+    assert client.x.data_ptr() == train.x.data_ptr()
+    x, y = client.take(torch.tensor([2, 0]))
+    assert y.tolist() == [1, 2]
+    assert torch.equal(x, train.x[[1, 5]])
+    assert client.subset([1]).index.tolist() == [3]
+    assert client.counts(4).tolist() == [1, 1, 1, 0]
+    assert torch.equal(client.inputs, train.x[[5, 3, 1]])
+    empty = client.subset([])
+    assert len(empty) == 0
+    assert empty.counts(2).tolist() == [0, 0]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 9))
+def test_first_per_class_takes_the_first_of_each(labels: list[int], k: int) -> None:
+    y = np.array(labels)
+    rows = first_per_class(y, k)
+    for label in set(labels):
+        assert rows[y[rows] == label].tolist() == [i for i, value in enumerate(labels) if value == label][:k]
+    assert (np.diff(rows) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((4, 7), np.float64, (4, 7, 1, 1)),
+        ((4, 9, 8), np.uint8, (4, 1, 9, 8)),
+        ((4, 9, 8, 3), np.uint8, (4, 3, 9, 8)),
+        ((4, 3, 9, 8), np.uint8, (4, 3, 9, 8)),
+        ((4, 3, 9, 3), np.uint8, (4, 3, 9, 3)),  # ambiguous: channels first wins
+        ((4, 9, 8, 3), np.float32, (4, 9, 8, 3)),  # only uint8 images are ever turned
+    ],
+)
+def test_the_shape_rule(shape: tuple[int, ...], dtype: type, expected: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+    assert from_arrays(x, np.arange(4)).x.shape == expected
+
+
+def test_channels_last_images_keep_their_pixels() -> None:
+    x = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), np.uint8)
+    assert np.array_equal(from_arrays(x, [0, 1]).x[1, 2], x[1, :, :, 2])
+
+
+def test_from_arrays_measures_and_infers() -> None:
+    rng = np.random.default_rng(1)
+    x, x_test = rng.normal(3, 2, (50, 4)), rng.normal(size=(5, 4))
+    data = from_arrays(torch.tensor(x), torch.arange(50) % 3, x_test=x_test, y_test=[4.0] * 5, client_ids=[7] * 50)
+    assert data.classes == 5
+    assert data.client_ids is not None
+    assert np.allclose(data.mean, x.mean(axis=0), atol=1e-6)
+    train, _ = tensors(data)
+    assert torch.allclose(train.inputs.std(dim=0, correction=0), torch.ones(4, 1, 1), atol=1e-5)
+    pixels = rng.integers(0, 256, (9, 2, 5, 5), np.uint8)
+    mean, std = statistics(pixels)
+    assert np.allclose(mean, (pixels / 255).mean(axis=(0, 2, 3)))
+    assert np.allclose(std, (pixels / 255).std(axis=(0, 2, 3)))
+    assert statistics(np.full((2, 1, 2, 2), 51, np.uint8)) == (pytest.approx((0.2,)), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (np.zeros((2, 3)), [0.5, 1], "whole numbers"),
+        (np.zeros((2, 3)), ["a", "b"], "whole numbers"),
+        (np.zeros((2, 3)), [np.nan, 1], "whole numbers"),
+        (np.array([["a"], ["b"]]), [0, 1], "they must be numbers"),
+        (np.zeros(2), [0, 1], "inputs have shape (2,)"),
+        (np.zeros((0, 3)), [], "the training part is empty"),
+        (np.zeros((2, 3)), [0, -1], "training label 1 is -1"),
+        (np.full((2, 3), np.nan), [0, 1], "training sample 0 holds NaN"),
+    ],
+)
+def test_wrong_arrays_are_refused(x: np.ndarray, y: list[float], sentence: str) -> None:
+    with pytest.raises(DataError) as caught:
+        from_arrays(x, y)
+    assert sentence in str(caught.value)
+
+
+def test_from_torch() -> None:
+    x, y = torch.rand(6, 1, 4, 4), torch.arange(6) % 3
+    rows = torch.utils.data.TensorDataset(x, y)
+    data = from_torch(rows, torch.utils.data.Subset(rows, [1, 2]), name="mine")
+    assert np.array_equal(data.x, x.numpy())
+    assert data.y_test is not None
+    assert data.y_test.tolist() == [1, 2]
+    with pytest.raises(DataError, match="is empty"):
+        from_torch(torch.utils.data.Subset(rows, []))
+    uneven = [(torch.rand(1, 2, 2), 0), (torch.rand(1, 3, 3), 1)]
+    with pytest.raises(DataError, match="differ in shape"):
+        from_torch(uneven)  # type: ignore[arg-type]
+
+
+def test_a_users_own_file(tmp_path: Path) -> None:
+    path = tmp_path / "wards.npz"
+    np.savez_compressed(path, x=np.eye(4), y=[0, 1, 0, 1], client=[2, 2, 5, 5])
+    data = load(path)
+    assert data.name == "wards"
+    assert data.x.shape == (4, 4, 1, 1)
+    assert data.x_test is None
+    assert data.client_ids is not None
+    assert data.client_ids.tolist() == [2, 2, 5, 5]
+    assert load(str(path), classes=7).classes == 7
+    with pytest.raises(UsageError, match="has no option 'clases'; did you mean 'classes'"):
+        load(path, clases=7)
+    with pytest.raises(DataError, match="there is no file"):
+        load(tmp_path / "absent.npz")
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert list(datasets) == NAMES
+    for source in datasets.values():
+        assert source.about
+        assert source.source
+        assert source.licence
+    with pytest.raises(UsageError, match="there is no data set 'cifar-10'; did you mean 'cifar10'"):
+        load("cifar-10")
+
+
+def test_every_normalisation_belongs_to_a_data_set_and_fits_it() -> None:
+    colour = {"svhn", "cifar10", "cifar100", "cinic10"}
+    for (name, _), (mean, std) in NORMALISATIONS.items():
+        assert name in NAMES
+        assert len(mean) == len(std) == (3 if name in colour else 1)
+    assert normalisation("cifar100", "fedkf") == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+    assert normalisation("cifar10", "kdia")[0] == pytest.approx((0.49137, 0.48235, 0.44667), abs=1e-5)
+    with pytest.raises(UsageError, match="did you mean 'fedkf'"):
+        normalisation("cifar10", "fedfk")
+
+
+def test_fashion_mini_is_balanced_and_unchanged() -> None:
+    data = load("fashion-mini")
+    assert data.x.shape == (6000, 1, 28, 28)
+    assert data.x_test is not None
+    assert data.y_test is not None
+    assert np.bincount(data.y).tolist() == [600] * 10
+    assert np.bincount(data.y_test).tolist() == [100] * 10
+    assert int(data.x.sum(dtype=np.int64)) + int(data.x_test.sum(dtype=np.int64)) == 401134185
+    assert data.y[:8].tolist() == [9, 0, 0, 3, 0, 2, 7, 2]  # how Fashion-MNIST begins
+    assert load("fashion-mini", normalise="dafkd").mean == (0.5,)
+
+
+def test_tiny_is_the_mean_of_blocks() -> None:
+    tiny, mini = load("tiny"), load("fashion-mini")
+    assert tiny.x.shape == (600, 1, 8, 8)
+    assert tiny.x_test is not None
+    assert tiny.x_test.shape == (200, 1, 8, 8)
+    assert np.bincount(tiny.y).tolist() == [60] * 10
+    # The first image of both is the same shoe; block (3, 3) of the framed image is rows and columns 10 to 13.
+    assert tiny.x[0, 0, 3, 3] == round(mini.x[0, 0, 10:14, 10:14].mean())
+    train, _ = tensors(tiny)
+    assert train.inputs.mean().item() == pytest.approx(0, abs=1e-4)
+    assert train.inputs.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_options_are_checked_before_anything_is_fetched() -> None:
+    with pytest.raises(UsageError, match='write "fine"'):
+        load("cifar100", labels="course")
+    with pytest.raises(UsageError, match="data set 'mnist' has no option 'per_class'; choose one of: normalise"):
+        load("mnist", per_class=3)
+
+
+PUBLISHED = {  # training rows, test rows, classes, mean of the first channel: of the whole sets
+    "mnist": (60_000, 10_000, 10, 0.1307),
+    "fashion-mnist": (60_000, 10_000, 10, 0.2860),
+    "emnist-letters": (124_800, 20_800, 26, 0.1722),
+    "svhn": (73_257, 26_032, 10, 0.4377),
+    "cifar10": (50_000, 10_000, 10, 0.4914),
+    "cifar100": (50_000, 10_000, 100, 0.5071),
+}
+COMPACT = {"emnist-letters": (10_000, 1_924), "svhn": (15_000, 5_000), "cifar100": (10_000, 2_000)}
+
+
+@real
+@pytest.mark.real
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_sets_are_what_was_published(name: str) -> None:
+    data = load(name)
+    train, test, classes, mean = PUBLISHED[name]
+    assert data.x_test is not None
+    assert (len(data.x), len(data.x_test)) == (COMPACT[name] if data.note else (train, test))
+    assert data.classes == classes == len(np.unique(data.y))
+    measured = statistics(data.x)
+    assert measured[0][0] == pytest.approx(mean, abs=0.003 if data.note else 0.0001)
+    assert measured[1] == pytest.approx(data.std, abs=0.002 if data.note else 0.0001)
+
+
+@real
+@pytest.mark.real
+def test_real_cifar100_has_twenty_coarse_classes() -> None:
+    data = load("cifar100", labels="coarse", normalise="kdia")
+    assert data.classes == 20
+    assert len(set(np.bincount(data.y))) == 1
+
+
+@real
+@pytest.mark.real
+def test_real_letters_per_class() -> None:
+    whole, few = load("emnist-letters"), load("emnist-letters", per_class=480, normalise="fedkf")
+    assert np.bincount(few.y).tolist() == np.minimum(np.bincount(whole.y), 480).tolist()
+    train, _ = tensors(few, size=32)
+    assert isinstance(train, Samples)
+    assert train.inputs.mean().item() == pytest.approx(0, abs=0.01)
+    assert train.inputs.std().item() == pytest.approx(1, abs=0.01)
+    assert "480" in few.note

@@ -1,0 +1,88 @@
+"""Public sets: labels that are not there, subsets that are the same everywhere, and no row in two places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedalloy.data import PublicSet, Samples, assert_disjoint
+from fedalloy.errors import UsageError
+
+
+def public(counts: list[int], *, labelled: bool = True) -> PublicSet:
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    x = torch.arange(float(len(y))).view(-1, 1, 1, 1)
+    return PublicSet(Samples(x, y[order], torch.arange(len(y))), labelled, "all")
+
+
+def rows(part: PublicSet) -> list[int]:
+    return part.samples.index.tolist()
+
+
+def test_an_unlabelled_set_holds_no_labels_at_all() -> None:
+    hidden = public([5, 5], labelled=False)
+    with pytest.raises(UsageError, match="has no labels"):
+        _ = hidden.labels
+    assert hidden.samples.labels.unique().tolist() == [-1]
+    with pytest.raises(UsageError, match="has no labels"):
+        hidden.subset(0, 0, 4, "stratified")
+    part = hidden.subset(0, 0, 4, "fresh")
+    with pytest.raises(UsageError, match="has no labels"):
+        _ = part.labels
+    assert public([5, 5]).labels.bincount().tolist() == [5, 5]
+
+
+def test_policies() -> None:
+    data = public([40, 40, 20])
+    fixed = [rows(data.subset(t, 0, 10, "fixed")) for t in range(3)]
+    assert fixed[0] == fixed[1] == fixed[2]
+    fresh = [rows(data.subset(t, 0, 10, "fresh")) for t in range(3)]
+    assert fresh[0] != fresh[1] != fresh[2]
+    assert rows(data.subset(1, 0, 10, "fresh")) == fresh[1]  # addressed: no matter what was asked before
+    assert rows(data.subset(1, 1, 10, "fresh")) != fresh[1]
+    assert rows(data.subset(7, 0, 3, "all")) == list(range(100))
+    stratified = data.subset(2, 0, 10, "stratified")
+    assert stratified.labels.bincount().tolist() == [4, 4, 2]
+    assert rows(stratified) != rows(data.subset(3, 0, 10, "stratified"))
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=6).filter(lambda c: sum(c) > 0), st.data())
+def test_strata_are_within_one_of_their_share(counts: list[int], draw: st.DataObject) -> None:
+    data = public(counts)
+    size = draw.draw(st.integers(1, len(data)))
+    part = data.subset(0, 0, size, "stratified")
+    assert len(part) == size
+    assert rows(part) == sorted(set(rows(part)))
+    for label, got in enumerate(part.labels.bincount(minlength=len(counts)).tolist()):
+        assert abs(got - counts[label] * size / sum(counts)) < 1
+
+
+def test_a_subset_keeps_inputs_and_labels_together() -> None:
+    data = public([6, 6])
+    part = data.subset(0, 0, 5, "fresh")
+    assert part.inputs.flatten().long().tolist() == rows(part)
+    assert torch.equal(part.labels, data.labels[rows(part)])
+    assert (part.labelled, part.holder) == (True, "all")
+
+
+def test_wrong_requests() -> None:
+    data = public([5])
+    for size in (0, 6):
+        with pytest.raises(UsageError, match=f"asks for {size} of 5 public samples"):
+            data.subset(0, 0, size, "fresh")
+    with pytest.raises(UsageError, match="did you mean 'fresh'"):
+        data.subset(0, 0, 2, "frsh")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the holder of a public set is 'clients'"):
+        PublicSet(data.samples, True, "clients")  # type: ignore[arg-type]
+
+
+def test_disjoint() -> None:
+    assert_disjoint(torch.tensor([0, 9]), {0: torch.tensor([1, 2]), 1: torch.tensor([3])})
+    assert_disjoint(torch.tensor([0, 9]), {})
+    with pytest.raises(
+        UsageError, match=r"2 public samples also belong to client 4 \(row 9\); take the public set out"
+    ):
+        assert_disjoint(torch.tensor([0, 9, 5]), {3: torch.tensor([1]), 4: torch.tensor([2, 9, 0])})
