@@ -76,7 +76,7 @@ def resume(
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
-    """Go on with a run from its last checkpoint, to the same bits as if it had never stopped; `rounds` may extend it."""
+    """Go on with a run from its last checkpoint to the same bits as if it had never stopped; `rounds` may extend it."""
     store = Store(Path(folder))
     old = dict(read(folder).meta)
     exp = experiment(old["experiment"])

@@ -18,7 +18,7 @@ from fedalloy.data.catalogue import first_per_class
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
 from fedalloy.errors import DataError, UsageError
 
-NAMES = "cifar10 cifar100 cinic10 emnist-letters fashion-mini fashion-mnist mnist svhn tiny".split()
+NAMES = ["cifar10", "cifar100", "cinic10", "emnist-letters", "fashion-mini", "fashion-mnist", "mnist", "svhn", "tiny"]
 real = pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
 
 
@@ -258,6 +258,8 @@ def test_tiny_is_the_mean_of_blocks() -> None:
 def test_options_are_checked_before_anything_is_fetched() -> None:
     with pytest.raises(UsageError, match='write "fine"'):
         load("cifar100", labels="course")
+    with pytest.raises(UsageError, match="data set 'cinic10' has no normalisation 'kdai'; did you mean 'kdia'"):
+        load("cinic10", normalise="kdai")
     with pytest.raises(UsageError, match="data set 'mnist' has no option 'per_class'; choose one of: normalise"):
         load("mnist", per_class=3)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,11 +92,12 @@ def test_a_failed_download_is_one_sentence_and_leaves_nothing(server: str, cache
     assert leftovers(cache) == []
 
 
-def test_no_connection(server: str, cache: Path) -> None:
-    port = int(server.rpartition(":")[2])
-    nobody = "http://127.0.0.1:1/good" if port != 1 else "http://127.0.0.1:2/good"
-    with pytest.raises(DataError, match=r"f\.bin is not on this computer .*no connection\); put it into"):
-        fetch(RemoteFile("f.bin", "set", SHA256, (nobody,)))
+def test_no_connection(cache: Path) -> None:
+    with socket.socket() as unheard:  # bound but not listening: nobody answers there
+        unheard.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{unheard.getsockname()[1]}/good"
+        with pytest.raises(DataError, match=r"f\.bin is not on this computer .*no connection\); put it into"):
+            fetch(RemoteFile("f.bin", "set", SHA256, (nobody,)))
     assert leftovers(cache) == []
 
 
@@ -115,6 +117,12 @@ def test_own_folder_comes_first_then_system_then_cache(
     assert find(file) == system / "f.bin"
     (system / "f.bin").unlink()
     assert find(file) == cache / "set" / "f.bin"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDALLOY_DATA", str(tmp_path / "typo"))
+    with pytest.raises(DataError, match="typo', which is not a folder; correct or unset it"):
+        find(RemoteFile("f.bin", "set", SHA256))
 
 
 def test_a_corrupt_file_names_itself_both_hashes_and_the_remedy(

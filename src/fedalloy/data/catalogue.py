@@ -14,7 +14,7 @@ import numpy as np
 from fedalloy.data import files, readers
 from fedalloy.data.arrays import from_arrays
 from fedalloy.data.fetch import RemoteFile, fetch, find
-from fedalloy.data.normalisation import normalisation
+from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError, UsageError
 from fedalloy.registry import Registry, suggest
@@ -93,7 +93,8 @@ def first_per_class(y: Array, k: int) -> Array:
     licence="CC BY-SA 3.0 as commonly given; the authors state none",
 )
 def _mnist(normalise: str = "default") -> Dataset:
-    return _build("mnist", readers.read_mnist([fetch(file) for file in files.MNIST]), normalise, _DIGITS)
+    constants = normalisation("mnist", normalise)
+    return _build("mnist", constants, readers.read_mnist([fetch(file) for file in files.MNIST]), _DIGITS)
 
 
 @dataset(
@@ -103,8 +104,9 @@ def _mnist(normalise: str = "default") -> Dataset:
     licence="MIT",
 )
 def _fashion_mnist(normalise: str = "default") -> Dataset:
+    constants = normalisation("fashion-mnist", normalise)
     arrays = readers.read_mnist([fetch(file) for file in files.FASHION_MNIST])
-    return _build("fashion-mnist", arrays, normalise, _FASHION_NAMES)
+    return _build("fashion-mnist", constants, arrays, _FASHION_NAMES)
 
 
 @dataset(
@@ -114,6 +116,7 @@ def _fashion_mnist(normalise: str = "default") -> Dataset:
     licence="none stated; made from NIST Special Database 19",
 )
 def _emnist_letters(normalise: str = "default", per_class: int | None = None) -> Dataset:
+    constants = normalisation("emnist-letters", normalise)
     arrays, note = _whole_or_compact(
         files.EMNIST,
         readers.read_emnist_letters,
@@ -125,7 +128,7 @@ def _emnist_letters(normalise: str = "default", per_class: int | None = None) ->
         rows = first_per_class(arrays.y, per_class)
         arrays = arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
         note = f"the first {per_class} of each class" + (f" of {note}" if note else "")
-    return _build("emnist-letters", arrays, normalise, tuple(string.ascii_lowercase), note)
+    return _build("emnist-letters", constants, arrays, tuple(string.ascii_lowercase), note)
 
 
 @dataset(
@@ -135,11 +138,12 @@ def _emnist_letters(normalise: str = "default", per_class: int | None = None) ->
     licence="non-commercial use only",
 )
 def _svhn(normalise: str = "default") -> Dataset:
+    constants = normalisation("svhn", normalise)
     compact = None if find(files.SVHN_TRAIN) else find(files.COMPACT_SVHN)
     if compact is None:
-        return _build("svhn", readers.read_svhn(fetch(files.SVHN_TRAIN), fetch(files.SVHN_TEST)), normalise, _DIGITS)
+        return _build("svhn", constants, readers.read_svhn(fetch(files.SVHN_TRAIN), fetch(files.SVHN_TEST)), _DIGITS)
     note = "15,000 of 73,257 training and 5,000 of 26,032 test digits"
-    return _build("svhn", readers.read_compact(compact), normalise, _DIGITS, note)
+    return _build("svhn", constants, readers.read_compact(compact), _DIGITS, note)
 
 
 @dataset(
@@ -149,8 +153,9 @@ def _svhn(normalise: str = "default") -> Dataset:
     licence="none stated",
 )
 def _cifar10(normalise: str = "default") -> Dataset:
+    constants = normalisation("cifar10", normalise)
     arrays, _ = _whole_or_compact(files.CIFAR10, readers.read_cifar10, files.COMPACT_CIFAR10, readers.read_compact, "")
-    return _build("cifar10", arrays, normalise, _CIFAR10_NAMES)
+    return _build("cifar10", constants, arrays, _CIFAR10_NAMES)
 
 
 @dataset(
@@ -162,7 +167,7 @@ def _cifar10(normalise: str = "default") -> Dataset:
 def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
     if labels not in ("fine", "coarse"):
         raise UsageError(f'labels is \'{labels}\'; write "fine" (100 classes) or "coarse" (20 classes)')
-    coarse = labels == "coarse"
+    constants, coarse = normalisation("cifar100", normalise), labels == "coarse"
     arrays, note = _whole_or_compact(
         files.CIFAR100,
         lambda path: readers.read_cifar100(path, coarse=coarse),
@@ -170,7 +175,7 @@ def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
         lambda path: readers.read_compact(path, coarse=coarse),
         "10,000 of 50,000 training and 2,000 of 10,000 test images, the same number of every class",
     )
-    return _build("cifar100", arrays, normalise, arrays.label_names, note)
+    return _build("cifar100", constants, arrays, arrays.label_names, note)
 
 
 @dataset(
@@ -180,7 +185,8 @@ def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
     licence="CC BY 4.0",
 )
 def _cinic10(normalise: str = "default") -> Dataset:
-    return _build("cinic10", readers.read_cinic10(fetch(files.CINIC10), _CIFAR10_NAMES), normalise, _CIFAR10_NAMES)
+    constants = normalisation("cinic10", normalise)
+    return _build("cinic10", constants, readers.read_cinic10(fetch(files.CINIC10), _CIFAR10_NAMES), _CIFAR10_NAMES)
 
 
 @dataset(
@@ -190,8 +196,8 @@ def _cinic10(normalise: str = "default") -> Dataset:
     licence="MIT",
 )
 def _fashion_mini(normalise: str = "default") -> Dataset:
-    arrays = readers.read_npz(_EMBEDDED)
-    return _build("fashion-mini", arrays, normalise, _FASHION_NAMES)
+    constants = normalisation("fashion-mini", normalise)
+    return _build("fashion-mini", constants, readers.read_npz(_EMBEDDED), _FASHION_NAMES)
 
 
 @dataset(
@@ -255,8 +261,10 @@ def _whole_or_compact(
     return read_whole(found or fetch(whole)), ""
 
 
-def _build(name: str, arrays: readers.Arrays, normalise: str, label_names: tuple[str, ...], note: str = "") -> Dataset:
-    mean, std = normalisation(name, normalise)
+def _build(
+    name: str, constants: Constants, arrays: readers.Arrays, label_names: tuple[str, ...], note: str = ""
+) -> Dataset:
+    mean, std = constants
     return Dataset(
         name,
         arrays.x,

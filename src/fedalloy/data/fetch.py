@@ -54,6 +54,8 @@ def fetch(file: RemoteFile) -> Path:
 
 def _places(file: RemoteFile) -> list[Path]:
     own = os.environ.get("FEDALLOY_DATA")
+    if own and not Path(own).expanduser().is_dir():
+        raise DataError(f"FEDALLOY_DATA names '{own}', which is not a folder; correct or unset it")
     inside = [f"{file.home}/{file.name}", *file.layouts]
     return [
         *(Path(own).expanduser() / place for place in inside if own),
@@ -75,7 +77,7 @@ def _check(path: Path, file: RemoteFile) -> None:
 
 
 def _download(file: RemoteFile) -> Path:
-    import requests  # type: ignore[import-untyped]  # as pooch does: only a download needs it
+    import requests  # here, as in pooch: only a download needs it
 
     folder = cache_folder() / file.home
     failures = []

@@ -1,4 +1,4 @@
-"""The serial engine, the reference: one client after the other in this process. Every other engine is bit-equal to it."""
+"""The serial engine, the reference: one client after the other in this process; other engines are bit-equal to it."""
 
 from __future__ import annotations
 

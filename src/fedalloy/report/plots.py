@@ -73,7 +73,7 @@ def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
         axes.xaxis.set_minor_locator(NullLocator())
     for one, sent, amp in series:
         if sent[-1] == 0:
-            axes.axhline(amp[-1], color=one.hue, linewidth=1.3, linestyle=(0, (1, 1.5)))
+            axes.axhline(amp[-1], color=one.hue, linewidth=1.3, linestyle=one.dash)
             ends.append((one, axes.get_xlim()[1], float(amp[-1])))
     # Lines end far apart here, and threads from there to the names would cross the other lines.
     name_ends(figure, axes, ends, led=False)

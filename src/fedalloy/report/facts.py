@@ -1,0 +1,122 @@
+"""What a report says in words and small tables: the setting, the split, what travelled, how long it took."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedalloy.data.card import jensen_shannon
+from fedalloy.report.format import human_bytes, human_seconds, listed
+from fedalloy.report.partition_plot import Counts
+from fedalloy.results import Run
+
+SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
+
+
+def setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The few things to know before reading any number."""
+    facts = {
+        "Data": _each(run.meta.get("experiment", {}).get("data", {}).get("name") for run in runs),
+        "Split": _each(_split(run) for run in runs),
+        "Clients": _each(len(run.meta.get("clients", {}).get("train_sizes", [])) for run in runs),
+        "Model": _each(_model(run) for run in runs),
+        "Rounds": _each(run.rounds[-1]["round"] for run in runs),
+        "Seeds": _each(sorted({str(run.seed) for run in runs})),
+    }
+    return [(term, text) for term, text in facts.items() if text]
+
+
+def versions(runs: Sequence[Run]) -> str:
+    """The versions that made the runs; where runs differ, all of them."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for name, version in run.meta.get("versions", {}).items():
+            found.setdefault(name, []).append(version)
+    return ", ".join(f"{name} {_each(several)}" for name, several in found.items())
+
+
+def unfinished(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run that has not come to its end."""
+    found = []
+    for run in runs:
+        if run.meta.get("status", "done") != "done":
+            planned = run.meta.get("experiment", {}).get("rounds")
+            done = f"{run.rounds[-1]['round']}{f' of {planned}' if planned else ''} rounds"
+            found.append(f"{run.label}, seed {run.seed}, is not finished: it stands here with {done}.")
+    return found
+
+
+def skew(counts: Counts) -> str:
+    """Say how unequal clients are: in size, in classes, in the share of their commonest class, in their mixtures.
+
+    >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n"))
+    3 clients hold 10 to 30 training samples each (median 20).
+    The median client has 2 of 3 classes, and 50 % of its samples are of one class.
+    Mixtures of classes stand 0.13 from the common one on average (Jensen-Shannon divergence: 0 is alike, 1 is disjoint).
+    """
+    sizes = counts.sum(axis=1)
+    mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
+    distance = jensen_shannon(mixtures, counts.sum(axis=0) / counts.sum())
+    return (
+        f"{len(counts)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
+        f"(median {np.median(sizes):,.0f}). The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
+        f"{counts.shape[1]} classes, and {np.median(mixtures.max(axis=1)):.0%} of its samples are of one class. "
+        f"Mixtures of classes stand {distance.mean():.2f} from the common one on average (Jensen-Shannon divergence: "
+        "0 is alike, 1 is disjoint)."
+    ).replace("%", " %")
+
+
+def class_counts(run: Run) -> Counts | None:
+    """How many training samples of each class each client holds, where the run recorded it."""
+    counts = np.asarray(run.meta.get("clients", {}).get("class_counts", []), dtype=np.int64)
+    return counts if counts.ndim == 2 and counts.any() else None
+
+
+def traffic(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """What travelled under one label, by kind, largest first: the mean over seeds of all rounds' bytes."""
+    sent: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
+    for run in runs:
+        for record in run.rounds:
+            for way in sent:
+                sent[way].update(record.get("bytes", {}).get(way, {}))
+    both = sent["down"] + sent["up"]
+    return [
+        {"label": runs[0].label if place == 0 else "", "kind": kind}
+        | {way: human_bytes(amount[kind] / len(runs)) for way, amount in {**sent, "both": both}.items()}
+        for place, kind in enumerate(sorted(both, key=lambda kind: (-both[kind], kind)) or ["nothing"])
+    ]
+
+
+def times(runs: Sequence[Run]) -> list[str]:
+    """A label and where its time went, as means over seeds."""
+    totals = [[run.total("seconds", part) for run in runs] for part in SECONDS]
+    means = [None if None in seeds else sum(s for s in seeds if s is not None) / len(seeds) for seeds in totals]
+    return [runs[0].label, *(human_seconds(mean) for mean in means)]
+
+
+def experiment(runs: Sequence[Run]) -> str:
+    """The settings under one label in full; its runs differ in nothing but the seed."""
+    settings: dict[str, Any] = dict(runs[0].meta.get("experiment", {}))
+    settings["seed"] = [run.seed for run in runs] if len(runs) > 1 else runs[0].seed
+    return json.dumps(settings, indent=2, ensure_ascii=False)
+
+
+def _each(values: Iterable[object]) -> str:
+    """Every different value once, in order of appearance; nothing for what was not recorded."""
+    return listed(list(dict.fromkeys(str(value) for value in values if value)))
+
+
+def _split(run: Run) -> str:
+    partition: Mapping[str, Any] = run.meta.get("partition", {})
+    options = ", ".join(f"{key} {value}" for key, value in partition.get("options", {}).items())
+    return f"{partition.get('name', '')}{f' ({options})' if options else ''}"
+
+
+def _model(run: Run) -> str:
+    model: Mapping[str, Any] = run.meta.get("model", {})
+    size = f" ({model['parameters']:,} parameters)" if model.get("parameters") else ""
+    return f"{model.get('name', '')}{size}"
