@@ -271,10 +271,13 @@ def run(
 ) -> State:
     """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it."""
     if state is None:
-        state = State(0, method.init(engine.open(method, 0)))
+        fed = engine.open(method, 0)
+        with rng.seeded(fed.seed, "server", 0):
+            state = State(0, method.init(fed))
     while state.round < rounds:
         fed = engine.open(method, state.round + 1)
-        state = method.round(state, fed)
+        with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
+            state = method.round(state, fed)
         if watch is not None and watch(state, fed):
             break
     return state

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedalloy.errors import DataError, UsageError
@@ -115,9 +116,11 @@ def decode(data: bytes) -> dict[str, Any]:
         head = json.loads(data[8 : 8 + size])
         flat: dict[str, Any] = dict(safetensors.torch.load(data))
         flat.update(json.loads(head.get("__metadata__", {}).get("leaves", "{}")))
-    except (ValueError, struct.error, safetensors.SafetensorError, AttributeError) as error:
+        found = _unflatten(flat)
+        check(found)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError) as error:
         raise DataError(f"these bytes are not a tree: {error}") from error
-    return _unflatten(flat)
+    return found
 
 
 def digest(tree: Tree) -> str:

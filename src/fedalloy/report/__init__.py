@@ -1,1 +1,1 @@
-"""."""
+"""Finished runs as tables, as pictures and as one HTML page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 MISSING = "\N{EN DASH}"  # what a cell shows when nothing was measured
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -89,6 +89,15 @@ def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
     views = Counter(label for label, _ in pairs)
     plain = {(label, view) for label, view in pairs if views[label] == 1 and view in ("personal", "global")}
     return {pair: pair[0] if pair in plain else f"{pair[0]} ({view_name(pair[1])})" for pair in pairs}
+
+
+def role(label: str, names: Mapping[str, str] | None = None) -> str:
+    """The registered method behind a label: "local" and "centralised" are the two bounds.
+
+    >>> role("Local"), role("no federation", {"no federation": "local"})
+    ('local', 'local')
+    """
+    return (names or {}).get(label, label.casefold())
 
 
 def shortened(name: str, most: int = 32) -> str:

@@ -20,10 +20,14 @@ from fedalloy.report.format import (
     listed,
     number,
     plus_minus,
+    role,
     shortened,
     view_name,
 )
+from fedalloy.report.verdict import verdict
 from fedalloy.results import COLUMNS, CombinedRow, Row, combine
+
+__all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -165,15 +169,6 @@ def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
     return headings, body
-
-
-def role(label: str, names: Mapping[str, str] | None = None) -> str:
-    """The registered method behind a label: "local" and "centralised" are the two bounds.
-
-    >>> role("Local"), role("no federation", {"no federation": "local"})
-    ('local', 'local')
-    """
-    return (names or {}).get(label, label.casefold())
 
 
 def _best(values: list[float | None], texts: list[str], contenders: list[int], better: str) -> set[int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from fedalloy.report.format import number, series_names
-from fedalloy.report.table import role
+from fedalloy.report.format import number, role, series_names
 from fedalloy.results import CombinedRow, Row, combine
 
 

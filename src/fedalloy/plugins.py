@@ -1,0 +1,42 @@
+"""A user's own methods, models, data sets and partitions: a file named on the command line, or an entry point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from pathlib import Path
+
+from fedalloy.errors import UsageError
+
+
+def load_file(path: str | Path) -> None:
+    """Run a Python file of the user's, which registers what it defines."""
+    path = Path(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise UsageError(f"the plug-in '{path}' is not a Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except UsageError:
+        raise
+    except Exception as error:
+        line = _line(error, path)
+        raise UsageError(f"the plug-in '{path}' failed{line}: {type(error).__name__}: {error}") from error
+
+
+def load_installed() -> None:
+    """Import every installed package that announces itself under the entry point `fedalloy.plugins`."""
+    for entry in importlib.metadata.entry_points(group="fedalloy.plugins"):
+        entry.load()
+
+
+def _line(error: BaseException, path: Path) -> str:
+    trace, found = error.__traceback__, ""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            found = f" in line {trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

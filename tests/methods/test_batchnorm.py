@@ -1,0 +1,73 @@
+"""BatchNorm under averaging: float statistics are averaged like weights, the integer counter stays the server's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedProx
+from fedalloy.models import create
+from fedalloy.training import LocalWork
+
+AVERAGING = [FedAvg(), FedAvg(weights="uniform"), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
+SIZES = [3, 6]
+
+
+def resnet11():
+    return create("resnet11", classes=3, channels=1, size=8)
+
+
+def wrn():
+    return create("wrn", classes=3, channels=1, size=8, depth=10)
+
+
+def norms_hold(method, setting, play):
+    """Check one round; returns the names of the averaged statistics."""
+    start, after = play(method, setting, 1).states
+    weights = [0.5, 0.5] if method.weights == "uniform" else [1 / 3, 2 / 3]
+    clients = [after["cache"][k] for k in ("0", "1")]
+    trainable = {name for name, _ in setting.networks[0]().named_parameters()}
+    statistics = []
+    for name, before in start["model"].items():
+        now = after["model"][name]
+        if name.endswith("num_batches_tracked"):
+            assert [int(c[name]) for c in clients] == [1, 2]
+            assert torch.equal(now, before)
+            assert now.dtype == torch.int64
+        elif name not in trainable:
+            mean = sum(p * c[name].double() for p, c in zip(weights, clients, strict=True))
+            assert torch.allclose(now.double(), mean, rtol=1e-6, atol=1e-7)
+            assert not torch.equal(now, before)
+            statistics.append(name)
+    assert all((after["model"][name] >= 0).all() for name in statistics if name.endswith("running_var"))
+    return statistics
+
+
+@pytest.mark.parametrize("method", AVERAGING, ids=repr)
+def test_a_small_network(method, small_setting, small, play):
+    setting = small_setting(SIZES, networks=[lambda: small(batch_norm=True)], work=LocalWork(batch=3, lr=0.1))
+    assert norms_hold(method, setting, play) == ["norm.running_mean", "norm.running_var"]
+
+
+@pytest.mark.parametrize("method", AVERAGING, ids=repr)
+@pytest.mark.parametrize(("network", "layers"), [(resnet11, 13), (wrn, 7)])
+def test_the_papers_networks(method, network, layers, small_setting, random_sites, play):
+    sites = random_sites(SIZES, shape=(1, 8, 8))
+    setting = small_setting([], sites=sites, networks=[network], work=LocalWork(batch=3, lr=0.01))
+    assert len(norms_hold(method, setting, play)) == 2 * layers
+
+
+def test_averaged_statistics_are_used_in_evaluation_and_trained_on_from(small_setting, small, play):
+    setting = small_setting(SIZES, networks=[lambda: small(batch_norm=True)], work=LocalWork(batch=3, lr=1e-9))
+    first, second = (s["model"]["norm.running_mean"] for s in play(FedAvg(), setting, 2).states[1:])
+    # With still weights a running mean goes from 0 towards the data's, and further in the second round.
+    assert first.norm() > 0
+    assert second.norm() > first.norm()
+
+
+def test_a_client_with_one_sample_sends_the_statistics_it_received(small_setting, small, play):
+    setting = small_setting([1, 6], networks=[lambda: small(batch_norm=True)], work=LocalWork(batch=3, lr=0.1))
+    start, after = play(FedAvg(), setting, 1).states
+    for name in ("norm.running_mean", "norm.running_var"):
+        assert torch.equal(after["cache"]["0"][name], start["model"][name])
+    assert not torch.equal(after["cache"]["0"]["out.weight"], start["model"]["out.weight"])

@@ -1,0 +1,81 @@
+"""FedProx: the proximal pull by hand, and its two exact degenerate cases."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedalloy.errors import UsageError
+from fedalloy.methods import FedAvg, FedProx
+from fedalloy.participation import Participation
+from fedalloy.setting import Site
+from fedalloy.training import LocalWork
+from fedalloy.tree import equal
+
+
+def test_two_steps_by_hand(rows, logistic, small_setting, play):
+    # x = 1, class 0, rate 0.1: w_1 = -0.05; then the gradient is sigmoid(w_1) + mu (w_1 - 0).
+    data = rows([[1.0]] * 3, [0] * 3)
+    work = LocalWork(work="fixed_steps", steps=2, batch=3, lr=0.1)
+    setting = small_setting([], sites=[Site(data, data)], networks=[logistic], classes=2, work=work)
+    expected = -0.05 - 0.1 * (1 / (1 + math.exp(0.05)) + 2.0 * -0.05)
+    assert play(FedProx(mu=2.0), setting, 1).model["w"].item() == pytest.approx(expected, abs=1e-7)
+
+
+def test_the_pull_is_to_the_model_received_in_this_round(rows, logistic, small_setting, play):
+    data = rows([[1.0]] * 3, [0] * 3)
+    work = LocalWork(work="fixed_steps", steps=2, batch=3, lr=0.1)
+    setting = small_setting([], sites=[Site(data, data)], networks=[logistic], classes=2, work=work)
+    played = play(FedProx(mu=2.0), setting, 2)
+    start = played.states[1]["model"]["w"].item()
+    once = start - 0.1 / (1 + math.exp(-start))
+    twice = once - 0.1 * (1 / (1 + math.exp(-once)) + 2.0 * (once - start))
+    assert played.model["w"].item() == pytest.approx(twice, abs=1e-7)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_mu_zero_is_fedavg_bit_for_bit(batch_norm, optimiser, small_setting, small, play):
+    setting = small_setting(
+        [5, 9, 12, 7],
+        networks=[lambda: small(batch_norm=batch_norm, dropout=0.2)],
+        work=LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.9, weight_decay=1e-3, optimiser=optimiser),
+        participation=Participation(policy="fraction", fraction=0.5),
+    )
+    plain, prox, pulled = (play(m, setting, 3) for m in (FedAvg(), FedProx(mu=0.0), FedProx(mu=0.5)))
+    assert [equal(a.body, b.body) for a, b in zip(plain.states, prox.states, strict=True)] == [True] * 4
+    assert not equal(plain.model, pulled.model)
+
+
+@pytest.mark.parametrize("mu", [0.01, 1.0, 100.0])
+def test_the_first_step_is_that_of_fedavg_for_any_mu(mu, small_setting, play):
+    first = small_setting([5, 9], work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
+    second = small_setting([5, 9], work=LocalWork(work="fixed_steps", steps=2, batch=4, lr=0.1))
+    assert equal(play(FedProx(mu=mu), first, 1).model, play(FedAvg(), first, 1).model)
+    assert not equal(play(FedProx(mu=mu), second, 1).model, play(FedAvg(), second, 1).model)
+
+
+def test_a_larger_mu_keeps_clients_nearer(small_setting, play):
+    setting = small_setting([30], work=LocalWork(epochs=5, batch=10, lr=0.05))
+    distances = []
+    for mu in (0.0, 0.1, 1.0, 5.0, 10.0):
+        played = play(FedProx(mu=mu), setting, 1)
+        start, end = played.states[0]["model"], played.model
+        distances.append(math.sqrt(sum(float(((end[name] - start[name]) ** 2).sum()) for name in start)))
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.5 * distances[0]
+
+
+def test_the_pull_leaves_batch_norm_statistics_alone(small_setting, small, play):
+    # A pull so strong that a buffer in it would be held at its start; at rate 1e-6 the weights hardly move anyway.
+    setting = small_setting([12], networks=[lambda: small(batch_norm=True)], work=LocalWork(batch=4, lr=1e-6))
+    plain, prox = (play(m, setting, 1).model["norm.running_mean"] for m in (FedAvg(), FedProx(mu=1e4)))
+    assert torch.allclose(plain, prox, rtol=0, atol=1e-5)
+    assert plain.abs().max() > 0.01
+
+
+def test_a_negative_mu_is_refused():
+    with pytest.raises(UsageError, match=r"fedprox\.mu = -1 must not be negative; 0 is FedAvg"):
+        FedProx(mu=-1)

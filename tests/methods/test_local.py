@@ -1,0 +1,100 @@
+"""Local: every client alone, nothing on the wire, with or without a second phase."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedalloy import rng
+from fedalloy.core import initial
+from fedalloy.errors import UsageError
+from fedalloy.methods import Local
+from fedalloy.participation import Participation
+from fedalloy.training import LocalWork, batches, params
+from fedalloy.tree import equal
+
+WORK = LocalWork(epochs=1, batch=4, lr=0.1)
+
+
+def plain_sgd(net, data, seed, round, client, stage="batches", steps=3):
+    order = rng.generator(seed, stage, round, client)
+    for positions in batches(len(data), 4, steps, order):
+        net.zero_grad()
+        x, y = data.take(positions)
+        F.cross_entropy(net(x), y).backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                p -= 0.1 * p.grad
+
+
+def test_it_is_plain_local_sgd(small_setting, small, play):
+    setting = small_setting([10, 12], work=WORK, seed=5)
+    memories = play(Local(), setting, 2).engine.memories
+    for k in (0, 1):
+        net = initial(small, 5)
+        for t in (1, 2):
+            plain_sgd(net, setting.sites[k].train, 5, t, k)
+        assert all(torch.allclose(memories[k]["model"][n], p, rtol=0, atol=1e-6) for n, p in net.named_parameters())
+
+
+def test_a_second_phase_doubles_the_steps_in_an_order_of_its_own(small_setting, small, play):
+    setting = small_setting([10, 12], work=WORK, seed=5)
+    one, two = (play(Local(second_phase=p), setting, 1) for p in (0, 1))
+    assert one.rounds[0].ledger.clients.steps == 6
+    assert two.rounds[0].ledger.clients.steps == 12
+    net = initial(small, 5)
+    plain_sgd(net, setting.sites[0].train, 5, 1, 0)
+    plain_sgd(net, setting.sites[0].train, 5, 1, 0, stage="second phase")
+    model = two.engine.memories[0]["model"]
+    assert all(torch.allclose(model[n], p, rtol=0, atol=1e-6) for n, p in net.named_parameters())
+
+
+@pytest.mark.parametrize(("epochs", "second", "steps"), [(1, 2, 9), (2, 1, 9), (3, 3, 18)])
+def test_a_second_phase_is_counted_in_passes(epochs, second, steps, small_setting, play):
+    setting = small_setting([10], work=LocalWork(epochs=epochs, batch=4))
+    assert play(Local(second_phase=second), setting, 1).rounds[0].ledger.clients.steps == steps
+
+
+def test_a_client_is_the_same_alone_and_among_others(small_setting, play):
+    together = play(Local(second_phase=1), small_setting([10, 12, 7], work=WORK), 3).engine
+    alone = play(
+        Local(second_phase=1),
+        small_setting([10, 12, 7], work=WORK, participation=Participation(policy="trace", trace=[[1]])),
+        3,
+    ).engine
+    assert list(alone.memories) == [1]
+    assert equal(alone.memories[1], together.memories[1])
+
+
+def test_nothing_travels(small_setting, play):
+    for r in play(Local(), small_setting([10, 12], work=WORK), 2).rounds:
+        assert (sum(r.ledger.down.values()), sum(r.ledger.up.values())) == (0, 0)
+        assert r.ledger.clients.steps == 6
+
+
+def test_the_server_knows_nothing_and_the_personal_model_is_the_clients(small_setting, play):
+    setting = small_setting([10, 12], work=WORK)
+    played = play(Local(), setting, 2)
+    assert played.states[-1].body == {}
+    assert Local().models(played.states[-1]) == {}
+    me = setting.client(1, 2, played.engine.memories[1])
+    assert equal(Local().personal(me), played.engine.memories[1]["model"])
+
+
+def test_before_its_first_round_a_client_has_the_common_start(small_setting, small):
+    setting = small_setting([10, 12])
+    start = params(initial(small, 0))
+    assert all(equal(Local().personal(setting.client(k, 1, {})), start) for k in (0, 1))
+
+
+def test_clients_may_have_different_networks(small_setting, small, play):
+    setting = small_setting([10, 12], work=WORK, networks=[small, lambda: small(batch_norm=True)])
+    setting.check(Local())
+    memories = play(Local(), setting, 1).engine.memories
+    assert set(memories[1]["model"]) - set(memories[0]["model"]) >= {"norm.weight", "norm.running_mean"}
+
+
+def test_a_negative_second_phase_is_refused():
+    with pytest.raises(UsageError, match=r"local\.second_phase = -1 must not be negative"):
+        Local(second_phase=-1)

@@ -1,0 +1,122 @@
+"""The overall client average (FedKF's technique T1): the last known model of every client, beside the training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedalloy.core import State
+from fedalloy.methods import FedAvg, FedAvgM, FedProx
+from fedalloy.participation import Participation
+from fedalloy.training import LocalWork
+from fedalloy.tree import equal
+
+SIZES = (10, 20, 30, 40)
+
+# From w = 0: round 1 clients 0 and 1 answer 1 and 2; round 2 clients 1 and 3 answer 4 and 8.
+#   ACA        (10*1 + 20*2) / 30 = 5/3;  (20*4 + 40*8) / 60 = 20/3.
+#   init_model unseen clients hold 0:      50/100 = 0.5;         (10*1 + 20*4 + 40*8) / 100 = 4.1.
+#   seen_only  unseen clients are left out: 5/3;                  410 / 70 = 5.857143.
+#   global     unseen clients hold the ACA: (50 + 70*5/3) / 100 = 5/3 (an average of equals);  (410 + 30*20/3) / 100 = 6.1.
+OVERALL = {"init_model": (0.5, 4.1), "seen_only": (5 / 3, 410 / 70), "global": (5 / 3, 6.1)}
+
+
+def two_rounds(method, fake, scalar):
+    state = State(0, method.init(fake({}, sizes=SIZES)))
+    states = []
+    for answers in ({0: 1.0, 1: 2.0}, {1: 4.0, 3: 8.0}):
+        replies = {k: {"model": scalar(w), "n": SIZES[k]} for k, w in answers.items()}
+        fed = fake(replies, sizes=SIZES, round=state.round + 1)
+        state = method.round(state, fed)
+        states.append(state)
+    return states, fed
+
+
+@pytest.mark.parametrize("cache_init", list(OVERALL))
+def test_vector(cache_init, fake, scalar):
+    method = FedAvg(cache_init=cache_init)
+    states, fed = two_rounds(method, fake, scalar)
+    assert [method.models(s)["aca"]["w"].item() for s in states] == pytest.approx([5 / 3, 20 / 3], abs=1e-12)
+    assert [method.models(s)["oca"]["w"].item() for s in states] == pytest.approx(OVERALL[cache_init], abs=1e-12)
+    # The ACA model is what is sent on.
+    assert fed.asked[0][2]["model"]["w"].item() == pytest.approx(5 / 3, abs=1e-12)
+
+
+def test_uniform_weights_reach_the_overall_average(fake, scalar):
+    method = FedAvg(weights="uniform", cache_init="init_model")
+    states, _ = two_rounds(method, fake, scalar)
+    assert [method.models(s)["oca"]["w"].item() for s in states] == [3 / 4, 13 / 4]
+    assert [method.models(s)["aca"]["w"].item() for s in states] == [1.5, 6.0]
+
+
+@pytest.mark.parametrize("cache_init", list(OVERALL))
+def test_before_the_first_round_it_is_the_start(cache_init, small_setting, play):
+    method = FedAvg(cache_init=cache_init)
+    start = play(method, small_setting([3, 4]), 0).states[0]
+    assert equal(method.models(start)["oca"], start["model"])
+
+
+def test_an_incremental_update_matches_the_full_sum(fake):
+    draw = torch.Generator().manual_seed(0)
+    method = FedAvg(cache_init="init_model")
+    state = State(0, method.init(fake({}, sizes=SIZES)))
+    what = state["model"]["w"].clone()
+    known = {k: what.clone() for k in range(4)}
+    for active in ([0, 1], [1, 3], [2, 3], [0, 2]):
+        models = {k: torch.randn(1, generator=draw, dtype=torch.float64) for k in active}
+        for k, w in models.items():
+            what += SIZES[k] / 100 * (w - known[k])
+            known[k] = w
+        state = method.round(state, fake({k: {"model": {"w": w}, "n": SIZES[k]} for k, w in models.items()}))
+        assert torch.allclose(method.models(state)["oca"]["w"], what, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedAvg(weights="uniform")])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_with_everybody_active_both_views_are_equal_bit_for_bit(method, batch_norm, small_setting, small, play):
+    setting = small_setting([3, 5, 9], networks=[lambda: small(batch_norm=batch_norm)])
+    for s in play(method, setting, 3).states[1:]:
+        assert equal(method.models(s)["oca"], method.models(s)["aca"])
+
+
+@pytest.mark.parametrize("trace", [[[0], [1]], [[1, 2], [0, 2]], [[0, 1, 3], [1, 2, 3]]])
+def test_the_first_round_is_equal_for_any_fraction(trace, small_setting, play):
+    setting = small_setting([3, 5, 9, 6], participation=Participation(policy="trace", trace=trace))
+    first, second = play(FedAvg(), setting, 2).states[1:]
+    assert equal(FedAvg().models(first)["oca"], FedAvg().models(first)["aca"])
+    assert not equal(FedAvg().models(second)["oca"], FedAvg().models(second)["aca"])
+
+
+def test_the_ways_to_begin_agree_once_everybody_was_seen(small_setting, play):
+    setting = small_setting([3, 5, 9], participation=Participation(policy="trace", trace=[[0, 1], [1], [2], [0]]))
+    views = []
+    for cache_init in OVERALL:
+        method = FedAvg(cache_init=cache_init)
+        views.append([method.models(s)["oca"] for s in play(method, setting, 4).states])
+    for after, agree in ((2, False), (3, True), (4, True)):
+        assert equal(views[0][after], views[1][after]) is agree
+        assert equal(views[0][after], views[2][after]) is agree
+
+
+def test_the_cache_never_touches_the_training(small_setting, play):
+    setting = small_setting([3, 5, 9, 6], participation=Participation(policy="fraction", fraction=0.5))
+    trained = [play(FedAvg(oca=oca, cache_init=c), setting, 4) for oca, c in ((True, "init_model"), (False, "seen_only"))]
+    for with_cache, without in zip(*(t.states for t in trained), strict=True):
+        assert equal(with_cache["model"], without["model"])
+        assert list(FedAvg(oca=False).models(without)) == ["aca"]
+        assert without["cache"] == {}
+    assert [r.ledger.down for r in trained[0].rounds] == [r.ledger.down for r in trained[1].rounds]
+    assert [r.ledger.up for r in trained[0].rounds] == [r.ledger.up for r in trained[1].rounds]
+
+
+def test_an_absent_clients_slot_is_left_alone(small_setting, play):
+    setting = small_setting([3, 5], participation=Participation(policy="trace", trace=[[0, 1], [1]]))
+    _, first, second = play(FedAvg(), setting, 2).states
+    assert equal(second["cache"]["0"], first["cache"]["0"])
+    assert not equal(second["cache"]["1"], first["cache"]["1"])
+
+
+def test_the_cache_holds_the_clients_models_under_server_momentum_too(small_setting, play):
+    setting = small_setting([6, 6], work=LocalWork(batch=6, lr=0.1))
+    averaged, moved = play(FedAvg(), setting, 1).states[1], play(FedAvgM(), setting, 1).states[1]
+    assert equal(averaged["cache"], moved["cache"])
