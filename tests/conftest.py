@@ -54,7 +54,9 @@ def _rows(x: Sequence[Sequence[float]], y: Sequence[int]) -> Samples:
     return Samples(torch.tensor(x), torch.tensor(y, dtype=torch.int64), torch.arange(len(y)))
 
 
-def _random_sites(sizes: Sequence[int], *, shape: tuple[int, ...] = (4,), classes: int = 3, seed: int = 0) -> list[Site]:
+def _random_sites(
+    sizes: Sequence[int], *, shape: tuple[int, ...] = (4,), classes: int = 3, seed: int = 0
+) -> list[Site]:
     """Clients with these many random training rows each, and three test rows, all of one pool."""
     draw = generator(seed, "test data")
     total = sum(sizes) + 3 * len(sizes)

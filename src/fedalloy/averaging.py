@@ -41,7 +41,9 @@ def average(
 def _mean(tensors: Sequence[Tensor], parts: Sequence[float], old: Tensor) -> Tensor:
     if not old.is_floating_point():
         return old.clone()
-    total = torch.zeros(old.shape, dtype=torch.float64)
-    for tensor, part in zip(tensors, parts, strict=True):
-        total.add_(tensor.double(), alpha=part)
+    terms = zip(tensors, parts, strict=True)
+    tensor, part = next(terms)
+    total = tensor.to(torch.float64) * part  # not added to zeros: 0.0 + -0.0 would lose a sign, and one model its bits
+    for tensor, part in terms:
+        total.add_(tensor.to(torch.float64), alpha=part)
     return total.to(old.dtype)

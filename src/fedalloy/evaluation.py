@@ -36,7 +36,7 @@ def _shared(setting: Setting, weights: Tree) -> dict[str, Any]:
     view = _view(setting, confusion, loss)
     if setting.holdout is not None:
         view["test"] = _accuracy(net, setting.holdout)
-    parts = [site.validation for site in setting.sites if site.validation is not None]
+    parts = [site.validation for site in setting.sites if site.validation is not None and len(site.validation)]
     if parts:
         view["validation"] = _accuracy(net, pooled(parts))
     return view

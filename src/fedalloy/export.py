@@ -9,8 +9,41 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from fedalloy.errors import DataError
+from fedalloy.config import build_method, experiment
+from fedalloy.errors import DataError, UsageError
+from fedalloy.evaluation import PERSONAL
 from fedalloy.files import write_atomically
+from fedalloy.registry import suggest
+from fedalloy.results import read
+from fedalloy.store import Store
+from fedalloy.tree import Tree
+
+
+def export_model(folder: Path, view: str | None, client: int | None, path: Path | None) -> tuple[Path, str]:
+    """Write one view's model of a run's last round; returns where, and the lines that load it."""
+    meta = read(folder).meta
+    exp = experiment(meta["experiment"])
+    method = build_method(exp.method)
+    saved = Store(folder).restore()
+    if saved is None:
+        raise DataError(f"the run in '{folder}' has not completed a round")
+    state, memories = saved
+    models: dict[str, Tree] = dict(method.models(state))
+    if client is not None:
+        if client not in memories:
+            raise UsageError(f"client {client} has no model of its own in '{folder}'")
+        models[PERSONAL] = memories[client]["model"]
+    if not models:
+        raise UsageError(f"{method.name} gives each client a model of its own; say whose with --client")
+    view = view or (PERSONAL if client is not None else next(iter(models)))
+    if view not in models:
+        raise UsageError(f"the run in '{folder}' has no view '{view}'; {suggest(view, list(models))}")
+    path = path or folder / f"{view}{'' if client is None else f'-{client}'}.safetensors"
+    about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
+    write_weights(models[view], path, about)
+    channels, size, _ = meta["model"]["input"]
+    lines = loading_lines(path, exp.model.name, meta["model"]["classes"], channels, size, exp.model.options)
+    return path, lines
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path, about: Mapping[str, str]) -> None:

@@ -49,5 +49,5 @@ def seeded(seed: int, *address: Address) -> Iterator[None]:
     The stream outside is left as it was.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, *address))
+        torch.default_generator.manual_seed(derive(seed, *address))  # torch.manual_seed reaches every device, slowly
         yield

@@ -54,6 +54,8 @@ def check(tree: Tree, where: str = "tree") -> None:
     for key, value in tree.items():
         if not isinstance(key, str) or not key or "/" in key:
             raise UsageError(f"{where}: key {key!r} must be a non-empty string without '/'")
+        if key == "__metadata__":
+            raise UsageError(f"{where}: the key '__metadata__' belongs to the file format; choose another")
         if isinstance(value, Mapping):
             check(value, f"{where}/{key}")
         elif isinstance(value, Tensor):

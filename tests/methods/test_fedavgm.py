@@ -95,7 +95,9 @@ def test_running_variances_never_become_negative(variant, fake, small):
 
 def test_a_lost_round_keeps_model_and_velocity(fake, scalar):
     method = FedAvgM()
-    state = method.round(State(0, {**method.init(fake({})), "model": scalar(1.0)}), fake({0: {"model": scalar(0.4), "n": 1}}))
+    state = method.round(
+        State(0, {**method.init(fake({})), "model": scalar(1.0)}), fake({0: {"model": scalar(0.4), "n": 1}})
+    )
     assert equal(method.round(state, fake({})).body, state.body)
 
 

@@ -14,10 +14,10 @@ from fedalloy.tree import equal
 SIZES = (10, 20, 30, 40)
 
 # From w = 0: round 1 clients 0 and 1 answer 1 and 2; round 2 clients 1 and 3 answer 4 and 8.
-#   ACA        (10*1 + 20*2) / 30 = 5/3;  (20*4 + 40*8) / 60 = 20/3.
-#   init_model unseen clients hold 0:      50/100 = 0.5;         (10*1 + 20*4 + 40*8) / 100 = 4.1.
-#   seen_only  unseen clients are left out: 5/3;                  410 / 70 = 5.857143.
-#   global     unseen clients hold the ACA: (50 + 70*5/3) / 100 = 5/3 (an average of equals);  (410 + 30*20/3) / 100 = 6.1.
+#   ACA:                                      (10*1 + 20*2) / 30 = 5/3,      (20*4 + 40*8) / 60 = 20/3
+#   init_model, unseen clients hold 0:        50 / 100 = 0.5,                (10*1 + 20*4 + 40*8) / 100 = 4.1
+#   seen_only, unseen clients are left out:   50 / 30 = 5/3,                 410 / 70 = 5.857143
+#   global, unseen clients hold the ACA:      (50 + 70 * 5/3) / 100 = 5/3,   (410 + 30 * 20/3) / 100 = 6.1
 OVERALL = {"init_model": (0.5, 4.1), "seen_only": (5 / 3, 410 / 70), "global": (5 / 3, 6.1)}
 
 
@@ -100,7 +100,9 @@ def test_the_ways_to_begin_agree_once_everybody_was_seen(small_setting, play):
 
 def test_the_cache_never_touches_the_training(small_setting, play):
     setting = small_setting([3, 5, 9, 6], participation=Participation(policy="fraction", fraction=0.5))
-    trained = [play(FedAvg(oca=oca, cache_init=c), setting, 4) for oca, c in ((True, "init_model"), (False, "seen_only"))]
+    trained = [
+        play(FedAvg(oca=oca, cache_init=c), setting, 4) for oca, c in ((True, "init_model"), (False, "seen_only"))
+    ]
     for with_cache, without in zip(*(t.states for t in trained), strict=True):
         assert equal(with_cache["model"], without["model"])
         assert list(FedAvg(oca=False).models(without)) == ["aca"]

@@ -78,7 +78,9 @@ def test_q_zero_is_fedavg_with_uniform_weights_and_not_by_size(small_setting, sm
 
 
 def test_the_loss_is_the_received_models_mean_over_all_training_data(small_setting, small):
-    setting = small_setting([13], networks=[lambda: small(batch_norm=True, dropout=0.5)], work=LocalWork(batch=4, lr=0.5))
+    setting = small_setting(
+        [13], networks=[lambda: small(batch_norm=True, dropout=0.5)], work=LocalWork(batch=4, lr=0.5)
+    )
     me = setting.client(0, 1, {})
     received = params(me.build())
     sent = QFFL().train(me, Message("train", 0, {"model": received})).body
@@ -96,10 +98,10 @@ def test_measuring_the_loss_does_not_disturb_the_training(small_setting, small, 
 
 
 def test_a_client_with_a_larger_loss_pulls_more(rows, logistic, small_setting, play):
-    # Two mirrored clients: both have gradient 1/2 x, but x = 3 of the second makes its loss grow faster.
+    # The clients pull a positive and a negative way, the second three times as hard.
     sites = [Site(d, d) for d in (rows([[1.0]], [0]), rows([[3.0]], [1]))]
     setting = small_setting([], sites=sites, networks=[logistic], classes=2, work=LocalWork(batch=1, lr=0.1))
-    # At w = 0 both losses are ln 2 and q does not turn the step; from round 2 on client 0 has the larger loss.
+    # At w = 0 both losses are ln 2; from round 2 on the first client's is larger, and q lets it hold back more.
     even, fair = (play(QFFL(q=q), setting, 3).states for q in (0.0, 3.0))
     assert even[3]["model"]["w"].item() > fair[3]["model"]["w"].item() > 0
 

@@ -29,9 +29,9 @@ class QFFL(FedAvg):
     """Minimise sum_k p_k F_k^{q+1} / (q+1): reweight by loss^q and take a step of an adapted size.
 
     F_k is the mean cross-entropy of the *received* model over the client's whole training set, before training (FedKF's
-    code takes a random part of it). q = 0 is FedAvg with uniform weights, not with weights by size. The client sends its
-    model and F_k, from which the server forms Delta_k and h_k: the same information in one scalar more than FedAvg. The
-    paper draws clients with probability proportional to their size (`sampling = "size"`), FedKF's code uniformly.
+    code takes a random part of it). q = 0 is FedAvg with uniform weights, not with weights by size. The client sends
+    its model and F_k, from which the server forms Delta_k and h_k: the same information in one scalar more than FedAvg.
+    The paper draws clients with probability proportional to their size (`sampling = "size"`), FedKF's code uniformly.
     Buffers (BatchNorm statistics) are plainly averaged with uniform weights.
 
     >>> QFFL(q=1.0).sampling
@@ -65,27 +65,26 @@ class QFFL(FedAvg):
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w <- w - sum_k Delta_k / sum_k h_k, with g_k = (w - w_k) / eta and eta the local learning rate."""
         eta = fed.work.lr_at(fed.round)
-        trainable = [name for name, p in fed.build().named_parameters() if p.requires_grad]
-        return q_step(s["model"], [r["model"] for r in replies], [float(r["loss"]) for r in replies], self.q, eta) | {
-            name: value for name, value in super().aggregate(s, replies, fed).items() if name not in trainable
-        }
+        # Only trainable parameters: statistics have no gradient and must not enter the norm in h_k.
+        trained = {name: s["model"][name] for name, p in fed.build().named_parameters() if p.requires_grad}
+        moved = q_step(trained, [r["model"] for r in replies], [float(r["loss"]) for r in replies], self.q, eta)
+        return {**super().aggregate(s, replies, fed), **moved}
 
 
 def q_step(model: Tree, locals: Sequence[Tree], losses: Sequence[float], q: float, eta: float) -> dict[str, Any]:
-    """The server's step, in float64.
+    """The server's step on the parameters in `model`, in float64.
 
     >>> w, clients = {"w": torch.tensor([1.0])}, [{"w": torch.tensor([0.9])}, {"w": torch.tensor([0.5])}]
     >>> round(q_step(w, clients, [1.0, 4.0], q=1.0, eta=0.1)["w"].item(), 7)
     0.7236842
     """
-    floats = [name for name, tensor in model.items() if tensor.is_floating_point()]
-    moved = {name: torch.zeros(model[name].shape, dtype=torch.float64) for name in floats}
+    moved = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in model.items()}
     h = 0.0
     for local, loss in zip(locals, losses, strict=True):
         f = loss + 1e-10
-        gradient = {name: (model[name].double() - local[name].double()) / eta for name in floats}
+        gradient = {name: (w.double() - local[name].double()) / eta for name, w in model.items()}
         norm2 = sum(float((g**2).sum()) for g in gradient.values())
         h += q * f ** (q - 1) * norm2 + f**q / eta
-        for name in floats:
-            moved[name].add_(gradient[name], alpha=f**q)  # Delta_k = F_k^q g_k
-    return {name: (model[name].double() - moved[name] / h).to(model[name].dtype) for name in floats}
+        for name, g in gradient.items():
+            moved[name].add_(g, alpha=f**q)  # Delta_k = F_k^q g_k
+    return {name: (w.double() - moved[name] / h).to(w.dtype) for name, w in model.items()}

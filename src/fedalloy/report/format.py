@@ -58,16 +58,13 @@ def human_seconds(seconds: float | None) -> str:
     """A duration in the unit a person would choose.
 
     >>> human_seconds(3.21), human_seconds(75), human_seconds(7500), human_seconds(None)
-    ('3.2 s', '1 min 15 s', '2 h 05 min', '–')
+    ('3.2 s', '1.2 min', '2.1 h', '–')
     """
     if seconds is None or not math.isfinite(seconds):
         return MISSING
     if seconds < 59.95:
         return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:.1f} h"
 
 
 def view_name(view: str) -> str:

@@ -96,8 +96,10 @@ def client_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
     FigureCanvasAgg(figure)
     left = min(widest(figure, [one.name for one, _ in rows]) + 0.2, width * 0.4) if beside else 0.12
     axes = figure.add_axes((left / width, below / height, (width - left - 0.2) / width, 1 - (above + below) / height))
-    lowest = min((a for _, clients in rows for _, a in clients), default=0.0) * 100
-    axes.set_xlim(max(lowest - 6, -2), min(max((a for _, c in rows for _, a in c), default=1.0) * 100 + 3, 101))
+    accuracies = [100 * a for _, clients in rows for _, a in clients] or [0.0, 100.0]
+    low, high = min(accuracies), max(accuracies)
+    room = max((high - low) / 10, 2.0)
+    axes.set_xlim(low - room, high + room / 3)  # the worst client's number stands left of its dot
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel("Accuracy on each client's own test data, %")
     axes.grid(axis="y", visible=False)

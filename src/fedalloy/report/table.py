@@ -78,7 +78,7 @@ MEASURES = (
     Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
 )
 # What a narrow terminal gives up, first to last; AMP and WLP stay.
-EXPENDABLE = ("Round", "Low 10 %", "Test %", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
+EXPENDABLE = ("Low 10 %", "Test %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
 GAP = 2  # blanks between two columns
 
 

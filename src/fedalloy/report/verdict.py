@@ -55,7 +55,7 @@ def _towards(leader: CombinedRow, local: CombinedRow, pooled: CombinedRow | None
     if float(number(gap, 1)) <= 0:
         return ", while pooled data does no better than local training"
     if _amp(leader) <= _amp(local):
-        return f", while pooled data would gain {_points(pooled, local)}"
+        return f", while pooled data would gain {_points(pooled, local)} on it"
     if _amp(leader) >= _amp(pooled):
         return " and reaches what pooled data would give"
     # Rounded down: "100 %" is not for a gap that is still open.

@@ -1,0 +1,36 @@
+# Two commands to begin with: `make demo` and `make test`. Both make .venv once and use it from then on.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean help
+
+help:
+	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
+	@echo "make test    ruff, mypy --strict and pytest"
+	@echo "make bench   speed against the raw PyTorch loop"
+	@echo "make clean   remove .venv and what the demo wrote"
+
+demo: $(READY)
+	$(BIN)/fedalloy demo
+
+test: lint
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python bench/round_cost.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("fedalloy needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) fedalloy-demo

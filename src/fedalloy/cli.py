@@ -1,0 +1,378 @@
+"""The command line: demo, run, compare, resume, list, partition, report, export, check.
+
+Heavy imports stay inside the commands, so that `fedalloy --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from fedalloy import __version__
+from fedalloy.errors import FedalloyError, UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.results import Run
+
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+PLUGIN = click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that registers things of your own."
+)
+OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+
+
+class NearestGroup(click.Group):
+    """A group that answers an unknown command with the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command or say which was meant."""
+        from fedalloy.registry import suggest
+
+        if args and self.get_command(ctx, args[0]) is None:
+            raise UsageError(f"there is no command '{args[0]}'; {suggest(args[0], list(self.commands))}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedalloy")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Federated learning when clients differ, by knowledge distillation and fusion.
+
+    Begin with `fedalloy demo`.
+    """
+
+
+@cli.command()
+@OUT
+def demo(out: str | None) -> None:
+    """Compare four methods on built-in data, offline, in under a minute."""
+    import shutil
+
+    from fedalloy.config import read
+
+    folder = Path(out or "fedalloy-demo")
+    exp = read(Path(__file__).with_name("demo.toml"))
+    if (folder / "runs").is_dir():
+        shutil.rmtree(folder / "runs")  # an earlier demo
+    runs = _compare(exp, [0], folder, "fedalloy demo")
+    _say(f"""
+What next?
+  Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
+  fedalloy list                                   what else there is to compare
+  fedalloy compare --methods local,fedavg,qffl --seeds 3 partition.alpha=0.1
+  fedalloy export {runs[1].folder} --view oca     the trained model as a file""")
+
+
+@cli.command("run")
+@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@OVERRIDES
+@OUT
+@PLUGIN
+def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+    """Run one method.
+
+    Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
+    """
+    from fedalloy.compare import slug
+
+    exp = _experiment(file, overrides, plugins)
+    folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
+    if (folder / "run.json").exists():
+        raise UsageError(f"'{folder}' holds a run; `fedalloy resume {folder}` goes on with it, or give another --out")
+    from fedalloy.build import build
+    from fedalloy.config import build_method
+    from fedalloy.progress import Display
+    from fedalloy.simulate import one_thread, simulate
+
+    label = build_method(exp.method).label
+    with one_thread():
+        built = build(exp)
+        built.setting.check(build_method(exp.method))
+    with Display(1, exp.rounds) as display:
+        run = simulate(exp, folder, built=built, watch=display.begin(label, exp.seed))
+    _show([run])
+    _write_report([run], folder / "report.html", f"fedalloy run {_words(file, overrides)}".strip())
+
+
+@cli.command()
+@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@OVERRIDES
+@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@OUT
+@PLUGIN
+def compare(
+    file: str | None,
+    overrides: tuple[str, ...],
+    methods: str | None,
+    seeds: str,
+    out: str | None,
+    plugins: tuple[str, ...],
+) -> None:
+    """Compare methods on one experiment: same data, same clients in every round, mean and spread over seeds.
+
+    A comparison that was interrupted goes on where it stopped when it is given the same folder.
+    """
+    from fedalloy.config import Choice
+
+    exp = _experiment(file, overrides, plugins)
+    choices = None
+    if methods:
+        names = [name.strip() for name in methods.split(",") if name.strip()]
+        choices = {name: exp.methods.get(name, Choice(name=name)) for name in names}
+    elif not exp.methods:
+        choices = {name: Choice(name=name) for name in dict.fromkeys(["local", exp.method.name, "centralised"])}
+        choices[exp.method.name] = exp.method
+    folder = Path(out) if out else _fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
+    parts = [file or "", *overrides, f"--methods {methods}" if methods else "", f"--seeds {seeds}"]
+    _compare(exp, _seeds(seeds, exp.seed), folder, " ".join(["fedalloy compare", *filter(None, parts)]), choices)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN")
+@click.option("--rounds", type=int, help="Go on to this round instead of the one that was planned.")
+@PLUGIN
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
+    """Go on with an interrupted run, to the same bits as if it had never stopped."""
+    _load_plugins(plugins)
+    from fedalloy.progress import Display
+    from fedalloy.results import read
+    from fedalloy.simulate import resume as go_on
+
+    before = read(folder)
+    total = rounds or before.meta["experiment"]["rounds"]
+    with Display(1, total) as display:
+        run = go_on(folder, rounds=rounds, watch=display.begin(before.label, before.seed), say=_say)
+    _show([run])
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["methods", "models", "data", "partitions"]), default="methods")
+@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
+@PLUGIN
+def list_command(what: str, filters: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """List methods, models, data sets or partitions, e.g. `fedalloy list --where any_network=yes`."""
+    _load_plugins(plugins)
+    from fedalloy.listing import listing
+
+    _console().print(listing(what, filters))
+
+
+@cli.command()
+@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@OVERRIDES
+@OUT
+def partition(file: str | None, overrides: tuple[str, ...], out: str | None) -> None:
+    """Show how an experiment's data is split among its clients, as numbers and pictures."""
+    from fedalloy.build import build
+    from fedalloy.files import write_json
+    from fedalloy.report.partition_plot import bubble_plot, heat_map
+    from fedalloy.report.plots import save
+
+    built = build(_experiment(file, overrides, ()))
+    _say(built.card.describe())
+    folder = Path(out or "partition")
+    _make(folder)
+    names = built.dataset.label_names
+    for name, draw in (("bubbles", bubble_plot), ("heatmap", heat_map)):
+        for kind in ("png", "svg"):
+            save(draw(built.card.counts, names), folder / f"{name}.{kind}")
+    write_json(folder / "partition.json", built.card.to_json(indices=True))
+    _say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+
+
+@cli.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--select",
+    type=click.Choice(["last", "best on validation", "best on test"]),
+    default="last",
+    show_default=True,
+    help="Which round stands for a run.",
+)
+@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
+def report(folders: tuple[str, ...], select: Any, out: str) -> None:
+    """Write one page about finished runs; a folder of runs counts as all of them."""
+    runs = _read_runs(folders)
+    _show(runs, select)
+    _write_report(runs, Path(out), f"fedalloy report {' '.join(folders)}", select)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN")
+@click.option("--view", help="Which model: aca, oca, global, personal, ...; default: the first.")
+@click.option("--client", type=int, help="Whose model, if the view is personal.")
+@click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write; default: in the run's folder.")
+@PLUGIN
+def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
+    """Write a trained model as safetensors, with the lines that load it."""
+    _load_plugins(plugins)
+    from fedalloy.export import export_model
+
+    path, lines = export_model(Path(folder), view, client, Path(out) if out else None)
+    _say(f"written: {path}\n\n{lines}\n\nA run starts from it with `fedalloy run start={path}`.")
+
+
+@cli.command()
+@click.argument("name", metavar="METHOD")
+@PLUGIN
+def check(name: str, plugins: tuple[str, ...]) -> None:
+    """Check that a method keeps the contract that exactness and resuming rest on."""
+    _load_plugins(plugins)
+    from fedalloy.check import checks_passed
+    from fedalloy.config import Choice, build_method
+
+    for line in checks_passed(build_method(Choice(name=name))):
+        _say(f"ok  {line}")
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        cli.main(given, prog_name="fedalloy", standalone_mode=False)
+    except FedalloyError as error:
+        _fail(str(error), error.code, debug, error)
+    except click.exceptions.Abort:
+        _fail("interrupted", 130, debug)
+    except click.ClickException as error:
+        _fail(error.format_message(), 2, debug, error)
+    except KeyboardInterrupt:
+        _fail("interrupted; `fedalloy resume RUN` goes on from the last round", 130, debug)
+    except BrokenPipeError:
+        sys.exit(0)
+    except Exception as error:
+        _fail(f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1, debug, error)
+    sys.exit(0)
+
+
+def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:
+    if debug and error is not None:
+        import traceback
+
+        traceback.print_exception(error)
+    click.echo(f"fedalloy: {sentence}", err=True)
+    sys.exit(code)
+
+
+def _experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Any:
+    _load_plugins(plugins)
+    from fedalloy.config import experiment, override, read_toml
+
+    if file is not None and "=" in file and not file.endswith(".toml"):  # the first word was no file
+        return experiment(override({}, [file, *overrides]))
+    return experiment(override(read_toml(file) if file else {}, overrides))
+
+
+def _load_plugins(files: Sequence[str]) -> None:
+    from fedalloy.plugins import load_file, load_installed
+
+    load_installed()
+    for file in files:
+        load_file(file)
+
+
+def _seeds(text: str, first: int) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds {text} must be a count (3) or a list (0,1,7)") from error
+    seeds = numbers if "," in text else list(range(first, first + numbers[0]))
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text} must be a positive count (3) or a list of different seeds (0,1,7)")
+    return seeds
+
+
+def _compare(exp: Any, seeds: list[int], folder: Path, command: str, choices: Any = None) -> list[Run]:
+    from fedalloy.build import build
+    from fedalloy.compare import compare as run_all
+    from fedalloy.files import write_json
+    from fedalloy.progress import Display
+    from fedalloy.report.partition_plot import bubble_plot
+    from fedalloy.report.plots import save
+    from fedalloy.report.table import records
+    from fedalloy.results import rows
+
+    built = build(exp)
+    _say(built.card.describe())
+    _make(folder)
+    save(bubble_plot(built.card.counts, built.dataset.label_names), folder / "split.png")
+    _say(f"picture of the split: {folder / 'split.png'}\n")
+    count = len(seeds) * len(choices or exp.methods or [exp.method])
+    with Display(count, exp.rounds) as display:
+        runs = run_all(exp, choices, seeds=seeds, folder=folder / "runs", begin=display.begin, say=_say)
+    _show(runs)
+    write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
+    _write_report(runs, folder / "report.html", command)
+    return runs
+
+
+def _show(runs: list[Run], select: Any = "last") -> None:
+    from fedalloy.report.table import comparison_table
+    from fedalloy.report.verdict import verdict
+    from fedalloy.results import rows
+
+    table = [row for run in runs for row in rows(run, select)]
+    names = {run.label: run.name for run in runs}
+    console = _console()
+    console.print()
+    console.print(comparison_table(table, width=console.width, names=names))
+    if len(names) > 1:
+        console.print()
+        console.print(verdict(table, names=names), highlight=False)
+
+
+def _write_report(runs: list[Run], path: Path, command: str, select: Any = "last") -> None:
+    from fedalloy.report.html import write_report
+
+    _say(f"report: {write_report(runs, path, command=command, selection=select)}")
+
+
+def _read_runs(folders: Sequence[str]) -> list[Run]:
+    from fedalloy.results import read
+
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = sorted(file.parent for file in folder.glob("**/run.json"))
+        found += inside or [folder]
+    return [read(folder) for folder in found]
+
+
+def _fresh(parent: Path, name: str) -> Path:
+    """A folder that does not exist yet: name, name-2, name-3, ..."""
+    tried = parent / name
+    number = 2
+    while tried.exists():
+        tried, number = parent / f"{name}-{number}", number + 1
+    return tried
+
+
+def _make(folder: Path) -> None:
+    from fedalloy.errors import StorageError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
+
+
+def _words(file: str | None, overrides: Sequence[str]) -> str:
+    return " ".join([*([file] if file else []), *overrides])
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console()
+
+
+def _say(text: str) -> None:
+    click.echo(text)

@@ -1,0 +1,161 @@
+import os
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from fedalloy.errors import StorageError, UsageError
+from fedalloy.report import facts, html
+from fedalloy.report.html import render, write_report
+
+
+class Page(HTMLParser):
+    VOID = ("meta", "br", "link", "img", "input", "hr")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.words = [], [], [], []
+        self.feed(text)
+        assert not self.open, f"never closed: {self.open}"
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data.strip())
+
+    def all(self, name):
+        return [value for key, value in self.attributes if key == name]
+
+
+@pytest.fixture(scope="module")
+def text(comparison):
+    return render(comparison, title="Toy", command="fedalloy compare toy.toml")
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return Page(text)
+
+
+def test_the_page_asks_nothing_of_the_network(text, page):
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & set(page.tags)
+    assert all(value.startswith("#") for value in page.all("href"))
+    assert not page.all("src")
+    assert "@import" not in text
+    assert all(url.startswith("#") for url in re.findall(r"url\(([^)]*)\)", text))
+    assert set(re.findall(r"https?://[^\"'\s<]*", text)) <= {"http://www.w3.org/2000/svg"}
+
+
+def test_ids_are_unique_and_every_reference_has_one(page):
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+    assert {value.removeprefix("#") for value in page.all("href")} <= set(ids)
+    assert set(page.all("aria-labelledby")) <= set(ids)
+
+
+def test_what_the_page_says_and_in_which_order(text):
+    parts = [
+        *("<h1>Toy</h1>", "FedAvg (OCA) leads local training by 30.0 points of AMP and closes 60 % of the gap"),
+        *("Comparison</h2>", "How the methods learned", "How each client fares", "How the data was split"),
+        *("Communication and time", "Settings</h2>", "What the numbers mean", "How to repeat it"),
+        *("fedalloy compare toy.toml", "torch 2.13.0"),
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert '<html lang="en">' in text
+    assert 'name="viewport"' in text
+
+
+def test_pictures_can_be_read_aloud(page):
+    drawn = page.tags.count("svg")
+    assert drawn == 11  # five pictures for two widths each, and the split
+    assert page.all("role").count("img") == drawn
+    assert len([label for label in page.all("aria-label") if "chart" in label or "plot" in label]) == drawn
+
+
+def test_the_table_marks_the_best(text):
+    # AMP, WLP and the low tenth of FedAvg (OCA); FM is the same for all three lines that compete.
+    assert text.count('class="best"') == 3 + 3
+    assert '<td class="best">70.00 ± 0.00</td>' in text
+
+
+def test_hostile_words_stay_words(make_run):
+    bad = '<script>alert("1")</script>'
+    run = make_run(label=bad, versions={bad: bad}, model={"name": bad}, experiment={"data": {"name": bad}, "x": bad})
+    run.meta["clients"]["label_names"] = [bad, "</svg>"]
+    text = render([run], title=bad, command=bad)
+    assert "<script" not in text
+    assert "script" not in Page(text).tags
+    assert Page(text).tags.count("svg") == 11
+
+
+def test_equal_runs_give_equal_bytes(comparison, text, tmp_path):
+    path = write_report(comparison, tmp_path / "new" / "x.html", title="Toy", command="fedalloy compare toy.toml")
+    assert path.read_bytes() == text.encode("utf-8")
+    assert text.startswith("<!DOCTYPE html>")
+
+
+def test_the_file_is_whole_or_not_there(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(html, "render", lambda *_, **__: "new")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", fail)
+        with pytest.raises(StorageError, match="No space left"):
+            write_report([], path)
+    assert path.read_text() == "old"
+    assert write_report([], path).read_text() == "new"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_nothing_to_report(make_run):
+    with pytest.raises(UsageError, match="nothing to report"):
+        render([make_run(views={})], title="")
+
+
+def test_an_unfinished_run_is_announced(make_run):
+    run = make_run(label="FedAvg", status="running", experiment={"rounds": 30})
+    assert "FedAvg, seed 0, is not finished: it stands here with 2 of 30 rounds." in render([run], title="")
+
+
+def test_a_run_that_recorded_little_is_still_shown(make_run):
+    run = make_run(clients={}, partition={}, model={}, versions={}, experiment={})
+    assert "How the data was split" not in render([run], title="")
+
+
+def test_traffic_by_kind(make_run):
+    kinds = {"weights": 1000, "logits": 4000}
+    lines = facts.traffic([make_run(kinds=kinds, seed=0), make_run(kinds=kinds, seed=1)])
+    assert lines == [
+        {"label": "fedavg", "kind": "logits", "down": "8.00 kB", "up": "4.00 kB", "both": "12.0 kB"},
+        {"label": "", "kind": "weights", "down": "2.00 kB", "up": "1.00 kB", "both": "3.00 kB"},
+    ]
+    assert facts.traffic([make_run(kinds={})])[0]["kind"] == "nothing"
+
+
+def test_times_and_setting(make_run):
+    assert facts.times([make_run()]) == ["fedavg", "2.0 s", "1.0 s", "0.5 s", "0.5 s", "4.0 s"]
+    assert facts.setting([make_run(seed=1), make_run(seed=0)]) == [
+        *(("Data", "toy"), ("Split", "dirichlet (alpha 0.1)"), ("Clients", "2")),
+        *(("Model", "mlp (1,234 parameters)"), ("Rounds", "2"), ("Seeds", "0 and 1")),
+    ]
+
+
+def test_skew_of_an_empty_client():
+    assert "hold 0 to 4 training samples" in facts.skew(np.array([[0, 0], [2, 2]]))

@@ -1,0 +1,127 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedalloy.report.format import TIMES
+from fedalloy.report.table import cells, comparison_table, markdown, records
+
+FM = f"FM {TIMES}10³"
+
+
+def drawn(table, width):
+    console = Console(width=width, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(table)
+    return console.export_text(clear=False).rstrip("\n").split("\n"), console.export_text(styles=True)
+
+
+def bold(styled):
+    return re.findall(r"\x1b\[1m([^\x1b]*)\x1b", styled)
+
+
+def test_cells_of_one_row(make_row):
+    headings, body = cells([make_row()])
+    assert headings == [
+        *("Method", "View", "AMP %", FM, "WLP %"),
+        *("Worst", "Low 10 %", "Test %", "Bytes", "Time", "Round"),
+    ]
+    assert [cell.text for cell in body[0]] == [
+        *("FedAvg", "OCA", "80.00", "2.00", "60.00", "7"),
+        *("65.00", "79.00", "1.50 kB", "3.2 s", "30"),
+    ]
+    assert not any(cell.best for cell in body[0])  # nobody to be better than
+
+
+def test_the_best_value_of_each_column(make_row):
+    rows = [
+        make_row("A", amp=0.80, fm=0.002, wlp=0.70, bottom10=0.7, test=None),
+        make_row("B", amp=0.85, fm=0.003, wlp=0.60, bottom10=0.6, test=None),
+    ]
+    headings, body = cells(rows)
+    assert "Test %" not in headings  # nobody has one
+    best = {(line[0].text, headings[i]) for line in body for i, cell in enumerate(line) if cell.best}
+    assert best == {("B", "AMP %"), ("A", FM), ("A", "WLP %"), ("A", "Low 10 %")}
+
+
+def test_what_is_written_alike_is_equally_good(make_row):
+    _, body = cells([make_row("A", amp=0.800001), make_row("B", amp=0.800002), make_row("C", amp=0.79)])
+    assert [line[2].best for line in body] == [True, True, False]
+
+
+def test_pooled_data_does_not_compete(make_row):
+    rows = [make_row("A", amp=0.7), make_row("B", amp=0.6), make_row("Centralised", "global", amp=0.9)]
+    assert [line[2].best for line in cells(rows)[1]] == [True, False, False]
+    rows[2] = make_row("pooled", "global", amp=0.9)
+    assert [line[2].best for line in cells(rows)[1]] == [False, False, True]
+    assert [line[2].best for line in cells(rows, {"pooled": "centralised"})[1]] == [True, False, False]
+
+
+def test_seeds_are_averaged_and_their_worst_clients_listed(make_row):
+    rows = [make_row(seed=0, amp=0.80, worst_client=7), make_row(seed=1, amp=0.82, worst_client=3)]
+    _, body = cells(rows)
+    # Sample deviation of 80 and 82: sqrt((1 + 1) / 1).
+    assert (len(body), body[0][2].text, body[0][5].text) == (1, "81.00 ± 1.41", "7, 3")
+
+
+def test_two_selections_are_two_lines_and_named(make_row):
+    headings, body = cells([make_row(), make_row(selection="best on test", round=12, amp=0.9)])
+    assert headings[2] == "Selection"
+    assert [line[2].text for line in body] == ["last", "best on test"]
+
+
+def test_bold_in_the_terminal(make_row):
+    _, styled = drawn(comparison_table([make_row("A", wlp=0.5), make_row("B", amp=0.7)], width=120), 120)
+    assert {text.strip() for text in bold(styled)} >= {"80.00", "60.00"}
+    assert "70.00" not in " ".join(bold(styled))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_no_cell_wraps_or_is_cut(make_row, width):
+    rows = [make_row(label, seed=s, amp=0.8 + s / 50) for label in ("FedAvg", "Centralised") for s in (0, 1)]
+    lines, _ = drawn(comparison_table(rows, width=width), width)
+    assert all(len(line.rstrip()) <= width for line in lines)
+    assert sum("FedAvg" in line or "Centralised" in line for line in lines) == 2
+    assert "…" not in "\n".join(lines[:4])
+    assert lines[0].split()[:2] == ["Method", "View"]
+    assert "81.00 ± 1.41" in lines[2]
+
+
+def test_a_narrow_terminal_says_what_it_left_out(make_row):
+    rows = [make_row(seed=s) for s in (0, 1)]
+    lines, _ = drawn(comparison_table(rows, width=80), 80)
+    assert lines[-1].strip() == "Left out for want of width: Low 10 %, Test % and Round."
+    lines, _ = drawn(comparison_table(rows, width=120), 120)
+    assert "Left out" not in "\n".join(lines)
+
+
+def test_a_long_label_gives_way_to_the_numbers(make_row):
+    lines, _ = drawn(comparison_table([make_row("a very long label that never ends " * 3)], width=40), 40)
+    assert "80.00" in lines[2]
+    assert "…" in lines[2]
+    assert len(lines[2].rstrip()) <= 40
+
+
+def test_markup_in_a_label_is_text(make_row):
+    lines, _ = drawn(comparison_table([make_row("[red]A[/red]")], width=120), 120)
+    assert "[red]A[/red]" in lines[2]
+
+
+def test_markdown(make_row):
+    text = markdown([make_row("A|B", bytes_total=None, test=None), make_row("C", amp=0.9, bytes_total=None, test=None)])
+    assert text == (
+        f"| Method | View | AMP % | {FM} | WLP % | Worst | Low 10 % | Time | Round |\n"
+        "|:--|:--|--:|--:|--:|--:|--:|--:|--:|\n"
+        "| A\\|B | OCA | 80.00 | **2.00** | **60.00** | 7 | **65.00** | 3.2 s | 30 |\n"
+        "| C | OCA | **90.00** | **2.00** | **60.00** | 7 | **65.00** | 3.2 s | 30 |\n"
+    )
+
+
+def test_records_keep_every_digit(make_row):
+    (record,) = records([make_row(seed=0, amp=0.8), make_row(seed=1, amp=0.81)])
+    assert record["label"] == "FedAvg"
+    assert record["seeds"] == 2
+    assert record["amp"] == pytest.approx(0.805)
+    assert record["amp_std"] == pytest.approx(0.005 * 2**0.5)
+    assert record["bytes_total"] == 1500
+    assert record["flops"] is None

@@ -1,0 +1,155 @@
+"""Evaluation on a network whose predictions are known, and the promise that it changes nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedalloy.core import Method, State, run
+from fedalloy.engine.serial import Serial
+from fedalloy.evaluation import evaluate
+from fedalloy.methods import FedAvg, Local
+from fedalloy.setting import Setting, Site
+from fedalloy.training import LocalWork
+from fedalloy.tree import clone, equal
+
+AS_IS = {"weight": torch.eye(3)}  # the logits are the inputs: it predicts the largest
+ROLLED = {"weight": torch.eye(3).roll(1, 0)}  # it predicts the class after the largest
+
+
+class Shared(Method):
+    """Two views and nothing personal."""
+
+    def models(self, s):
+        return {"as-is": AS_IS, "rolled": ROLLED}
+
+
+class Personal(Method):
+    """Client k has the network that it remembers."""
+
+    def personal(self, me):
+        return me.memory["model"]
+
+
+def network():
+    return nn.Linear(3, 3, bias=False)
+
+
+def likes(*classes):
+    """Inputs that favour these classes with a logit of ln 4, so that p = (4/6, 1/6, 1/6)."""
+    return [[math.log(4) if c == k else 0.0 for k in range(3)] for c in classes]
+
+
+RIGHT, WRONG = -math.log(4 / 6), -math.log(1 / 6)
+
+
+@pytest.fixture
+def setting(rows):
+    """Client 0 is right in 3 of 4, client 1 has no test data, client 2 is right in 1 of 2; 4 of 6 of the holdout."""
+    train = rows(likes(0, 1), [0, 1])
+    tests = [rows(likes(0, 1, 2, 2), [0, 1, 2, 0]), rows(likes(0), [0]).subset([]), rows(likes(1, 0), [1, 2])]
+    checks = [rows(likes(0, 0), [0, 1]), None, rows(likes(1, 1, 1), [1, 1, 0])]
+    sites = [Site(train, test, check) for test, check in zip(tests, checks, strict=True)]
+    holdout = rows(likes(0, 1, 2, 0, 1, 2), [0, 1, 2, 0, 0, 0])
+    return Setting(sites=sites, networks=[network], classes=3, holdout=holdout)
+
+
+def test_a_shared_view_by_hand(setting):
+    view = evaluate(setting, Shared(), State(1, {}), {})["as-is"]
+    assert view["clients"]["accuracy"] == [0.75, None, 0.5]
+    assert view["clients"]["size"] == [4, 0, 2]
+    assert view["clients"]["loss"] == pytest.approx([(3 * RIGHT + WRONG) / 4, None, (RIGHT + WRONG) / 2], abs=1e-6)
+    assert view["amp"] == pytest.approx(4 / 6)
+    assert view["alma"] == pytest.approx(0.625)
+    assert view["fm"] == pytest.approx(0.125**2)
+    assert (view["wlp"], view["worst_client"]) == (0.5, 2)
+    assert view["loss"] == pytest.approx((4 * RIGHT + 2 * WRONG) / 6, abs=1e-6)
+    # Pooled: class 0 right in 1 of 2, class 1 in 2 of 2, class 2 in 1 of 2.
+    assert view["balanced"] == pytest.approx(2 / 3)
+    assert view["test"] == pytest.approx(4 / 6)
+    assert view["validation"] == pytest.approx((1 + 2) / 5)
+
+
+def test_every_view_is_evaluated(setting):
+    views = evaluate(setting, Shared(), State(1, {}), {})
+    assert list(views) == ["as-is", "rolled"]
+    # One class on, only the last samples of clients 0 and 2 come out right: 2 -> 0, and 0 -> 1 is not 2.
+    assert views["rolled"]["clients"]["accuracy"] == [0.25, None, 0.0]
+    assert views["rolled"]["worst_client"] == 2
+
+
+def test_personal_views_use_each_clients_own_network(setting):
+    memories = {0: {"model": AS_IS}, 1: {"model": AS_IS}, 2: {"model": ROLLED}}
+    views = evaluate(setting, Personal(), State(1, {}), memories)
+    assert list(views) == ["personal"]
+    view = views["personal"]
+    assert view["clients"]["accuracy"] == [0.75, None, 0.0]
+    assert view["amp"] == pytest.approx(3 / 6)
+    assert view["test"] is None
+    assert view["validation"] == pytest.approx((1 + 0) / 5)  # client 2's three all go from 1 to 2
+
+
+def test_without_holdout_and_validation_the_columns_are_empty(setting):
+    sites = [Site(site.train, site.test) for site in setting.sites]
+    bare = Setting(sites=sites, networks=[network], classes=3)
+    for method, memories in ((Shared(), {}), (Personal(), {k: {"model": AS_IS} for k in range(3)})):
+        for view in evaluate(bare, method, State(1, {}), memories).values():
+            assert view["test"] is None
+            assert view["validation"] is None
+
+
+def test_empty_validation_shares_are_an_empty_column_too(setting):
+    sites = [Site(site.train, site.test, site.train.subset([])) for site in setting.sites]
+    bare = Setting(sites=sites, networks=[network], classes=3)
+    for method, memories in ((Shared(), {}), (Personal(), {k: {"model": AS_IS} for k in range(3)})):
+        for view in evaluate(bare, method, State(1, {}), memories).values():
+            assert view["validation"] is None
+
+
+def test_a_federation_without_any_test_data_has_no_figures(setting):
+    sites = [Site(site.train, site.train.subset([])) for site in setting.sites]
+    view = evaluate(Setting(sites=sites, networks=[network], classes=3), Shared(), State(1, {}), {})["as-is"]
+    assert [view[name] for name in ("amp", "fm", "wlp", "alma", "loss", "mixture_min")] == [None] * 6
+    assert view["clients"]["accuracy"] == [None] * 3
+
+
+def test_inactive_clients_are_evaluated_too(small_setting):
+    setting = small_setting([6, 6, 6])
+    engine = Serial(setting)
+    state = run(FedAvg(), engine, 1)
+    views = evaluate(setting, FedAvg(), state, engine.memories)
+    assert list(views) == ["aca", "oca"]
+    assert all(None not in view["clients"]["accuracy"] for view in views.values())
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Local()])
+def test_evaluation_changes_nothing(method, small_setting, small):
+    setting = small_setting(
+        [6, 9],
+        networks=[lambda: small(batch_norm=True, dropout=0.3)],
+        work=LocalWork(batch=3, lr=0.1),
+    )
+    watched, plain = Serial(setting), Serial(setting)
+
+    def watch(state, _):
+        before = clone(state.body), clone(dict(enumerate_memories(watched)))
+        streams = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  the global one is watched here
+        first, second = (evaluate(setting, method, state, watched.memories) for _ in range(2))
+        assert first == second
+        assert equal(state.body, before[0])
+        assert equal(dict(enumerate_memories(watched)), before[1])
+        assert torch.equal(torch.get_rng_state(), streams[0])
+        assert (np.random.get_state()[1] == streams[1]).all()  # noqa: NPY002
+
+    with_evaluation = run(method, watched, 3, watch=watch)
+    without = run(method, plain, 3)
+    assert equal(with_evaluation.body, without.body)
+    assert equal(dict(enumerate_memories(watched)), dict(enumerate_memories(plain)))
+
+
+def enumerate_memories(engine):
+    return {str(k): memory for k, memory in engine.memories.items()}

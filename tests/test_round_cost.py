@@ -1,0 +1,48 @@
+"""The engine costs little beside the raw loop, and computes the same; `bench/` measures it properly."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def bench() -> ModuleType:
+    path = Path(__file__).parents[1] / "bench" / "round_cost.py"
+    spec = importlib.util.spec_from_file_location("round_cost", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["round_cost"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_engine_round_equals_the_raw_loop_and_costs_less_than_twice_as_much(bench):
+    # Equality of the models is asserted inside, after every round.
+    assert bench.engine_rounds(bench.QUICK[0], pairs=3).median < 2.0
+
+
+def test_a_simulated_run_ends_with_the_model_of_the_raw_loop(bench):
+    assert len(bench.simulate_rounds(bench.QUICK[1], pairs=2).ratios) == 2
+
+
+def test_unequal_models_are_noticed(bench, monkeypatch):
+    monkeypatch.setattr(bench.RawLoop, "round", lambda self, number: None)  # a raw loop that does not train
+    with pytest.raises(AssertionError, match="different models"):
+        bench.engine_rounds(bench.QUICK[0], pairs=1)
+
+
+def test_the_ratio_is_the_median_over_pairs(bench):
+    pairs = bench.Pairs(raw=[1.0, 2.0, 4.0], ours=[2.0, 3.0, 4.0])
+    assert pairs.ratios == [2.0, 1.5, 1.0]
+    assert (pairs.median, pairs.spread) == (1.5, (1.25, 1.75))
+
+
+@pytest.mark.parametrize(("ratio", "answer"), [(1.5, 0), (1.6, 1)])
+def test_the_command_fails_above_its_limit(bench, monkeypatch, ratio, answer):
+    monkeypatch.setattr(bench, "engine_rounds", lambda work, pairs: bench.Pairs([1.0] * 7, [ratio] * 7))
+    monkeypatch.setattr(bench, "simulate_rounds", lambda work, pairs: bench.Pairs([1.0] * 7, [9.0] * 7))
+    assert bench.main(["--quick"]) == answer
