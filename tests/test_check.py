@@ -15,7 +15,7 @@ from fedalloy.check import Case, ContractError, check_method, checks_passed, rul
 from fedalloy.core import Card, Method, action, methods, reply
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
-from fedalloy.methods import FedAvg, Local
+from fedalloy.methods import QFFL, FedAvg, FedAvgM, Local
 from fedalloy.training import fit, params
 
 bad = dataclass(frozen=True, kw_only=True)  # what @method does, without the registry
@@ -24,6 +24,22 @@ bad = dataclass(frozen=True, kw_only=True)  # what @method does, without the reg
 @pytest.mark.parametrize("name", list(methods))
 def test_registering_a_method_is_being_tested(name):
     check_method(methods[name]())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedAvg(oca=False),
+        FedAvg(weights="uniform", cache_init="init_model"),
+        FedAvg(cache_init="global"),
+        FedAvgM(variant="ema"),
+        QFFL(q=1.0, sampling="size"),
+        Local(second_phase=1),
+    ],
+    ids=repr,
+)
+def test_options_keep_the_contract(method):
+    check_method(method, small_settings()[1])
 
 
 def first(model):

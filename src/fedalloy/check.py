@@ -530,7 +530,7 @@ class _Told(Round):
 
 def check_survives_lost_replies(case: Case) -> None:
     """Replies are lost, all of a round's too; who is not heard does not count, and a silent round moves no model."""
-    lossy = Probe(replace(case.setting, participation=replace(case.setting.participation, late_drop=0.5)))
+    lossy = Probe(_half_lost(case.setting))
     lossy.advice = _Lossy.advice
     trace(case.method, lossy, 3)
     silent = trace(case.method, _Lossy(case.setting, lambda round, _: round % 2 == 1), 4)
@@ -545,9 +545,12 @@ def check_survives_lost_replies(case: Case) -> None:
         _check_unheard_do_not_count(case, unheard)
 
 
+def _half_lost(setting: Setting) -> Setting:
+    return replace(setting, participation=replace(setting.participation, late_drop=0.5))
+
+
 def _check_unheard_do_not_count(case: Case, unheard: set[int]) -> None:
     """That clients trained and were lost must be, to the server, the same as that they were never there."""
-
     real = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard), 1)
     without = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard, never_there=True), 1)
     a, b = real.rounds[1][STATE], without.rounds[1][STATE]
@@ -603,11 +606,7 @@ class _Pooled(Round):
 
 def check_sends_what_the_ledger_counts(case: Case) -> None:
     """The ledger's bytes are those of the encoded messages and of the replies that arrived."""
-    trace(
-        case.method,
-        _Weighed(replace(case.setting, participation=replace(case.setting.participation, late_drop=0.5))),
-        2,
-    )
+    trace(case.method, _Weighed(_half_lost(case.setting)), 2)
 
 
 def _weight(body: Tree) -> int:
