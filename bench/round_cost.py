@@ -2,9 +2,11 @@
 
 Both sides run in this process, on one thread and in turn, so that whatever else the machine does meets both alike. Both
 draw the same batches, so that they must arrive at the same model bit for bit, and this is checked. What is reported is
-the median over the pairs of (time of ours) / (time of the raw loop).
+the median over the pairs of (time of ours) / (time of the raw loop). An engine's round never waits, so its time is that
+of the processor, which other processes disturb less; a whole round of `simulate` waits for the disk, so its time is
+that of the clock.
 
-    python bench/round_cost.py            the two workloads, about three minutes
+    python bench/round_cost.py            the two workloads, a few minutes
     python bench/round_cost.py --quick    small rounds, a few seconds
 """
 
@@ -35,7 +37,7 @@ from fedalloy.data import Dataset, from_arrays
 from fedalloy.engine.serial import Serial
 from fedalloy.methods import FedAvg
 from fedalloy.setting import SERVER, Setting
-from fedalloy.simulate import one_thread, simulate
+from fedalloy.runner import one_thread, simulate
 from fedalloy.store import Store
 from fedalloy.training import batches
 
@@ -92,8 +94,8 @@ FULL = (
     Workload("W2", "lenet5", 1, 28, samples=580, clients=20, active=4),
 )
 QUICK = (
-    Workload("W1, small", "simple-cnn", 3, 32, samples=128, clients=2, active=2),
-    Workload("W2, small", "lenet5", 1, 28, samples=128, clients=4, active=2),
+    Workload("W1, small", "simple-cnn", 3, 32, samples=128, clients=2, active=2, epochs=1),
+    Workload("W2, small", "lenet5", 1, 28, samples=128, clients=4, active=2, epochs=1),
 )
 
 
@@ -164,12 +166,12 @@ def engine_rounds(work: Workload, pairs: int) -> Pairs:
     with one_thread():
         for number in range(1, pairs + 2):
             for side in ("raw", "ours") if number % 2 else ("ours", "raw"):  # neither side always has the warm cache
-                begin = time.perf_counter()
+                begin = time.process_time()
                 if side == "raw":
                     raw_loop.round(number)
                 else:
                     state = method.round(state, engine.open(method, number))
-                seconds[side].append(time.perf_counter() - begin)
+                seconds[side].append(time.process_time() - begin)
             _assert_equal(raw_loop.model, state["model"])
     return Pairs(seconds["raw"][1:], seconds["ours"][1:])  # the first pair warms up
 

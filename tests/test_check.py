@@ -39,7 +39,7 @@ def test_registering_a_method_is_being_tested(name):
     ids=repr,
 )
 def test_options_keep_the_contract(method):
-    check_method(method, small_settings()[1])
+    check_method(method, small_settings()[0])
 
 
 def first(model):
@@ -446,7 +446,7 @@ def test_every_rule_has_a_fault_that_it_finds():
 
 
 def test_the_rules_are_told_one_line_each():
-    lines = checks_passed(Local())
+    lines = checks_passed(Local(), small_settings()[0])
     assert len(lines) == len(check.CHECKS) == 13
     assert lines[0].startswith("is a frozen dataclass: A frozen dataclass whose hyper-parameters have defaults")
     assert all(rule_text(rule) for rule in check.CHECKS)
@@ -474,7 +474,7 @@ def test_a_users_own_setting_is_used_and_an_unfit_one_is_the_users_fault():
     class NeedsPublic(FedAvg):
         card = replace(FedAvg.card, public=True)
 
-    check_method(NeedsPublic())
+    check_method(NeedsPublic(), small_settings()[0])
     with pytest.raises(UsageError, match="needs a public set"):
         check_method(NeedsPublic(), setting)
     case = Case(FedAvg(), setting)

@@ -51,7 +51,7 @@ RIGHT, WRONG = -math.log(4 / 6), -math.log(1 / 6)
 def setting(rows):
     """Client 0 is right in 3 of 4, client 1 has no test data, client 2 is right in 1 of 2; 4 of 6 of the holdout."""
     train = rows(likes(0, 1), [0, 1])
-    tests = [rows(likes(0, 1, 2, 2), [0, 1, 2, 0]), rows(likes(0), [0]).subset([]), rows(likes(1, 0), [1, 2])]
+    tests = [rows(likes(0, 1, 1, 2), [0, 1, 1, 0]), rows(likes(0), [0]).subset([]), rows(likes(1, 1), [1, 0])]
     checks = [rows(likes(0, 0), [0, 1]), None, rows(likes(1, 1, 1), [1, 1, 0])]
     sites = [Site(train, test, check) for test, check in zip(tests, checks, strict=True)]
     holdout = rows(likes(0, 1, 2, 0, 1, 2), [0, 1, 2, 0, 0, 0])
@@ -68,8 +68,8 @@ def test_a_shared_view_by_hand(setting):
     assert view["fm"] == pytest.approx(0.125**2)
     assert (view["wlp"], view["worst_client"]) == (0.5, 2)
     assert view["loss"] == pytest.approx((4 * RIGHT + 2 * WRONG) / 6, abs=1e-6)
-    # Pooled: class 0 right in 1 of 2, class 1 in 2 of 2, class 2 in 1 of 2.
-    assert view["balanced"] == pytest.approx(2 / 3)
+    # Pooled: class 0 is right in 1 of 3 (the others are taken for 2 and 1), class 1 in 3 of 3, class 2 is not there.
+    assert view["balanced"] == pytest.approx((1 / 3 + 1) / 2)
     assert view["test"] == pytest.approx(4 / 6)
     assert view["validation"] == pytest.approx((1 + 2) / 5)
 
@@ -77,7 +77,7 @@ def test_a_shared_view_by_hand(setting):
 def test_every_view_is_evaluated(setting):
     views = evaluate(setting, Shared(), State(1, {}), {})
     assert list(views) == ["as-is", "rolled"]
-    # One class on, only the last samples of clients 0 and 2 come out right: 2 -> 0, and 0 -> 1 is not 2.
+    # One class on, only the last sample of client 0 comes out right: 2 -> 0.
     assert views["rolled"]["clients"]["accuracy"] == [0.25, None, 0.0]
     assert views["rolled"]["worst_client"] == 2
 

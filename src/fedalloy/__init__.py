@@ -1,3 +1,97 @@
-"""fedalloy: federated learning when clients differ, by knowledge distillation and fusion."""
+"""fedalloy: federated learning when clients differ, by knowledge distillation and fusion.
+
+Everything below is imported when it is first used, so that `import fedalloy` itself costs nothing.
+
+>>> import fedalloy
+>>> fedalloy.FedProx(mu=0.1)
+FedProx(weights='size', oca=True, cache_init='seen_only', mu=0.1)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedalloy.check import check_method
+    from fedalloy.comparison import compare
+    from fedalloy.config import Choice, Experiment, experiment
+    from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
+    from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
+    from fedalloy.export import export_model
+    from fedalloy.methods import *  # noqa: F403  # every method of the library, as `__getattr__` finds them
+    from fedalloy.models import FeatureNet, model
+    from fedalloy.report.html import write_report
+    from fedalloy.results import Run, rows
+    from fedalloy.runner import resume, simulate
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "fedalloy.check": ("check_method",),
+    "fedalloy.comparison": ("compare",),
+    "fedalloy.config": ("Choice", "Experiment", "experiment"),
+    "fedalloy.core": (
+        *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
+        *("action", "method", "reply"),
+    ),
+    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load"),
+    "fedalloy.errors": ("CheckpointError", "DataError", "FedalloyError", "StorageError", "UsageError"),
+    "fedalloy.export": ("export_model",),
+    "fedalloy.models": ("FeatureNet", "model"),
+    "fedalloy.report.html": ("write_report",),
+    "fedalloy.results": ("Run", "rows"),
+    "fedalloy.runner": ("resume", "simulate"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Card",
+    "CheckpointError",
+    "Choice",
+    "Client",
+    "DataError",
+    "Dataset",
+    "Experiment",
+    "FeatureNet",
+    "FedalloyError",
+    "Federation",
+    "Message",
+    "Method",
+    "Reply",
+    "Run",
+    "Samples",
+    "State",
+    "StorageError",
+    "UsageError",
+    "__version__",
+    "action",
+    "check_method",
+    "compare",
+    "dataset",
+    "experiment",
+    "export_model",
+    "from_arrays",
+    "from_torch",
+    "load",
+    "method",
+    "model",
+    "reply",
+    "resume",
+    "rows",
+    "simulate",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Not the names of our own modules and not private ones: a class of the library's methods, or nothing.
+    home = _HOME.get(name, "fedalloy.methods" if name[:1].isupper() else None)
+    if home is not None and hasattr(module := importlib.import_module(home), name):
+        return getattr(module, name)
+    raise AttributeError(f"module 'fedalloy' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -404,7 +404,7 @@ def check_changes_nothing_in_place(case: Case) -> None:
     To send or keep a tensor that one was given is fine: only a change through such a shared tensor is a fault, and it
     shows here, or when everything goes through bytes.
     """
-    trace(case.method, _Guarded(case.setting), 3)
+    trace(case.method, _Guarded(case.setting), 2)
 
 
 def _data(samples: Samples) -> Tree:
@@ -465,7 +465,7 @@ class _Backwards(Probe):
 
 def check_does_not_depend_on_the_order_of_clients(case: Case) -> None:
     """Clients that run in another order give the same bits."""
-    _same(case.plain, trace(case.method, _Backwards(case.setting), 3), f"clients ran in another order: {PURE}")
+    _same(case.plain, trace(case.method, _Backwards(case.setting), 2), f"clients ran in another order: {PURE}")
 
 
 class _Wired(Probe):
@@ -532,8 +532,8 @@ def check_survives_lost_replies(case: Case) -> None:
     """Replies are lost, all of a round's too; who is not heard does not count, and a silent round moves no model."""
     lossy = Probe(_half_lost(case.setting))
     lossy.advice = _Lossy.advice
-    trace(case.method, lossy, 3)
-    silent = trace(case.method, _Lossy(case.setting, lambda round, _: round % 2 == 1), 4)
+    trace(case.method, lossy, 2)
+    silent = trace(case.method, _Lossy(case.setting, lambda round, _: round % 2 == 1), 3)
     for t in (t for t in (1, 3) if t in silent.engine.asked):
         with _located(f"models() after round {t}, in which nobody answered", _Lossy.advice):
             before, after = (case.method.models(silent.saved(t - past)[0]) for past in (1, 0))

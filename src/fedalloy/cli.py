@@ -80,7 +80,7 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
 
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
     """
-    from fedalloy.compare import slug
+    from fedalloy.comparison import slug
 
     exp = _experiment(file, overrides, plugins)
     folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
@@ -89,7 +89,7 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
     from fedalloy.build import build
     from fedalloy.config import build_method
     from fedalloy.progress import Display
-    from fedalloy.simulate import one_thread, simulate
+    from fedalloy.runner import one_thread, simulate
 
     label = build_method(exp.method).label
     with one_thread():
@@ -144,7 +144,7 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     _load_plugins(plugins)
     from fedalloy.progress import Display
     from fedalloy.results import read
-    from fedalloy.simulate import resume as go_on
+    from fedalloy.runner import resume as go_on
 
     before = read(folder)
     total = rounds or before.meta["experiment"]["rounds"]
@@ -293,7 +293,7 @@ def _seeds(text: str, first: int) -> list[int]:
 
 def _compare(exp: Any, seeds: list[int], folder: Path, command: str, choices: Any = None) -> list[Run]:
     from fedalloy.build import build
-    from fedalloy.compare import compare as run_all
+    from fedalloy.comparison import compare as run_all
     from fedalloy.files import write_json
     from fedalloy.progress import Display
     from fedalloy.report.partition_plot import bubble_plot

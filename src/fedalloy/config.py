@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -30,6 +31,10 @@ class DataPart:
     augment: str = "none"
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise UsageError(f"data.size = {self.size} must be at least 1; leave it out to keep the images as they are")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionPart:
@@ -47,6 +52,10 @@ class PartitionPart:
     test_samples: int | None = None
     validation: float = 0.0
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            _check_seed("partition.seed", self.seed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +83,10 @@ class PublicPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When a run ends early: a target is met, nothing improved for `patience` rounds, or a budget is used up."""
+    """When a run ends early: a target is met, nothing improved for `patience` rounds, or a budget is used up.
+
+    The metric is a share of 1, that of the best of the method's views.
+    """
 
     metric: Literal["amp", "wlp", "alma", "test", "validation"] = "amp"
     target: float | None = None
@@ -87,6 +99,8 @@ class Stop:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"stop.{name} = {value} must be positive; leave it out to have no such limit")
+        if self.target is not None and self.target > 1:
+            raise UsageError(f"stop.target = {self.target} must be a share of 1; 0.8 means 80 %")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +134,10 @@ class Experiment:
             raise UsageError(f"rounds = {self.rounds} must be at least 1")
         if self.evaluate_every < 1:
             raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
-        if self.seed < 0:
-            raise UsageError(f"seed = {self.seed} must not be negative")
+        _check_seed("seed", self.seed)
+        waits = self.stop.target is not None or self.stop.patience is not None
+        if waits and self.stop.metric == "validation" and self.partition.validation == 0:
+            raise UsageError("stop.metric = 'validation' needs a validation share; write partition.validation = 0.1")
 
     def to_dict(self) -> dict[str, Any]:
         """The experiment as it would stand in a file, defaults written out."""
@@ -131,6 +147,7 @@ class Experiment:
 # Sections whose other keys are options of the thing they name.
 _OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
 _CLOSED = {"training": LocalWork, "participation": Participation, "stop": Stop}
+_NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
@@ -138,11 +155,9 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
-        if key in _OPEN or key in _CLOSED or key == "methods":
-            if isinstance(value, str) and key in _OPEN:
-                value = {"name" if key != "public" else "data": value}
-            if not isinstance(value, Mapping):
-                raise UsageError(f"{key} = {value!r} must be a table; write [{key}]")
+        value = _table(key, value)
+        if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
+            raise UsageError(f"{key} = {value!r} must be a table; write [{key}]")
         if key in _OPEN:
             built[key] = _open_section(_OPEN[key], value, key)
         elif key in _CLOSED:
@@ -173,21 +188,57 @@ def build_method(choice: Choice) -> Method:
     return construct(cls, choice.options, choice.name)
 
 
+def check_options(
+    part: DataPart | PartitionPart | PublicPart | Choice,
+    maker: Callable[..., Any],
+    where: str,
+    given: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options of a section, refused unless they are keywords of what makes the thing it names, of the right types.
+
+    `given` are those of its keywords that are not a user's to choose.
+
+    >>> def ring(*, classes: int, radius: float = 1.0): ...
+    >>> check_options(Choice(name="ring", options={"radius": 2}), ring, "model", given=["classes"])
+    {'radius': 2.0}
+    >>> check_options(Choice(name="ring", options={"raduis": 2}), ring, "model", given=["classes"])
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
+    """
+    own = [f.name for f in dataclasses.fields(part) if f.name != "options"]
+    takes = [key for key in inspect.signature(maker).parameters if key not in given]
+    refuse_unknown(part.options, [*own, *takes], where)
+    hints = _hints(maker)
+    return {key: _typed(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
+
+
 def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a dataclass from values of the right types; anything else is refused in a sentence."""
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     typed = {key: _typed(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     return cls(**typed)
 
 
+def _hints(thing: Any) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(thing)
+    except NameError:  # a user's annotations that exist for the type checker only
+        return {}
+
+
 def _typed(hint: Any, value: Any, where: str) -> Any:
+    if typing.get_origin(hint) is tuple and isinstance(value, list):
+        value = tuple(value)  # TOML and JSON have only lists
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
     except ValidationError as error:
-        wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
-        raise UsageError(f"{where} = {value!r} must be {wanted}") from error
+        first = error.errors()[0]
+        place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
+        wanted = dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors())
+        raise UsageError(f"{where}{place} = {first['input']!r} must be {' or '.join(wanted)}") from error
     except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
         return value
 
@@ -215,7 +266,7 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
     {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
     """
-    out: dict[str, Any] = {key: dict(v) if isinstance(v, Mapping) else v for key, v in values.items()}
+    out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
     for text in overrides:
         key, sign, raw = text.partition("=")
         if not sign or not key:
@@ -223,8 +274,9 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         *path, last = key.split(".")
         value = _value(raw)
         if not path and key in _OPEN and isinstance(value, str):
-            path, last = [key], "data" if key == "public" else "name"
-            if out.get(key, {}).get(last) != value:
+            path, last = [key], _NAMED_BY.get(key, "name")
+            before = out.get(key, {})
+            if not isinstance(before, Mapping) or before.get(last) != value:
                 out[key] = {}  # options of another method, model or data set do not carry over
         node = out
         for part in path:
@@ -235,6 +287,11 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
             node = node[part]
         node[last] = value
     return out
+
+
+def _table(key: str, value: Any) -> Any:
+    """`method = "fedprox"` is short for a table with that name alone."""
+    return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
 
 
 def _value(raw: str) -> Any:
@@ -260,13 +317,20 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) 
     """Refuse a key that is not known and name the nearest one."""
     for key in values:
         if key not in known:
-            raise UsageError(f"{where} has no key '{key}'; {suggest(key, list(known))}")
+            hint = suggest(str(key), list(known)) if known else "it has none"
+            raise UsageError(f"{where} has no key '{key}'; {hint}")
+
+
+def _check_seed(where: str, seed: int) -> None:
+    if not 0 <= seed < 2**32:  # what numpy's legacy generator takes, which some published splits were made with
+        raise UsageError(f"{where} = {seed} must lie between 0 and {2**32 - 1}")
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, DataPart | PartitionPart | Choice | PublicPart):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
-        return {k: v for k, v in {**own, **_plain(value.options)}.items() if v is not None}
+        # An option may be None where that is not its default, so those are kept.
+        return {k: v for k, v in own.items() if v is not None} | _plain(value.options)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {k: v for k, v in own.items() if v is not None}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedalloy.report.format import human_seconds
-from fedalloy.simulate import Watch
+from fedalloy.runner import Watch
 
 
 class Display:

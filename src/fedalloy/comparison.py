@@ -14,7 +14,7 @@ from fedalloy.core import hyper_parameters
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import UsageError
 from fedalloy.results import Run, read
-from fedalloy.simulate import Say, Watch, one_thread, resume, simulate
+from fedalloy.runner import Say, Watch, one_thread, resume, simulate
 
 Begin = Callable[[str, int], Watch]
 

@@ -1,0 +1,75 @@
+"""A method of your own: the server takes the median of the clients' models, so that no single client can pull it away.
+
+python examples/own_method.py                                                   checks it, then runs it
+fedalloy compare --plugin examples/own_method.py --methods local,fedavg,median  compares it with others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedalloy import (
+    Card,
+    Client,
+    Federation,
+    Message,
+    Method,
+    Reply,
+    State,
+    action,
+    check_method,
+    method,
+    reply,
+    simulate,
+)
+from fedalloy.losses import ce
+from fedalloy.training import fit, params
+from fedalloy.tree import Tree
+
+
+@method("median", label="Median", card=Card(paper="Yin et al., ICML 2018", up="model", down="model"))
+class Median(Method):
+    """Take, for every number in the model, the median of the active clients' numbers."""
+
+    server_lr: float = 1.0  # how far the server moves from its model to the median
+
+    def init(self, fed: Federation) -> Tree:
+        return {"model": params(fed.build())}
+
+    def round(self, s: State, fed: Federation) -> State:
+        replies = fed.ask("train", fed.sample(), model=s["model"])
+        if not replies:  # every reply was lost: nothing changes
+            return s.next()
+        return s.next(
+            model={name: self.move(old, [r["model"][name] for r in replies]) for name, old in s["model"].items()}
+        )
+
+    def move(self, old: torch.Tensor, new: list[torch.Tensor]) -> torch.Tensor:
+        median = torch.stack(new).median(dim=0).values
+        return old + self.server_lr * (median - old) if old.is_floating_point() else median
+
+    @action
+    def train(self, me: Client, msg: Message) -> Reply:
+        net = me.net(msg["model"])
+        fit(net, me, lambda x, y: ce(net(x), y))
+        return reply(model=params(net))
+
+    def models(self, s: State) -> Mapping[str, Tree]:
+        return {"global": s["model"]}
+
+
+if __name__ == "__main__":
+    check_method(Median())  # raises the first rule that the method breaks
+    run = simulate(
+        {
+            "method": {"name": "median", "server_lr": 0.8},
+            "data": "tiny",
+            "partition": {"clients": 5, "alpha": 1.0},
+            "model": "mlp",
+            "training": {"lr": 0.1, "epochs": 5, "batch": 16},
+            "rounds": 5,
+        }
+    )
+    print("accuracy over all clients after each round:", run.series("global", "amp")[1].round(3).tolist())
