@@ -36,8 +36,8 @@ from fedalloy.core import State, initial
 from fedalloy.data import Dataset, from_arrays
 from fedalloy.engine.serial import Serial
 from fedalloy.methods import FedAvg
-from fedalloy.setting import SERVER, Setting
 from fedalloy.runner import one_thread, simulate
+from fedalloy.setting import SERVER, Setting
 from fedalloy.store import Store
 from fedalloy.training import batches
 

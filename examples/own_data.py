@@ -1,9 +1,8 @@
 """Your own arrays and your own network: is it worth it for these clinics to train together?
 
-    python examples/own_data.py
-
-The arrays here are made up; put yours in their place. `client_ids` says whose row each row is. Without such ids, leave
-it out and let a partition split the rows: {"partition": {"name": "dirichlet", "clients": 5, "alpha": 0.5}}.
+Run it with `python examples/own_data.py`. The arrays here are made up; put yours in their place. `client_ids` says
+whose row each row is. Without such ids, leave it out and let a partition split the rows:
+{"partition": {"name": "dirichlet", "clients": 5, "alpha": 0.5}}.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ def clinics() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Patients of five clinics: small and large ones, each with its own mixture of diagnoses and its own devices."""
     draw = np.random.default_rng(0)
     typical = draw.normal(size=(DIAGNOSES, MEASUREMENTS))
-    clinic = np.repeat(np.arange(5), [30, 50, 80, 120, 160])
-    mixture = draw.dirichlet(np.full(DIAGNOSES, 0.7), size=5)
+    clinic = np.repeat(np.arange(5), [40, 60, 80, 120, 200])
+    mixture = draw.dirichlet(np.full(DIAGNOSES, 2.0), size=5)
     diagnosis = np.array([draw.choice(DIAGNOSES, p=mixture[k]) for k in clinic])
-    device = draw.normal(scale=0.3, size=(5, MEASUREMENTS))
+    device = draw.normal(scale=0.2, size=(5, MEASUREMENTS))
     noise = draw.normal(scale=1.8, size=(len(clinic), MEASUREMENTS))
     return typical[diagnosis] + device[clinic] + noise, diagnosis, clinic
 
@@ -38,7 +37,7 @@ def network() -> nn.Module:
 
 EXPERIMENT = {
     "rounds": 15,
-    "partition": {"name": "natural"},
+    "partition": {"name": "natural", "test_fraction": 0.4},
     "training": {"epochs": 2, "batch": 16, "lr": 0.05},
     "methods": {"local": {}, "fedavg": {}, "centralised": {}},
 }

@@ -1,7 +1,7 @@
 """A method of your own: the server takes the median of the clients' models, so that no single client can pull it away.
 
-python examples/own_method.py                                                   checks it, then runs it
-fedalloy compare --plugin examples/own_method.py --methods local,fedavg,median  compares it with others
+`python examples/own_method.py` checks it and runs it. As a plug-in, it is known by its name to every command:
+`fedalloy compare --plugin examples/own_method.py --methods local,fedavg,median`.
 """
 
 from __future__ import annotations
@@ -10,26 +10,16 @@ from collections.abc import Mapping
 
 import torch
 
-from fedalloy import (
-    Card,
-    Client,
-    Federation,
-    Message,
-    Method,
-    Reply,
-    State,
-    action,
-    check_method,
-    method,
-    reply,
-    simulate,
-)
+from fedalloy import check_method, simulate
+from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.losses import ce
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
+CARD = Card(paper="Yin et al., ICML 2018", up="model", down="model", leaves_client="model weights")
 
-@method("median", label="Median", card=Card(paper="Yin et al., ICML 2018", up="model", down="model"))
+
+@method("median", label="Median", card=CARD)
 class Median(Method):
     """Take, for every number in the model, the median of the active clients' numbers."""
 
@@ -42,9 +32,8 @@ class Median(Method):
         replies = fed.ask("train", fed.sample(), model=s["model"])
         if not replies:  # every reply was lost: nothing changes
             return s.next()
-        return s.next(
-            model={name: self.move(old, [r["model"][name] for r in replies]) for name, old in s["model"].items()}
-        )
+        models = [r["model"] for r in replies]
+        return s.next(model={name: self.move(old, [m[name] for m in models]) for name, old in s["model"].items()})
 
     def move(self, old: torch.Tensor, new: list[torch.Tensor]) -> torch.Tensor:
         median = torch.stack(new).median(dim=0).values

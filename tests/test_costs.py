@@ -184,7 +184,7 @@ def test_server_and_clients_passes_are_added_and_cost_flops():
     )
     assert ledger.passes()["forward"] == 3.0
     assert ledger.passes()["backward"] == 2.0
-    assert ledger.passes()["steps"] == 2
+    assert ledger.passes()["steps"] == 11
     assert ledger.flops(10.0) == 10 * (15 + 2 * 10)
 
 

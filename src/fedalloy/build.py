@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,64 +13,118 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import models, rng
-from fedalloy.config import Experiment, PartitionPart, PublicPart
+from fedalloy.config import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
+from fedalloy.core import Augmentation, Network, initial
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
-from fedalloy.data.catalogue import load
-from fedalloy.data.partition import Partition, split
+from fedalloy.data.catalogue import load, reader
+from fedalloy.data.partition import Partition, partitions, split
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.errors import UsageError
-from fedalloy.export import read_weights
-from fedalloy.setting import Setting, Site
+from fedalloy.files import read_weights
+from fedalloy.setting import SERVER, Setting, Site
 from fedalloy.training import load as load_weights
 
 
 @dataclass(frozen=True)
 class Built:
-    """A setting with what it was made from."""
+    """A setting with what it was made from; `data` and `model` name what was used, also where it was the user's own."""
 
     setting: Setting
+    data: DataPart
+    model: Choice
     dataset: Dataset
     partition: Partition
     card: PartitionCard
     digests: Mapping[str, str]
 
 
-def build(exp: Experiment, dataset: Dataset | None = None, network: Callable[[], nn.Module] | None = None) -> Built:
+def build(exp: Experiment, dataset: Dataset | None = None, network: Network | None = None) -> Built:
     """Build what an experiment names; a data set or a network of your own replaces the one it names."""
-    data = load(exp.data.name, **exp.data.options) if dataset is None else dataset
+    data = _load(exp.data) if dataset is None else dataset
     pool, holdout = tensors(data, size=exp.data.size)
     aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    if network is None:
-        _, channels, size, _ = pool.x.shape
-        options = dict(exp.model.options)
-
-        def network() -> nn.Module:
-            return models.create(exp.model.name, classes=data.classes, channels=channels, size=size, **options)
-
+    public = _public(exp.public, data, pool, aside, exp)
     setting = Setting(
         sites=[_site(pool, holdout, rows, part, k) for k in range(part.clients)],
-        networks=[_started(network, exp.start)],
+        networks=[_started(network or _network(exp.model, data, pool), exp.start)],
         classes=data.classes,
         seed=exp.seed,
         work=exp.training,
         participation=exp.participation,
-        public=_public(exp.public, data, pool, aside, exp),
+        public=public,
         holdout=holdout,
         augment=augmentation(exp.data.augment, data.black),
     )
-    if setting.public is not None and aside is not None:
-        assert_disjoint(setting.public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
-    labels = data.y[rows]
+    if public is not None and aside is not None:
+        assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
+    net = _try(setting)
     digests = {"data": _data_digest(data), "partition": fingerprint(part)}
-    return Built(setting, data, part, card(part, labels, data.classes), digests)
+    if public is not None:
+        digests["public set"] = _digest(public.inputs.numpy(), public.samples.labels.numpy())
+    return Built(
+        setting=setting,
+        data=exp.data if dataset is None else replace(exp.data, name=dataset.name, options={}),
+        model=exp.model if network is None else Choice(name=type(net).__name__),
+        dataset=data,
+        partition=part,
+        card=card(part, data.y[rows], data.classes),
+        digests=digests,
+    )
+
+
+def _load(part: DataPart) -> Dataset:
+    return load(part.name, **check_options(part, reader(part.name), "data"))
+
+
+def _network(choice: Choice, data: Dataset, pool: Samples) -> Network:
+    given = ("classes", "channels", "size")
+    options = check_options(choice, models.models[choice.name], "model", given)
+    _, channels, height, width = pool.x.shape
+    if height != width:
+        raise UsageError(
+            f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
+            f"write data.size = {max(height, width)}"
+        )
+    return lambda: models.create(choice.name, classes=data.classes, channels=channels, size=height, **options)
+
+
+def _try(setting: Setting) -> nn.Module:
+    """Send one sample through the augmentation and the network, so that what does not fit is found before a run."""
+    x = setting.sites[0].train.take([0])[0]
+    if setting.augment is not None:
+        x = _fitting(setting.augment, x, setting.seed)
+    net = initial(setting.network(SERVER), setting.seed).eval()
+    try:
+        with torch.no_grad():
+            out = net(x)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"the network cannot take inputs of shape {_shape(x)}: {error}") from error
+    if tuple(out.shape) != (1, setting.classes):
+        raise UsageError(
+            f"the network answers an input with an output of shape {_shape(out)}; "
+            f"it must be one number for each of the {setting.classes} classes"
+        )
+    return net
+
+
+def _fitting(augment: Augmentation, x: Tensor, seed: int) -> Tensor:
+    try:
+        return augment(x, rng.generator(seed, "trial"))
+    except RuntimeError as error:
+        raise UsageError(f"data.augment does not work on inputs of shape {_shape(x)}: {error}") from error
+
+
+def _shape(batch: Tensor) -> str:
+    return " x ".join(str(n) for n in batch.shape[1:]) or "one number"
 
 
 def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: int) -> Partition:
-    given: dict[str, Any] = dict(part.options)
+    taken = ("labels", "clients", "seed", "ids")
+    given: dict[str, Any] = check_options(part, partitions[part.name], "partition", taken)
     clients = part.clients
     if part.name == "natural":
         if data.client_ids is None:
@@ -130,12 +184,17 @@ def _public(
     if part is None:
         return None
     if aside is not None:
+        check_options(part, lambda: None, "public")
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder)
-    other = load(part.data, **part.options)
+    other = load(part.data, **check_options(part, reader(part.data), "public"))
     if other.x.shape[1] != data.x.shape[1]:
         raise UsageError(
             f"the public set '{part.data}' has {other.x.shape[1]} channels and '{data.name}' {data.x.shape[1]}; "
             "choose one with the same number"
+        )
+    if part.samples > len(other.y):
+        raise UsageError(
+            f"public.samples = {part.samples}, but '{part.data}' has {len(other.y)}; write that many or fewer"
         )
     # Private statistics, so that all networks see one scale of inputs.
     everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=pool.x.shape[-1])
@@ -143,7 +202,7 @@ def _public(
     return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder)
 
 
-def _started(network: Callable[[], nn.Module], start: str | None) -> Callable[[], nn.Module]:
+def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
     weights: Mapping[str, Tensor] = read_weights(start)
@@ -156,9 +215,13 @@ def _all_rows(site: Site) -> Tensor:
 
 
 def _data_digest(data: Dataset) -> str:
+    scale = np.array([data.classes, *data.mean, *data.std])
+    return _digest(scale, *(a for a in (data.x, data.y, data.x_test, data.y_test) if a is not None))
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
     found = hashlib.sha256()
-    for array in (data.x, data.y, data.x_test, data.y_test):
-        if array is not None:
-            found.update(str((array.shape, array.dtype)).encode())
-            found.update(np.ascontiguousarray(array).data)
+    for array in arrays:
+        found.update(str((array.shape, array.dtype)).encode())
+        found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()

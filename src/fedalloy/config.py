@@ -206,9 +206,8 @@ def check_options(
     ...
     fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
     """
-    own = [f.name for f in dataclasses.fields(part) if f.name != "options"]
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
-    refuse_unknown(part.options, [*own, *takes], where)
+    refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
     hints = _hints(maker)
     return {key: _typed(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
@@ -265,6 +264,8 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
 
     >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
     {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
+    >>> override({"partition": {"name": "dirichlet", "alpha": 0.1, "clients": 5}}, ["partition=iid"])
+    {'partition': {'name': 'iid', 'clients': 5}}
     """
     out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
     for text in overrides:
@@ -276,8 +277,9 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         if not path and key in _OPEN and isinstance(value, str):
             path, last = [key], _NAMED_BY.get(key, "name")
             before = out.get(key, {})
-            if not isinstance(before, Mapping) or before.get(last) != value:
-                out[key] = {}  # options of another method, model or data set do not carry over
+            if isinstance(before, Mapping) and before.get(last) != value:
+                # The number of clients carries over to another partition, but not the options of the old one.
+                out[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
         node = out
         for part in path:
             inner = node.get(part, {})
@@ -301,8 +303,12 @@ def _value(raw: str) -> Any:
         return raw  # a bare word is a string
 
 
+def _own_keys(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls) if f.name != "options"]
+
+
 def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    known = {f.name for f in dataclasses.fields(cls)} - {"options"}  # type: ignore[arg-type]  # a dataclass
+    known = _own_keys(cls)
     own = {key: value for key, value in values.items() if key in known}
     return construct(cls, {**own, "options": {k: v for k, v in values.items() if k not in known}}, where)
 

@@ -14,7 +14,7 @@ from fedalloy.costs import Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.registry import Registry
+from fedalloy.registry import Registry, refuse_unknown_choices
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
 
@@ -185,6 +185,9 @@ class Method:
     name: ClassVar[str]
     label: ClassVar[str]
     card: ClassVar[Card]
+
+    def __post_init__(self) -> None:
+        refuse_unknown_choices(self, self.name)
 
     def init(self, fed: Federation) -> Tree:
         """The server's memory before the first round."""

@@ -103,7 +103,9 @@ def metered(net: nn.Module, meter: Meter, *, generator: bool = False) -> nn.Modu
 def _count_calls(net: nn.Module, part: str, meter: Meter) -> None:
     inner = getattr(net, part)
     if isinstance(inner, nn.Module):
-        inner.register_forward_hook(lambda _net, _args, out: meter.count(out, 0.5))
+        # The last layer, so that a head run layer by layer (for its projection) counts too.
+        last = inner[-1] if isinstance(inner, nn.Sequential) and len(inner) else inner
+        last.register_forward_hook(lambda _net, _args, out: meter.count(out, 0.5))
         return
 
     def counted(x: Tensor) -> Tensor:
@@ -140,13 +142,13 @@ class Ledger:
         _count(self.up, body)
 
     def passes(self) -> dict[str, float]:
-        """Passes of this round, clients and server together, and the clients' optimiser steps."""
+        """Steps and passes of this round, clients and server together."""
         both = Meter()
         both.add(self.clients)
         both.add(self.server)
-        names = ("forward", "backward", "generator_forward", "generator_backward")
+        names = ("steps", "forward", "backward", "generator_forward", "generator_backward")
         counts = asdict(both)
-        return {"steps": self.clients.steps, **{name: counts[name] for name in names}}
+        return {name: counts[name] for name in names}
 
     def flops(self, per_sample: float) -> float:
         """FLOPs of this round's classifier passes; a backward pass costs two forward ones."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedalloy import rng
 from fedalloy.errors import UsageError
+from fedalloy.registry import refuse_unknown_choices
 
 Policy = Literal["full", "fraction", "bernoulli", "weakest", "trace", "legacy"]
 
@@ -38,12 +39,15 @@ class Participation:
     trace: Sequence[Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
+        refuse_unknown_choices(self, "participation")
         if not 0 < self.fraction <= 1:
             raise UsageError(f"participation.fraction = {self.fraction} must lie in (0, 1]; 0.2 means a fifth")
         if not 0 <= self.late_drop < 1:
             raise UsageError(f"participation.late_drop = {self.late_drop} must lie in [0, 1)")
         if (self.deadline is None) != (self.speeds is None):
             raise UsageError("participation.deadline (seconds) and participation.speeds (FLOP/s a client) go together")
+        if self.deadline is not None and self.deadline <= 0:
+            raise UsageError(f"participation.deadline = {self.deadline} must be a positive number of seconds")
         if (self.policy == "trace") != bool(self.trace):
             raise UsageError("participation.policy = 'trace' and a non-empty participation.trace go together")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedalloy.errors import UsageError
 
@@ -71,6 +71,25 @@ def suggest(name: str, known: Mapping[str, object] | list[str]) -> str:
     """
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(sorted(known))}"
+
+
+def refuse_unknown_choices(thing: object, where: str) -> None:
+    """Refuse a dataclass field that is none of the words its type allows.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Walk:
+    ...     pace: Literal["slow", "fast"] = "slow"
+    >>> refuse_unknown_choices(Walk("fst"), "walk")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: walk.pace = 'fst' is unknown; did you mean 'fast'?
+    """
+    for name, hint in get_type_hints(type(thing)).items():
+        words = [str(word) for word in get_args(hint)]
+        value = getattr(thing, name, None)
+        if get_origin(hint) is Literal and value not in words:
+            raise UsageError(f"{where}.{name} = {value!r} is unknown; {suggest(str(value), words)}")
 
 
 def _home(thing: object) -> str:

@@ -54,7 +54,9 @@ class Setting:
                 f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each"
             )
         for k, site in enumerate(self.sites):
-            _check_labels(site.train, self.classes, f"client {k}")
+            for samples in (site.train, site.test, site.validation):
+                _check_labels(samples, self.classes, f"client {k}")
+        _check_labels(self.holdout, self.classes, "the common test set")
         self.participation.check(len(self.sites))
 
     @property
@@ -155,7 +157,9 @@ def pooled(parts: Sequence[Samples]) -> Samples:
     return Samples(x, y, torch.arange(len(y)))
 
 
-def _check_labels(samples: Samples, classes: int, where: str) -> None:
+def _check_labels(samples: Samples | None, classes: int, where: str) -> None:
+    if samples is None or len(samples) == 0:
+        return
     labels = samples.labels
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:

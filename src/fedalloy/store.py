@@ -6,6 +6,7 @@ commit. The two newest are kept; a damaged one is passed over with a sentence, a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping
@@ -14,11 +15,14 @@ from typing import Any
 
 from fedalloy import tree
 from fedalloy.core import State
-from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
-from fedalloy.files import append_line, write_atomically, write_json
+from fedalloy.errors import CheckpointError, DataError, UsageError
+from fedalloy.files import append_line, as_json, make_folder, write_atomically, write_json
+from fedalloy.results import read
 from fedalloy.tree import Tree
 
 KEPT = 2
+
+Say = Callable[[str], None]
 
 
 class Store:
@@ -26,26 +30,35 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.meta = folder / "run.json"
         self.rounds = folder / "rounds.jsonl"
         self.checkpoints = folder / "checkpoints"
 
     def create(self, meta: Mapping[str, Any]) -> None:
         """Make the folder for a new run; a folder with a run in it is refused."""
-        if (self.folder / "run.json").exists():
+        if self.meta.exists():
             raise UsageError(f"'{self.folder}' holds a run; `fedalloy resume {self.folder}` goes on with it")
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"the folder '{self.folder}' cannot be made: {error.strerror or error}") from error
-        self.describe(meta)
+        if self.rounds.exists() or self.checkpoints.exists():
+            raise UsageError(f"'{self.folder}' holds the remains of a run; choose another folder")
+        content = as_json(meta)  # before the folder is made: what cannot be written leaves nothing behind
+        make_folder(self.checkpoints)
+        write_atomically(self.meta, content)
+
+    def remove(self) -> None:
+        """Take back `create` for a run that has not completed a round; other files in the folder stay."""
+        with contextlib.suppress(OSError):
+            self.checkpoints.rmdir()
+            self.meta.unlink()
+            self.folder.rmdir()
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Write `run.json`."""
-        write_json(self.folder / "run.json", meta)
+        """Write `run.json` anew, if it says something else."""
+        if self.meta.read_bytes() != (content := as_json(meta)):
+            write_atomically(self.meta, content)
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Append a round's record."""
-        append_line(self.rounds, json.dumps(line, allow_nan=False, separators=(",", ":")))
+        append_line(self.rounds, _line(line))
 
     def commit(self, state: State, memories: Mapping[int, Tree]) -> None:
         """Make a round durable; after this, a crash loses nothing of it."""
@@ -61,33 +74,38 @@ class Store:
             manifest.unlink()
             manifest.with_suffix(".safetensors").unlink(missing_ok=True)
 
-    def restore(self, say: Callable[[str], None] = lambda _: None) -> tuple[State, dict[int, Tree]] | None:
-        """The newest whole checkpoint, or None if no round was completed; later records are removed."""
+    def restore(self, say: Say = lambda _: None) -> tuple[State, dict[int, Tree]] | None:
+        """The newest whole checkpoint, or None if no round was completed; nothing is written."""
+        recorded = {record["round"] for record in self.records()}
         manifests = sorted(self.checkpoints.glob("*.json"), reverse=True)
         for manifest in manifests:
             try:
                 saved = _read(manifest)
-            except (DataError, OSError, ValueError, KeyError) as error:
-                say(f"the checkpoint {manifest.stem} is damaged ({error}); trying the one before it")
+                if lacking := set(range(1, saved["round"] + 1)) - recorded:
+                    raise DataError(f"{self.rounds.name} lacks round {min(lacking)}")
+            except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+                say(f"the checkpoint of round {manifest.stem.lstrip('0')} cannot be used: {error}")
                 continue
-            self._forget_after(saved["round"])
             return State(saved["round"], saved["state"]), {int(k): m for k, m in saved["memories"].items()}
         if manifests:
-            raise CheckpointError(f"every checkpoint in '{self.checkpoints}' is damaged; start again in another folder")
-        self._forget_after(0)
+            raise CheckpointError(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
         return None
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the completed rounds; a torn last line is not one of them."""
-        if not self.rounds.exists():
-            return []
-        lines = self.rounds.read_text(encoding="utf-8").split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return [dict(record) for record in read(self.folder).rounds]
 
-    def _forget_after(self, round: int) -> None:
-        kept = [line for line in self.records() if line["round"] <= round]
-        text = "".join(json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n" for line in kept)
-        write_atomically(self.rounds, text.encode())
+    def forget_after(self, round: int) -> list[dict[str, Any]]:
+        """Remove the records of later rounds and what was torn; returns those that stay."""
+        kept = [record for record in self.records() if record["round"] <= round]
+        content = "".join(f"{_line(record)}\n" for record in kept).encode()
+        if self.rounds.exists() and self.rounds.read_bytes() != content:
+            write_atomically(self.rounds, content)
+        return kept
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, allow_nan=False, separators=(",", ":"))
 
 
 def _read(manifest: Path) -> dict[str, Any]:

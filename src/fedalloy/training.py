@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.registry import refuse_unknown_choices
 
 if TYPE_CHECKING:
     from fedalloy.core import Client
@@ -53,6 +54,7 @@ class LocalWork:
     clip: float | None = None
 
     def __post_init__(self) -> None:
+        refuse_unknown_choices(self, "training")
         for name in ("epochs", "steps", "batch", "horizon", "step_every"):
             if getattr(self, name) < 1:
                 raise UsageError(f"training.{name} = {getattr(self, name)} must be at least 1")

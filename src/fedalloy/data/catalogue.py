@@ -66,13 +66,18 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
     fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has none at all
     """
     name = str(name_or_path)
-    read = _user_file(Path(name)) if name.endswith(".npz") else datasets[name].read
+    read = reader(name)
     known = list(inspect.signature(read).parameters)
     for option in options:
         if option not in known:
             hint = suggest(option, known) if known else "it has none at all"
             raise UsageError(f"data set '{name}' has no option '{option}'; {hint}")
     return read(**options)
+
+
+def reader(name: str) -> Callable[..., Dataset]:
+    """What reads the data set of this name, or the file at this path; its keywords are the options of `load`."""
+    return _user_file(Path(name)) if name.endswith(".npz") else datasets[name].read
 
 
 def first_per_class(y: Array, k: int) -> Array:

@@ -34,6 +34,7 @@ class FedAvgM(FedAvg):
     variant: Literal["heavy_ball", "ema"] = "heavy_ball"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.momentum < 1:
             raise UsageError(f"fedavgm.momentum = {self.momentum} must lie in [0, 1)")
         if self.server_lr <= 0:

@@ -26,6 +26,7 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mu < 0:
             raise UsageError(f"fedprox.mu = {self.mu} must not be negative; 0 is FedAvg")
 

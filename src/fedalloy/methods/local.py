@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
@@ -22,7 +24,9 @@ from fedalloy.tree import Tree
     ),
 )
 class Local(Method):
-    """Every client trains alone, round after round.
+    """Every client trains alone, round after round, in the rounds in which it is sampled.
+
+    So it has the same budget as under every other method of a comparison.
 
     KnFu's distillation methods spend two phases a round, local training and fine-tuning on a transfer set of the same
     size; its "Local" spends both on local data. `second_phase` is that many more passes over the client's own data,
@@ -35,6 +39,7 @@ class Local(Method):
     second_phase: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.second_phase < 0:
             raise UsageError(f"local.second_phase = {self.second_phase} must not be negative")
 
@@ -53,8 +58,8 @@ class Local(Method):
         net = me.net(self.personal(me))
         fit(net, me, lambda x, y: ce(net(x), y))
         if self.second_phase:
-            per_epoch = me.steps // me.work.epochs
-            fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=self.second_phase * per_epoch)
+            more = replace(me.work, work="epochs", epochs=self.second_phase).steps_for(n=me.n, mean_size=me.n)
+            fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=more)
         return reply(keep={"model": params(net)})
 
     def personal(self, me: Client) -> Tree:

@@ -43,6 +43,7 @@ class QFFL(FedAvg):
     weights: Literal["size", "uniform"] = "uniform"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.q < 0:
             raise UsageError(f"qffl.q = {self.q} must not be negative; 0 is FedAvg with uniform weights")
 
@@ -65,6 +66,8 @@ class QFFL(FedAvg):
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w <- w - sum_k Delta_k / sum_k h_k, with g_k = (w - w_k) / eta and eta the local learning rate."""
         eta = fed.work.lr_at(fed.round)
+        if eta == 0:  # the end of a cosine schedule: nobody has moved
+            return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
         # Only trainable parameters: statistics have no gradient and must not enter the norm in h_k.
         trained = {name: s["model"][name] for name, p in fed.build().named_parameters() if p.requires_grad}
         moved = q_step(trained, [r["model"] for r in replies], [float(r["loss"]) for r in replies], self.q, eta)
