@@ -197,7 +197,8 @@ def _public(
             f"public.samples = {part.samples}, but '{part.data}' has {len(other.y)}; write that many or fewer"
         )
     # Private statistics, so that all networks see one scale of inputs.
-    everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=pool.x.shape[-1])
+    size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
+    everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)
     order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
     return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder)
 

@@ -6,42 +6,45 @@ run, the objects behind the messages, the run itself, the replies. A method that
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
-from fedalloy import rng, tree
-from fedalloy.core import Card, Client, Message, Method, Network, Reply, State, act, initial, run
-from fedalloy.data.public import PublicSet
+from fedalloy import tree
+from fedalloy.core import Card, Client, Message, Method, Reply, State, initial
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Answer, Round
-from fedalloy.engine.serial import Serial
-from fedalloy.errors import FedalloyError
 from fedalloy.evaluation import evaluate
-from fedalloy.models import FeatureNet, create
-from fedalloy.participation import Participation
-from fedalloy.setting import SERVER, Setting, Site
-from fedalloy.training import LocalWork, load
+from fedalloy.probe import (
+    COPY,
+    KEEP,
+    PURE,
+    STATE,
+    ContractError,
+    Probe,
+    Trace,
+    first_difference,
+    global_streams,
+    global_streams_restored,
+    located,
+    memory_of,
+    one_thread,
+    perceptron,
+    place,
+    require_finite,
+    require_same,
+    small_settings,
+    trace,
+    with_batch_norm,
+    without_features,
+)
+from fedalloy.setting import SERVER, Setting
+from fedalloy.training import load
 from fedalloy.tree import Tree
-
-STATE = "the server's state"
-PURE = "an action may use only `me` and its message, and round() only its state, `fed` and the replies"
-KEEP = "keep what must last in the State or in reply(keep=...)"
-COPY = "work on a copy (params, clone, a new dict)"
-
-
-class ContractError(FedalloyError):
-    """A method that breaks the contract: which rule, where, and what to do."""
-
-    code = 6
 
 
 def check_method(method: Method, setting: Setting | None = None) -> None:
@@ -58,7 +61,7 @@ def check_method(method: Method, setting: Setting | None = None) -> None:
 def checks_passed(method: Method, setting: Setting | None = None) -> list[str]:
     """Check a method and tell what was checked, one line a rule."""
     cases = [Case(method, s) for s in ([setting] if setting is not None else small_settings())]
-    with _one_thread(), _global_streams_restored():
+    with one_thread(), global_streams_restored():
         for check in CHECKS:
             for case in cases:
                 try:
@@ -81,192 +84,6 @@ def rule_name(check: Rule) -> str:
 def rule_text(check: Rule) -> str:
     """What a rule asks for, in one line."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
-
-
-# --- small federations ------------------------------------------------------------------------------------------------
-
-
-def small_settings() -> list[Setting]:
-    """Six clients with 1 to 33 samples of 4 classes, half of them active: once a perceptron, once with BatchNorm.
-
-    Everybody holds a public set with labels; that a method can do without it is a rule of its own.
-    """
-    sizes = [9, 1, 12, 17, 20, 33]
-    pool = _noise("private", sum(sizes) + 4 * len(sizes))
-    parts = torch.split(torch.arange(len(pool)), [part for n in sizes for part in (n, 4)])
-    sites = [Site(pool.subset(train), pool.subset(test)) for train, test in zip(parts[::2], parts[1::2], strict=True)]
-    return [
-        Setting(
-            sites=sites,
-            networks=[network],
-            classes=4,
-            seed=1,
-            work=LocalWork(batch=8, lr=0.05, momentum=0.5),
-            participation=Participation(policy="fraction", fraction=0.5),
-            public=PublicSet(_noise("public", 24), labelled=True, holder="all"),
-        )
-        for network in (_perceptron, _with_batch_norm)
-    ]
-
-
-def _noise(name: str, n: int) -> Samples:
-    x = torch.randn(n, 1, 8, 8, generator=rng.generator(0, "check", name))
-    return Samples(x, torch.arange(n) % 4, torch.arange(n))
-
-
-def _perceptron() -> nn.Module:
-    return create("mlp", classes=4, channels=1, size=8, hidden=16)
-
-
-def _with_batch_norm() -> nn.Module:
-    features = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
-    # Dropout draws from torch's global stream, which the loop must have seeded wherever a network is trained.
-    return FeatureNet(features, nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 4)), (64,))
-
-
-def _bare(network: Network) -> Network:
-    """The same network without its `features` and `head`, under other names."""
-    return lambda: nn.Sequential(network())
-
-
-# --- a run under observation ------------------------------------------------------------------------------------------
-
-
-class Probe(Serial):
-    """The serial engine, noting what is asked and answered; each rule changes one of its steps."""
-
-    advice = ""  # what to do about a fault that shows only on this engine
-
-    def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:
-        super().__init__(setting, memories)
-        self.asked: dict[int, set[int]] = {}
-        self.answers: dict[str, bytes] = {}
-
-    def order(self, messages: Sequence[Message]) -> Iterable[Message]:
-        """The messages as they are carried out."""
-        return messages
-
-    def act(self, method: Method, me: Client, message: Message) -> Reply:
-        """One client carries out one message."""
-        return act(method, me, message)
-
-    def between(self, old: State, new: State) -> State:
-        """What the next round starts from; `old` is what this round started from."""
-        del old
-        return new
-
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        """Let clients act, and note their answers."""
-        for message in self.order(messages):
-            self.asked.setdefault(round, set()).add(message.client)
-            me = self.setting.client(message.client, round, self.memories.get(message.client, {}))
-            with _located(_place(me, message), self.advice):
-                answer = self.act(method, me, message)
-            number = sum(name.endswith(f"client {me.id}") for name in self.answers) + 1
-            self.answers[f"answer {number}, to '{message.action}', of client {me.id}"] = tree.encode(answer.body)
-            yield Answer(message.client, answer, me.meter)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """All that a run left behind: for each round the answers, the state and the memories, as bytes."""
-
-    engine: Probe
-    state: State
-    rounds: dict[int, dict[str, bytes]]
-    changed: Sequence[str] = field(default_factory=list)
-
-    def saved(self, round: int) -> tuple[State, dict[int, Tree]]:
-        """State and memories as they were after a round, read back from their bytes."""
-        notes = self.rounds[round]
-        memories = {k: tree.decode(notes[_memory(k)]) for k in self.engine.setting.ids if _memory(k) in notes}
-        return State(round, tree.decode(notes[STATE])), dict(memories)
-
-
-def trace(method: Method, engine: Probe, rounds: int, state: State | None = None) -> Trace:
-    """Run a method to the given round, checking after each that what it left is a tree of finite numbers."""
-    notes: dict[int, dict[str, bytes]] = {}
-    before = _looks(method)
-    for t in range(0 if state is None else state.round + 1, rounds + 1):
-        engine.answers.clear()
-        with _located(f"round {t}, the server's {'round' if t else 'init'}()", engine.advice):
-            new = run(method, engine, t, state, watch=lambda *_: True)
-            if not isinstance(new, State) or new.round != t:
-                raise ContractError(f"round {t}: round() returned {_short(new)}; return s.next(...), exactly once")
-            tree.check(new.body, "state")
-        left = {STATE: new.body, **{_memory(k): engine.memories[k] for k in sorted(engine.memories)}}
-        for what, body in left.items():
-            _check_finite(body, f"round {t}, {what}", engine.advice)
-        notes[t] = {**engine.answers, **{what: tree.encode(body) for what, body in left.items()}}
-        state = engine.between(state or new, new)
-    assert state is not None
-    changed = [name for name, look in _looks(method).items() if before.get(name) != look]
-    return Trace(engine, state, notes, changed)
-
-
-def _same(plain: Trace, other: Trace, advice: str) -> None:
-    """Refuse two runs that differ in a round they share; the first difference is told."""
-    for t in sorted(plain.rounds.keys() & other.rounds.keys()):
-        a, b = plain.rounds[t], other.rounds[t]
-        # Answers stand before the state and the memories that follow from them: the first difference is the cause.
-        for what in [*a, *(set(b) - set(a))]:
-            if a.get(what) != b.get(what):
-                key = _first_difference(a.get(what), b.get(what))
-                raise ContractError(f"round {t}, {what}: {key} is not what it was in a plain run; {advice}")
-
-
-def _first_difference(a: bytes | None, b: bytes | None) -> str:
-    left, right = ({} if x is None else dict(tree.leaves(tree.decode(x))) for x in (a, b))
-    for key in sorted(left.keys() | right.keys()):
-        if key not in left or key not in right or not tree.equal({"": left[key]}, {"": right[key]}):
-            return f"key '{key}'"
-    return "it"
-
-
-def _check_finite(body: Tree, where: str, advice: str = "") -> None:
-    for key, leaf in tree.leaves(body):
-        if not (leaf.isfinite().all() if isinstance(leaf, Tensor) else isinstance(leaf, str) or math.isfinite(leaf)):
-            raise ContractError(f"{where}: key '{key}' is not finite; {advice or 'look for a division by zero'}")
-
-
-def _looks(method: Method) -> dict[str, str]:
-    """The method object's and its classes' attributes, as text: none may change."""
-    own = {f"self.{name}": repr(value) for name, value in vars(method).items()}
-    shared = {
-        f"{cls.__name__}.{name}": repr(value)
-        for cls in type(method).__mro__
-        for name, value in vars(cls).items()
-        if not name.startswith("__")
-    }
-    return own | shared
-
-
-@contextmanager
-def _located(where: str, advice: str) -> Iterator[None]:
-    """Turn whatever fails inside into a sentence that says where."""
-    try:
-        yield
-    except ContractError:
-        raise
-    except FedalloyError as error:
-        raise ContractError("; ".join(filter(None, [f"{where}: {error}", advice]))) from error
-    except Exception as error:
-        raise ContractError(f"{where}: {type(error).__name__}: {error}; {advice or 'this must run'}") from error
-
-
-def _place(me: Client, message: Message) -> str:
-    return f"round {me.round}, action '{message.action}' of client {me.id}"
-
-
-def _memory(client: int) -> str:
-    return f"the memory of client {client}"
-
-
-def _short(value: object) -> str:
-    return f"a State of round {value.round}" if isinstance(value, State) else f"a {type(value).__name__}"
-
-
-# --- the rules --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -321,12 +138,12 @@ def check_gives_models_that_load(case: Case) -> None:
 def _check_models(method: Method, run: Trace) -> None:
     setting, state = run.engine.setting, run.state
     before = tree.encode(state.body)
-    with _located(f"models() after round {state.round}", "give whole state dicts by the names of their views"):
+    with located(f"models() after round {state.round}", "give whole state dicts by the names of their views"):
         shared = dict(method.models(state))
         _check_unchanged(before, state.body, "models(): the state")
         for view, weights in shared.items():
             load(initial(setting.network(SERVER), setting.seed), weights)
-            _check_finite(weights, f"models(), view '{view}'")
+            require_finite(weights, f"models(), view '{view}'")
     own = [_check_personal(method, run, k) for k in setting.ids]
     if len(set(own)) > 1:
         raise ContractError(
@@ -340,12 +157,12 @@ def _check_models(method: Method, run: Trace) -> None:
 def _check_personal(method: Method, run: Trace, client: int) -> bool:
     me = run.engine.setting.client(client, run.state.round, run.engine.memories.get(client, {}))
     before = tree.encode(me.memory)
-    with _located(f"personal() of client {client}", "give a whole state dict, or None for all clients"):
+    with located(f"personal() of client {client}", "give a whole state dict, or None for all clients"):
         weights = method.personal(me)
-        _check_unchanged(before, me.memory, f"personal(): {_memory(client)}")
+        _check_unchanged(before, me.memory, f"personal(): {memory_of(client)}")
         if weights is not None:
             me.net(weights)
-            _check_finite(weights, f"personal() of client {client}")
+            require_finite(weights, f"personal() of client {client}")
     return weights is not None
 
 
@@ -353,9 +170,9 @@ def check_needs_no_more_than_its_card_says(case: Case) -> None:
     """It runs without public data, without `features` and `head`, among different networks, as its card says."""
     card = case.method.card
     setting = small_settings()[0]
-    networks = [_with_batch_norm, _perceptron] if card.any_network else [_with_batch_norm]
+    networks = [with_batch_norm, perceptron] if card.any_network else [with_batch_norm]
     if not card.features:
-        networks = [_bare(network) for network in networks]
+        networks = [without_features(network) for network in networks]
     setting = replace(
         setting,
         networks=[networks[k % len(networks)] for k in setting.ids],
@@ -383,7 +200,7 @@ class _Guarded(Probe):
         before = {what: tree.encode(body) for what, body in given.items()}
         answer = super().act(method, me, message)
         for what, body in given.items():
-            _check_unchanged(before[what], body, f"{_place(me, message)}: {what}")
+            _check_unchanged(before[what], body, f"{place(me, message)}: {what}")
         if answer.keep is not None:
             self.kept[me.id] = tree.encode(answer.keep)
         return answer
@@ -393,7 +210,7 @@ class _Guarded(Probe):
         if self.start:
             _check_unchanged(self.start, old.body, f"{where}: the state it was given")
         for k, kept in self.kept.items():
-            _check_unchanged(kept, self.memories[k], f"{where}: {_memory(k)}, shared with its reply,")
+            _check_unchanged(kept, self.memories[k], f"{where}: {memory_of(k)}, shared with its reply,")
         self.start = tree.encode(new.body)
         return new
 
@@ -414,7 +231,7 @@ def _data(samples: Samples) -> Tree:
 def _check_unchanged(before: bytes, body: Tree, what: str) -> None:
     after = tree.encode(body)
     if after != before:
-        raise ContractError(f"{what} was changed in place at {_first_difference(before, after)}; {COPY}")
+        raise ContractError(f"{what} was changed in place at {first_difference(before, after)}; {COPY}")
 
 
 class _Undrawn(Probe):
@@ -422,12 +239,12 @@ class _Undrawn(Probe):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self.outside = _global_streams()
+        self.outside = global_streams()
 
     def act(self, method: Method, me: Client, message: Message) -> Reply:
-        before = _global_streams()
+        before = global_streams()
         answer = super().act(method, me, message)
-        _check_undrawn(before, _place(me, message), "me.rng(purpose)")
+        _check_undrawn(before, place(me, message), "me.rng(purpose)")
         return answer
 
     def between(self, old: State, new: State) -> State:
@@ -436,7 +253,7 @@ class _Undrawn(Probe):
 
 
 def _check_undrawn(before: dict[str, object], where: str, instead: str) -> None:
-    for name, stream in _global_streams().items():
+    for name, stream in global_streams().items():
         if stream != before[name]:
             raise ContractError(f"{where}: {name}'s global stream was drawn from; use {instead} instead")
 
@@ -448,12 +265,12 @@ def check_draws_from_no_global_stream(case: Case) -> None:
 
 def check_is_repeatable(case: Case) -> None:
     """Two runs of three rounds give the same bits, whatever the global seeds: state, memories and replies."""
-    with _global_streams_restored():
+    with global_streams_restored():
         random.seed(7)
         np.random.seed(7)  # noqa: NPY002  # the very stream that a method must not use
         torch.manual_seed(7)
         second = trace(case.method, Probe(case.setting), 3)
-    _same(case.plain, second, f"a second run, with other global seeds, differs: {PURE}")
+    require_same(case.plain, second, f"a second run, with other global seeds, differs: {PURE}")
 
 
 class _Backwards(Probe):
@@ -465,7 +282,7 @@ class _Backwards(Probe):
 
 def check_does_not_depend_on_the_order_of_clients(case: Case) -> None:
     """Clients that run in another order give the same bits."""
-    _same(case.plain, trace(case.method, _Backwards(case.setting), 2), f"clients ran in another order: {PURE}")
+    require_same(case.plain, trace(case.method, _Backwards(case.setting), 2), f"clients ran in another order: {PURE}")
 
 
 class _Wired(Probe):
@@ -485,7 +302,7 @@ class _Wired(Probe):
 
 def check_survives_bytes(case: Case) -> None:
     """Messages, replies, memories and the state go through bytes without a bit of difference."""
-    _same(case.plain, trace(case.method, _Wired(case.setting), 3), _Wired.advice)
+    require_same(case.plain, trace(case.method, _Wired(case.setting), 3), _Wired.advice)
 
 
 def check_resumes(case: Case) -> None:
@@ -493,8 +310,8 @@ def check_resumes(case: Case) -> None:
     fresh: Method = replace(case.method)  # type: ignore[type-var]  # seen to be a dataclass
     state, memories = case.plain.saved(2)
     resumed = trace(fresh, Probe(case.setting, memories), 4, state)
-    _same(case.plain, resumed, f"it was resumed after round 2: {KEEP}")
-    with _located("the evaluation after round 4", "mend models() or personal()"):
+    require_same(case.plain, resumed, f"it was resumed after round 2: {KEEP}")
+    with located("the evaluation after round 4", "mend models() or personal()"):
         views = [
             evaluate(case.setting, method, run.state, run.engine.memories)
             for method, run in ((case.method, case.plain), (fresh, resumed))
@@ -535,7 +352,7 @@ def check_survives_lost_replies(case: Case) -> None:
     trace(case.method, lossy, 2)
     silent = trace(case.method, _Lossy(case.setting, lambda round, _: round % 2 == 1), 3)
     for t in (t for t in (1, 3) if t in silent.engine.asked):
-        with _located(f"models() after round {t}, in which nobody answered", _Lossy.advice):
+        with located(f"models() after round {t}, in which nobody answered", _Lossy.advice):
             before, after = (case.method.models(silent.saved(t - past)[0]) for past in (1, 0))
             for view, weights in after.items():
                 if view not in before or not tree.equal(before[view], weights):
@@ -557,7 +374,7 @@ def _check_unheard_do_not_count(case: Case, unheard: set[int]) -> None:
     if a != b:
         who = ", ".join(map(str, sorted(unheard)))
         raise ContractError(
-            f"round 1: the replies of clients {who} were lost, but {_first_difference(a, b)} of the server's state is "
+            f"round 1: the replies of clients {who} were lost, but {first_difference(a, b)} of the server's state is "
             f"not what it is without these clients; {_Lossy.advice}"
         )
 
@@ -629,50 +446,3 @@ CHECKS: list[Rule] = [
     check_sends_what_the_ledger_counts,
 ]
 """The rules in the order in which they are tried: a broken rule hides those below it, so the plainest come first."""
-
-
-# --- the surroundings -------------------------------------------------------------------------------------------------
-
-
-def _global_streams() -> dict[str, object]:
-    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # only looked at
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (kind, np.asarray(keys).tobytes(), *rest),
-        "random": random.getstate(),
-    }
-
-
-@contextmanager
-def _global_streams_restored() -> Iterator[None]:
-    kept: tuple[Tensor, Any, Any] = (torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        random.setstate(kept[2])
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """On networks as small as these, more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-__all__ = [
-    "CHECKS",
-    "Case",
-    "ContractError",
-    "Rule",
-    "check_method",
-    "checks_passed",
-    "rule_name",
-    "rule_text",
-    "small_settings",
-]

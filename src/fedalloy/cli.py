@@ -6,16 +6,18 @@ Heavy imports stay inside the commands, so that `fedalloy --help` answers at onc
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from fedalloy import __version__
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.errors import FedalloyError, Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from fedalloy.config import Experiment
     from fedalloy.results import Run
 
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
@@ -53,15 +55,11 @@ def cli(debug: bool) -> None:
 @OUT
 def demo(out: str | None) -> None:
     """Compare four methods on built-in data, offline, in under a minute."""
-    import shutil
+    from fedalloy import config
 
-    from fedalloy.config import read
-
-    folder = Path(out or "fedalloy-demo")
-    exp = read(Path(__file__).with_name("demo.toml"))
-    if (folder / "runs").is_dir():
-        shutil.rmtree(folder / "runs")  # an earlier demo
-    runs = _compare(exp, [0], folder, "fedalloy demo")
+    folder = Path(out) if out else _fresh(Path(), "fedalloy-demo")
+    exp = config.read(Path(__file__).with_name("demo.toml"))
+    runs = _compare(exp, None, [exp.seed], folder, "fedalloy demo")
     _say(f"""
 What next?
   Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
@@ -80,25 +78,17 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
 
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
     """
-    from fedalloy.comparison import slug
-
     exp = _experiment(file, overrides, plugins)
-    folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
-    if (folder / "run.json").exists():
-        raise UsageError(f"'{folder}' holds a run; `fedalloy resume {folder}` goes on with it, or give another --out")
-    from fedalloy.build import build
+    from fedalloy.comparison import slug
     from fedalloy.config import build_method
     from fedalloy.progress import Display
-    from fedalloy.runner import one_thread, simulate
+    from fedalloy.runner import simulate
 
-    label = build_method(exp.method).label
-    with one_thread():
-        built = build(exp)
-        built.setting.check(build_method(exp.method))
-    with Display(1, exp.rounds) as display:
-        run = simulate(exp, folder, built=built, watch=display.begin(label, exp.seed))
+    folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
+    with Display(1, exp.rounds) as display, _resumable(f"fedalloy resume {folder}"):
+        run = simulate(exp, folder, watch=display.begin(build_method(exp.method).label, exp.seed))
     _show([run])
-    _write_report([run], folder / "report.html", f"fedalloy run {_words(file, overrides)}".strip())
+    _write_report([run], folder / "report.html", " ".join(["fedalloy run", *_words(file, overrides)]))
 
 
 @cli.command()
@@ -120,19 +110,13 @@ def compare(
 
     A comparison that was interrupted goes on where it stopped when it is given the same folder.
     """
-    from fedalloy.config import Choice
-
     exp = _experiment(file, overrides, plugins)
-    choices = None
-    if methods:
-        names = [name.strip() for name in methods.split(",") if name.strip()]
-        choices = {name: exp.methods.get(name, Choice(name=name)) for name in names}
-    elif not exp.methods:
-        choices = {name: Choice(name=name) for name in dict.fromkeys(["local", exp.method.name, "centralised"])}
-        choices[exp.method.name] = exp.method
+    names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    if names is None and not exp.methods:
+        names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
     folder = Path(out) if out else _fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
-    parts = [file or "", *overrides, f"--methods {methods}" if methods else "", f"--seeds {seeds}"]
-    _compare(exp, _seeds(seeds, exp.seed), folder, " ".join(["fedalloy compare", *filter(None, parts)]), choices)
+    words = [*_words(file, overrides), *(["--methods", methods] if methods else []), "--seeds", seeds]
+    _compare(exp, names, _seeds(seeds, exp.seed), folder, " ".join(["fedalloy compare", *words]))
 
 
 @cli.command()
@@ -147,10 +131,11 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     from fedalloy.runner import resume as go_on
 
     before = read(folder)
-    total = rounds or before.meta["experiment"]["rounds"]
-    with Display(1, total) as display:
+    total = rounds or before.meta.get("experiment", {}).get("rounds", 0)
+    with Display(1, total) as display, _resumable(f"fedalloy resume {folder}"):
         run = go_on(folder, rounds=rounds, watch=display.begin(before.label, before.seed), say=_say)
     _show([run])
+    _write_report([run], Path(folder) / "report.html", f"fedalloy resume {folder}")
 
 
 @cli.command("list")
@@ -169,17 +154,19 @@ def list_command(what: str, filters: tuple[str, ...], plugins: tuple[str, ...]) 
 @click.argument("file", metavar="EXPERIMENT.toml", required=False)
 @OVERRIDES
 @OUT
-def partition(file: str | None, overrides: tuple[str, ...], out: str | None) -> None:
+@PLUGIN
+def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
     """Show how an experiment's data is split among its clients, as numbers and pictures."""
+    exp = _experiment(file, overrides, plugins)
     from fedalloy.build import build
-    from fedalloy.files import write_json
+    from fedalloy.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot, heat_map
     from fedalloy.report.plots import save
 
-    built = build(_experiment(file, overrides, ()))
+    built = build(exp)
     _say(built.card.describe())
     folder = Path(out or "partition")
-    _make(folder)
+    make_folder(folder)
     names = built.dataset.label_names
     for name, draw in (("bubbles", bubble_plot), ("heatmap", heat_map)):
         for kind in ("png", "svg"):
@@ -241,14 +228,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         cli.main(given, prog_name="fedalloy", standalone_mode=False)
     except FedalloyError as error:
         _fail(str(error), error.code, debug, error)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):  # click turns the one into the other
         _fail("interrupted", 130, debug)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
     except click.ClickException as error:
         _fail(error.format_message(), 2, debug, error)
-    except KeyboardInterrupt:
-        _fail("interrupted; `fedalloy resume RUN` goes on from the last round", 130, debug)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4, debug, error)
     except Exception as error:
         _fail(f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1, debug, error)
     sys.exit(0)
@@ -263,7 +252,7 @@ def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = N
     sys.exit(code)
 
 
-def _experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Any:
+def _experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
     _load_plugins(plugins)
     from fedalloy.config import experiment, override, read_toml
 
@@ -291,28 +280,42 @@ def _seeds(text: str, first: int) -> list[int]:
     return seeds
 
 
-def _compare(exp: Any, seeds: list[int], folder: Path, command: str, choices: Any = None) -> list[Run]:
+def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, command: str) -> list[Run]:
+    from dataclasses import replace
+
+    from fedalloy import comparison
     from fedalloy.build import build
-    from fedalloy.comparison import compare as run_all
-    from fedalloy.files import write_json
+    from fedalloy.files import make_folder, write_json
     from fedalloy.progress import Display
     from fedalloy.report.partition_plot import bubble_plot
     from fedalloy.report.plots import save
     from fedalloy.report.table import records
     from fedalloy.results import rows
 
-    built = build(exp)
+    first = replace(exp, seed=seeds[0])
+    built = build(first)
+    choices = comparison.chosen(exp, names)
+    comparison.check(first, choices, built, folder / "runs")  # before anything is written
     _say(built.card.describe())
-    _make(folder)
+    make_folder(folder)
     save(bubble_plot(built.card.counts, built.dataset.label_names), folder / "split.png")
     _say(f"picture of the split: {folder / 'split.png'}\n")
-    count = len(seeds) * len(choices or exp.methods or [exp.method])
-    with Display(count, exp.rounds) as display:
-        runs = run_all(exp, choices, seeds=seeds, folder=folder / "runs", begin=display.begin, say=_say)
+    same = f"{command} --out {folder}"
+    with Display(len(seeds) * len(choices), exp.rounds) as display, _resumable(same):
+        runs = comparison.compare(exp, names, seeds=seeds, folder=folder / "runs", begin=display.begin, say=_say)
     _show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
     _write_report(runs, folder / "report.html", command)
     return runs
+
+
+@contextmanager
+def _resumable(command: str) -> Iterator[None]:
+    """Say how to go on if the user stops what is inside."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted; `{command}` goes on from the last round") from error
 
 
 def _show(runs: list[Run], select: Any = "last") -> None:
@@ -355,17 +358,8 @@ def _fresh(parent: Path, name: str) -> Path:
     return tried
 
 
-def _make(folder: Path) -> None:
-    from fedalloy.errors import StorageError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
-
-
-def _words(file: str | None, overrides: Sequence[str]) -> str:
-    return " ".join([*([file] if file else []), *overrides])
+def _words(file: str | None, overrides: Sequence[str]) -> list[str]:
+    return [*([file] if file else []), *overrides]
 
 
 def _console() -> Any:

@@ -6,80 +6,100 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedalloy.build import Built, build
 from fedalloy.config import Choice, Experiment, build_method, experiment
-from fedalloy.core import hyper_parameters
+from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import UsageError
 from fedalloy.results import Run, read
-from fedalloy.runner import Say, Watch, one_thread, resume, simulate
+from fedalloy.runner import Watch, one_thread, resume, settled, simulate
+from fedalloy.store import Say
 
 Begin = Callable[[str, int], Watch]
 
 
 def compare(
-    exp: Experiment | Mapping[str, Any],
-    choices: Mapping[str, Choice] | None = None,
+    exp: Experiment | Mapping[str, object],
+    methods: Sequence[str] | None = None,
     *,
     seeds: Sequence[int] | None = None,
     folder: str | Path | None = None,
     dataset: Dataset | None = None,
-    network: Any = None,
+    network: Network | None = None,
     begin: Begin | None = None,
     say: Say = lambda _: None,
 ) -> list[Run]:
     """Run several methods on one experiment; with a folder, finished runs are kept and unfinished ones go on.
 
-    The methods are those under the experiment's `methods`, unless `choices` names others by their label; `begin` is
-    called with the label and seed of each run and returns what watches its rounds.
+    `methods` chooses among the experiment's own and the registered ones; by default they are all of its own. `begin`
+    is called with the label and seed of each run and returns what watches its rounds.
 
-    >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"local": {}, "fedprox": {"mu": 0.1}}}
-    >>> [run.label for run in compare(exp)]
+    >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
+    >>> [run.label for run in compare(exp, ["local", "fedprox"])]
     ['Local', 'FedProx']
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
-    chosen = dict(choices or exp.methods or {exp.method.name: exp.method})
-    labels = {key: build_method(choice).label if key == choice.name else key for key, choice in chosen.items()}
+    choices = chosen(exp, methods)
     runs = []
     for seed in seeds if seeds is not None else [exp.seed]:
         one = dataclasses.replace(exp, seed=seed, methods={})
         with one_thread():
             built = build(one, dataset, network)
-            for choice in chosen.values():
-                built.setting.check(build_method(choice))
-        for key, choice in chosen.items():
-            watch = begin(labels[key], seed) if begin is not None else None
-            place = Path(folder) / f"{slug(key)}-seed{seed}" if folder is not None else None
-            this = dataclasses.replace(one, method=choice)
-            runs.append(_run(this, labels[key], place, built, dataset, network, watch, say))
+        check(one, choices, built, folder)
+        for key, choice in choices.items():
+            label = build_method(choice).label if key == choice.name else key
+            watch = begin(label, seed) if begin is not None else None
+            place = _place(folder, key, seed)
+            if place is not None and (place / "run.json").exists():
+                runs.append(resume(place, rounds=exp.rounds, built=built, watch=watch, say=say))
+            else:
+                this = dataclasses.replace(one, method=choice)
+                runs.append(simulate(this, place, label=label, built=built, watch=watch))
     return runs
 
 
-def _run(
-    exp: Experiment,
-    label: str,
-    place: Path | None,
-    built: Built,
-    dataset: Dataset | None,
-    network: Any,
-    watch: Watch | None,
-    say: Say,
-) -> Run:
-    if place is None or not (place / "run.json").exists():
-        return simulate(exp, place, label=label, built=built, watch=watch)
-    _refuse_other(exp, place)
-    return resume(place, rounds=exp.rounds, dataset=dataset, network=network, watch=watch, say=say)
+def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Choice]:
+    """The methods of a comparison by the key they have in it: those named, or else all of the experiment's own.
+
+    >>> chosen(experiment({"methods": {"mild": {"name": "fedprox", "mu": 0.001}}}), ["mild", "local"])["mild"].name
+    'fedprox'
+    """
+    own = {exp.method.name: exp.method, **exp.methods}
+    if names is None:
+        return dict(exp.methods or own)
+    return {name: own.get(name, Choice(name=name)) for name in names}
+
+
+def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None) -> None:
+    """Refuse methods that cannot run in this setting, and a folder that holds runs of something else."""
+    places: dict[str, str] = {}
+    for key, choice in choices.items():
+        method = build_method(choice)
+        built.setting.check(method)
+        other = places.setdefault(slug(key), key)
+        if other != key:
+            raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
+        place = _place(folder, key, exp.seed)
+        if place is not None and (place / "run.json").exists():
+            _refuse_other(settled(exp, built, method), place)
 
 
 def _refuse_other(exp: Experiment, place: Path) -> None:
-    there = dict(read(place).meta["experiment"])
-    method = build_method(exp.method)
-    wanted = dataclasses.replace(exp, method=Choice(name=method.name, options=hyper_parameters(method))).to_dict()
+    run = read(place)
+    there, wanted = run.meta.get("experiment", {}), dataclasses.replace(exp, methods={}).to_dict()
     for key in sorted({*there, *wanted} - {"rounds"}):
         if there.get(key) != wanted.get(key):
             raise UsageError(f"'{place}' holds a run with another {key}; choose another folder")
+    if len(run.rounds) > exp.rounds:
+        raise UsageError(
+            f"'{place}' has completed {len(run.rounds)} rounds; write rounds = {len(run.rounds)} or more, "
+            "or choose another folder"
+        )
+
+
+def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:
+    return Path(folder) / f"{slug(key)}-seed{seed}" if folder is not None else None
 
 
 def slug(label: str) -> str:

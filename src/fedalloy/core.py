@@ -281,6 +281,8 @@ def run(
         fed = engine.open(method, state.round + 1)
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
             state = method.round(state, fed)
+        if state.round != fed.round:
+            raise UsageError(f"{method.name}.round() did not move on to round {fed.round}; return s.next(...)")
         if watch is not None and watch(state, fed):
             break
     return state

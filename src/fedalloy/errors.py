@@ -31,3 +31,9 @@ class CheckpointError(FedalloyError):
     """A checkpoint that is damaged or belongs to another experiment."""
 
     code = 5
+
+
+class Interrupted(FedalloyError):
+    """The user stopped a command that can be gone on with; the sentence says how."""
+
+    code = 130

@@ -5,68 +5,65 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors
-import safetensors.torch
-from torch import Tensor
-
-from fedalloy.config import build_method, experiment
+from fedalloy.build import build
+from fedalloy.config import Choice, build_method, experiment
+from fedalloy.core import Network
+from fedalloy.data.samples import Dataset
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import PERSONAL
-from fedalloy.files import write_atomically
+from fedalloy.files import write_weights
+from fedalloy.models import models as registered
 from fedalloy.registry import suggest
-from fedalloy.results import read
-from fedalloy.store import Store
+from fedalloy.store import Store, described
 from fedalloy.tree import Tree
 
 
-def export_model(folder: Path, view: str | None, client: int | None, path: Path | None) -> tuple[Path, str]:
-    """Write one view's model of a run's last round; returns where, and the lines that load it."""
-    meta = read(folder).meta
+def export_model(
+    folder: str | Path,
+    view: str | None = None,
+    client: int | None = None,
+    path: str | Path | None = None,
+    *,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+) -> tuple[Path, str]:
+    """Write one view's model of a run's last round; returns where, and the lines that load it.
+
+    A client's own model needs the run's setting, and so a data set or a network of your own if it had one.
+    """
+    folder = Path(folder)
+    meta = described(folder)
     exp = experiment(meta["experiment"])
     method = build_method(exp.method)
     saved = Store(folder).restore()
     if saved is None:
         raise DataError(f"the run in '{folder}' has not completed a round")
     state, memories = saved
-    models: dict[str, Tree] = dict(method.models(state))
+    views: dict[str, Tree] = dict(method.models(state))
     if client is not None:
-        if client not in memories:
-            raise UsageError(f"client {client} has no model of its own in '{folder}'")
-        models[PERSONAL] = memories[client]["model"]
-    if not models:
+        setting = build(exp, dataset, network).setting
+        if client not in setting.ids:
+            raise UsageError(f"there is no client {client} in '{folder}'; clients go from 0 to {setting.ids[-1]}")
+        own = method.personal(setting.client(client, state.round, memories.get(client, {})))
+        if own is None:
+            raise UsageError(f"{method.name} gives no client a model of its own; leave out the client")
+        views = {PERSONAL: own}
+    if not views:
         raise UsageError(f"{method.name} gives each client a model of its own; say whose with --client")
-    view = view or (PERSONAL if client is not None else next(iter(models)))
-    if view not in models:
-        raise UsageError(f"the run in '{folder}' has no view '{view}'; {suggest(view, list(models))}")
-    path = path or folder / f"{view}{'' if client is None else f'-{client}'}.safetensors"
+    view = view or next(iter(views))
+    if view not in views:
+        raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
+    path = Path(path or folder / f"{view}{'' if client is None else f'-{client}'}.safetensors")
     about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
-    write_weights(models[view], path, about)
+    write_weights(views[view], path, about)
     channels, size, _ = meta["model"]["input"]
-    lines = loading_lines(path, exp.model.name, meta["model"]["classes"], channels, size, exp.model.options)
-    return path, lines
+    return path, loading_lines(path, exp.model, meta["model"]["classes"], channels, size)
 
 
-def write_weights(weights: Mapping[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
-    """Write a model's weights, with strings that say what they are."""
-    # Clones, because two names of one tensor cannot be stored.
-    data = safetensors.torch.save({name: t.detach().clone() for name, t in weights.items()}, metadata=dict(about))
-    write_atomically(path, data)
-
-
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read weights that `fedalloy export` wrote."""
-    try:
-        return safetensors.torch.load_file(path)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no model file '{path}'") from error
-    except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"the model file '{path}' cannot be read: {error}") from error
-
-
-def loading_lines(path: Path, model: str, classes: int, channels: int, size: int, options: Mapping[str, object]) -> str:
+def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int) -> str:
     """The few lines of Python that load an exported model.
 
-    >>> print(loading_lines(Path("oca.safetensors"), "lenet5", 26, 1, 32, {}))
+    >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32))
     from safetensors.torch import load_file
     from fedalloy.models import create
     <BLANKLINE>
@@ -74,13 +71,15 @@ def loading_lines(path: Path, model: str, classes: int, channels: int, size: int
     net.load_state_dict(load_file("oca.safetensors"))
     net.eval()
     """
-    more = "".join(f", {key}={value!r}" for key, value in options.items())
+    options: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size, **model.options}
+    known = model.name in registered
+    keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return "\n".join(
         [
             "from safetensors.torch import load_file",
-            "from fedalloy.models import create",
+            *(["from fedalloy.models import create"] if known else []),
             "",
-            f'net = create("{model}", classes={classes}, channels={channels}, size={size}{more})',
+            f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own",
             f'net.load_state_dict(load_file("{path.name}"))',
             "net.eval()",
         ]

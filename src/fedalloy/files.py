@@ -51,7 +51,9 @@ numbers, strings, lists and tables
     try:
         return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
-        raise UsageError(f"this cannot be recorded as JSON ({error}); use numbers, strings, lists and tables") from error
+        raise UsageError(
+            f"this cannot be recorded as JSON ({error}); use numbers, strings, lists and tables"
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:

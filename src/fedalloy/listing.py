@@ -52,10 +52,13 @@ def _methods(filters: Sequence[str]) -> Table:
 
 def _filter(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
-    known = [f.name for f in dataclasses.fields(Card)]
-    if not sign or key not in known:
+    known = {f.name: f.type for f in dataclasses.fields(Card)}
+    if key not in known:
         raise UsageError(f"--where {text}: a card has no key '{key}'; {suggest(key, known)}")
-    return key, value.lower()
+    value = value.lower()
+    if not sign or not value or (known[key] == "bool" and value not in ("yes", "no")):
+        raise UsageError(f"--where {text}: write {key}={'yes or no' if known[key] == 'bool' else 'a word of it'}")
+    return key, value
 
 
 def _fits(have: Any, want: str) -> bool:

@@ -7,30 +7,37 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from fedalloy.errors import UsageError
+from fedalloy.errors import FedalloyError, UsageError
 
 
 def load_file(path: str | Path) -> None:
     """Run a Python file of the user's, which registers what it defines."""
     path = Path(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"fedalloy_plugin_{path.stem}"  # of its own: a plug-in called random.py must not stand for `random`
+    spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise UsageError(f"the plug-in '{path}' is not a Python file that can be read")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except UsageError:
+    except FedalloyError:
         raise
-    except Exception as error:
-        line = _line(error, path)
-        raise UsageError(f"the plug-in '{path}' failed{line}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"the plug-in '{path}' failed{_line(error, path)}: {_named(error)}") from error
 
 
 def load_installed() -> None:
     """Import every installed package that announces itself under the entry point `fedalloy.plugins`."""
     for entry in importlib.metadata.entry_points(group="fedalloy.plugins"):
-        entry.load()
+        try:
+            entry.load()
+        except Exception as error:
+            raise UsageError(f"the installed plug-in '{entry.value}' failed: {_named(error)}") from error
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _line(error: BaseException, path: Path) -> str:

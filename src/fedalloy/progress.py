@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedalloy.report.format import human_seconds
@@ -17,14 +18,16 @@ from fedalloy.runner import Watch
 class Display:
     """Shows one bar for each run; the estimate rests on rounds that were really run.
 
-    A run's pace is its own mean over its last five rounds; a run that has not begun is given the mean of all rounds so
-    far. Before the first round there is no estimate.
+    Runs come one after the other. The pace of the one that is running is its own mean over its last five rounds; a run
+    that has not begun is given the mean of all rounds so far. Before the first round there is no estimate.
     """
 
     def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
         self._runs, self._rounds = runs, rounds
-        self._begun = 0
-        self._paces: dict[TaskID, list[float]] = {}
+        self._begun = self._round = 0
+        self._seconds: list[float] = []  # of every round so far
+        self._recent: list[float] = []  # of the run that is running
+        self._task: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -41,44 +44,46 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._end()
         self._progress.stop()
 
     def begin(self, label: str, seed: int) -> Watch:
         """Add a bar for a run and return what moves it."""
-        self._begun += 1
+        self._end()
+        self._begun, self._round, self._recent = self._begun + 1, 0, []
         name = f"{label}, seed {seed}"
-        task = self._progress.add_task(f"{name:<22}", total=self._rounds, score="", left=self._left())
-        self._paces[task] = []
+        task = self._progress.add_task(escape(f"{name:<22}"), total=self._rounds, score="", left=self._left())
+        self._task = task
         last = time.perf_counter()
 
         def watch(record: Mapping[str, Any]) -> None:
             nonlocal last
             now = time.perf_counter()
-            self._paces[task].append(now - last)
-            last = now
-            best = max((v["amp"] or 0.0 for v in record["views"].values()), default=None)
-            score = "" if best is None else f"AMP {100 * best:5.1f} %"
-            ended = record["round"] >= self._rounds
-            self._progress.update(task, completed=record["round"], left="" if ended else self._left())
-            if score:
-                self._progress.update(task, score=score)
+            self._seconds.append(now - last)
+            self._recent = [*self._recent[-4:], now - last]
+            self._round, last = record["round"], now
+            self._progress.update(task, completed=self._round, left=self._left())
+            if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
+                self._progress.update(task, score=f"AMP {100 * max(amps):5.1f} %")
 
         return watch
 
     def seconds_left(self) -> float | None:
         """What is left of all runs at the pace seen so far; None before the first round."""
-        done = [second for paces in self._paces.values() for second in paces]
-        if not done:
+        if not self._seconds:
             return None
-        usual = sum(done) / len(done)
-        left = (self._runs - self._begun) * self._rounds * usual
-        for task, paces in self._paces.items():
-            if not self._progress.tasks[task].finished:
-                recent = paces[-5:] or [usual]
-                todo = self._rounds - self._progress.tasks[task].completed
-                left += todo * sum(recent) / len(recent)
-        return left
+        usual = sum(self._seconds) / len(self._seconds)
+        pace = sum(self._recent) / len(self._recent) if self._recent else usual
+        return (self._rounds - self._round) * pace + (self._runs - self._begun) * self._rounds * usual
+
+    def _end(self) -> None:
+        """The run before is over, perhaps before its last round; or an earlier comparison had finished it."""
+        if self._task is not None:
+            self._progress.update(self._task, left="" if self._recent else "was finished")
 
     def _left(self) -> str:
         left = self.seconds_left()
-        return "estimating" if left is None else f"about {human_seconds(left)} left in all"
+        if left is None:
+            return "estimating"
+        return f"about {human_seconds(left)} left in all" if left else ""

@@ -12,25 +12,25 @@ from typing import Any
 
 import numpy
 import torch
-from torch import nn
 
 import fedalloy
+from fedalloy import tree
 from fedalloy.build import Built, build
 from fedalloy.config import Choice, Experiment, Stop, build_method, experiment
-from fedalloy.core import Federation, Method, State, hyper_parameters, initial, run
+from fedalloy.core import Federation, Method, Network, State, hyper_parameters, initial, run
 from fedalloy.costs import forward_flops, peak_memory
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
-from fedalloy.errors import CheckpointError
+from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.evaluation import evaluate
 from fedalloy.models import parameter_count
-from fedalloy.results import FORMAT, Run, read
+from fedalloy.results import FORMAT, Run
 from fedalloy.setting import SERVER, Setting
-from fedalloy.store import Store
+from fedalloy.store import Say, Store, described
+from fedalloy.training import params
 
 Watch = Callable[[Mapping[str, Any]], None]
-Say = Callable[[str], None]
 
 
 def simulate(
@@ -40,7 +40,7 @@ def simulate(
     method: Method | None = None,
     label: str | None = None,
     dataset: Dataset | None = None,
-    network: Callable[[], nn.Module] | None = None,
+    network: Network | None = None,
     built: Built | None = None,
     watch: Watch | None = None,
 ) -> Run:
@@ -56,15 +56,21 @@ def simulate(
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     if method is None:
         method = build_method(exp.method)
-    exp = dataclasses.replace(exp, method=Choice(name=method.name, options=hyper_parameters(method)))
     with one_thread():
         built = build(exp, dataset, network) if built is None else built
         built.setting.check(method)
+        exp = settled(exp, built, method)
         meta = describe(exp, built, label or method.label)
         store = Store(Path(folder)) if folder is not None else None
         if store is not None:
             store.create(meta)
-        return _go_on(exp, built, method, meta, store, None, [], watch)
+        records: list[dict[str, Any]] = []
+        try:
+            return _go_on(exp, built, method, meta, store, None, records, watch)
+        except Exception:
+            if store is not None and not records:
+                store.remove()
+            raise
 
 
 def resume(
@@ -72,24 +78,37 @@ def resume(
     *,
     rounds: int | None = None,
     dataset: Dataset | None = None,
-    network: Callable[[], nn.Module] | None = None,
+    network: Network | None = None,
+    built: Built | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
-    """Go on with a run from its last checkpoint to the same bits as if it had never stopped; `rounds` may extend it."""
+    """Go on with a run from its last checkpoint to the same bits as if it had never stopped; `rounds` may extend it.
+
+    A data set or a network of your own must be given again; what has changed since is refused.
+    """
     store = Store(Path(folder))
-    old = dict(read(folder).meta)
+    old = described(folder)
     exp = experiment(old["experiment"])
     if rounds is not None:
         exp = dataclasses.replace(exp, rounds=rounds)
     method = build_method(exp.method)
     with one_thread():
-        built = build(exp, dataset, network)
+        built = build(exp, dataset, network) if built is None else built
+        exp = settled(exp, built, method)
         meta = describe(exp, built, old["label"])
         _refuse_changes(old, meta)
-        saved = store.restore(say)
-        state, memories = saved if saved is not None else (None, {})
-        return _go_on(exp, built, method, meta, store, state, store.records(), watch, memories)
+        state, memories = store.restore(say) or (None, {})
+        done = state.round if state is not None else 0
+        if done > exp.rounds:
+            raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
+        return _go_on(exp, built, method, meta, store, state, store.forget_after(done), watch, memories)
+
+
+def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
+    """The experiment with the data, the model and the method that are really used, defaults written out."""
+    choice = Choice(name=method.name, options=hyper_parameters(method))
+    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice)
 
 
 def _go_on(
@@ -106,7 +125,7 @@ def _go_on(
     setting, engine = built.setting, Serial(built.setting, memories)
     flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
-    stopped_by = "rounds" if not records else should_stop(exp.stop, records) or "rounds"
+    stopped_by = should_stop(exp.stop, records) or "rounds"
 
     def after(state: State, fed: Federation) -> bool:
         nonlocal stopped_by
@@ -133,7 +152,9 @@ def _go_on(
         stopped_by = should_stop(exp.stop, records) or "rounds"
         return stopped_by != "rounds"
 
-    if stopped_by == "rounds":
+    if stopped_by == "rounds" and len(records) < exp.rounds:
+        if store is not None:
+            store.describe(meta)
         run(method, engine, exp.rounds, state, after)
     meta = {**meta, "status": "done", "stopped_by": stopped_by}
     if store is not None:
@@ -162,17 +183,22 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
     """Why a run should end now, if it should: a function of its records, so that a resumed run stops alike.
 
     A metric is that of the best of the method's views.
+
+    >>> curve = [{"round": t, "views": {"aca": {"amp": amp}}} for t, amp in enumerate((0.5, 0.7, 0.6, 0.7), start=1)]
+    >>> [should_stop(Stop(patience=2), curve[:t]) for t in (2, 3, 4)]
+    [None, None, 'patience']
     """
-    curve = [
-        max(values)
+    curve = {
+        r["round"]: max(values)
         for r in records
         if (values := [v[stop.metric] for v in r["views"].values() if v.get(stop.metric) is not None])
-    ]
-    if stop.target is not None and curve and curve[-1] >= stop.target:
-        return "target"
-    n = stop.patience
-    if n is not None and len(curve) > n and max(curve[-n:]) <= max(curve[:-n]):
-        return "patience"
+    }
+    if curve:
+        now, best = max(curve), max(curve, key=lambda t: curve[t])  # the earliest of equals
+        if stop.target is not None and curve[now] >= stop.target:
+            return "target"
+        if stop.patience is not None and now - best >= stop.patience:
+            return "patience"
     if stop.bytes is not None and sum(sum(d.values()) for r in records for d in r["bytes"].values()) >= stop.bytes:
         return "bytes"
     if stop.seconds is not None and sum(r["seconds"]["total"] for r in records) >= stop.seconds:
@@ -197,6 +223,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "class_counts": _class_counts(setting),
             "label_names": list(built.dataset.label_names),
         },
+        "data": {"name": built.dataset.name, "note": built.dataset.note, "rows": len(built.dataset.y)},
         "partition": built.card.to_json(),
         "model": {
             "name": exp.model.name,
@@ -212,7 +239,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "machine": platform.machine(),
         },
-        "digests": dict(built.digests),
+        "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
     }
 
@@ -226,8 +253,8 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
         for key, value in new[part].items():
             if old[part].get(key) != value:
                 raise CheckpointError(
-                    f"this run was made with {key} {_short(old[part].get(key))}, now it is {_short(value)}; "
-                    "a resumed run would not be the same"
+                    f"{key} is not the same: the run was made with {_short(old[part].get(key))}, now it is "
+                    f"{_short(value)}; what went on from there would be another run, so start a new one"
                 )
 
 

@@ -104,6 +104,15 @@ class Store:
         return kept
 
 
+def described(folder: str | Path) -> Mapping[str, Any]:
+    """What `run.json` says, if that is enough to go on with the run."""
+    meta = read(folder).meta
+    missing = sorted({"experiment", "model", "digests", "versions"} - meta.keys())
+    if missing:
+        raise DataError(f"{Path(folder) / 'run.json'} says nothing of {missing[0]}; the run cannot be gone on with")
+    return meta
+
+
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
 

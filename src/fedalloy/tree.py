@@ -66,6 +66,8 @@ def check(tree: Tree, where: str = "tree") -> None:
         elif isinstance(value, bool) or not isinstance(value, int | float | str):
             kind = type(value).__name__
             raise UsageError(f"{where}/{key}: a {kind} cannot travel; use a tensor, an int, a float or a string")
+        elif isinstance(value, str) and not _is_text(value):
+            raise UsageError(f"{where}/{key}: this string is not valid Unicode and cannot travel")
 
 
 def leaf_bytes(leaf: Leaf) -> int:
@@ -137,6 +139,10 @@ def digest(tree: Tree) -> str:
 def equal(a: Tree, b: Tree) -> bool:
     """Whether two trees hold the same bits."""
     return digest(a) == digest(b)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
 def _names() -> list[str]:
