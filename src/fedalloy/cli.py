@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy import __version__
-from fedalloy.errors import FedalloyError, Interrupted, UsageError
+from fedalloy.errors import FedalloyError, InterruptionError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config import Experiment
@@ -59,7 +59,7 @@ def demo(out: str | None) -> None:
 
     folder = Path(out) if out else _fresh(Path(), "fedalloy-demo")
     exp = config.read(Path(__file__).with_name("demo.toml"))
-    runs = _compare(exp, None, [exp.seed], folder, "fedalloy demo")
+    runs = _compare(exp, None, [exp.seed], folder, "demo")
     _say(f"""
 What next?
   Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
@@ -79,16 +79,18 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
     """
     exp = _experiment(file, overrides, plugins)
+    from fedalloy.build import build
     from fedalloy.comparison import slug
     from fedalloy.config import build_method
     from fedalloy.progress import Display
     from fedalloy.runner import simulate
 
     folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
-    with Display(1, exp.rounds) as display, _resumable(f"fedalloy resume {folder}"):
-        run = simulate(exp, folder, watch=display.begin(build_method(exp.method).label, exp.seed))
+    built = build(exp)  # before the clock starts: the first round's time is the first estimate
+    with Display(1, exp.rounds) as display, _resumable("resume", str(folder), *_plugged(plugins)):
+        run = simulate(exp, folder, built=built, watch=display.begin(build_method(exp.method).label, exp.seed))
     _show([run])
-    _write_report([run], folder / "report.html", " ".join(["fedalloy run", *_words(file, overrides)]))
+    _write_report([run], folder / "report.html", _command("run", *_words(file, overrides, plugins)))
 
 
 @cli.command()
@@ -115,8 +117,8 @@ def compare(
     if names is None and not exp.methods:
         names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
     folder = Path(out) if out else _fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
-    words = [*_words(file, overrides), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    _compare(exp, names, _seeds(seeds, exp.seed), folder, " ".join(["fedalloy compare", *words]))
+    words = [*_words(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
+    _compare(exp, names, _seeds(seeds, exp.seed), folder, "compare", *words)
 
 
 @cli.command()
@@ -132,10 +134,10 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 
     before = read(folder)
     total = rounds or before.meta.get("experiment", {}).get("rounds", 0)
-    with Display(1, total) as display, _resumable(f"fedalloy resume {folder}"):
+    with Display(1, total) as display, _resumable("resume", folder, *_plugged(plugins)):
         run = go_on(folder, rounds=rounds, watch=display.begin(before.label, before.seed), say=_say)
     _show([run])
-    _write_report([run], Path(folder) / "report.html", f"fedalloy resume {folder}")
+    _write_report([run], Path(folder) / "report.html", _command("resume", folder, *_plugged(plugins)))
 
 
 @cli.command("list")
@@ -189,7 +191,7 @@ def report(folders: tuple[str, ...], select: Any, out: str) -> None:
     """Write one page about finished runs; a folder of runs counts as all of them."""
     runs = _read_runs(folders)
     _show(runs, select)
-    _write_report(runs, Path(out), f"fedalloy report {' '.join(folders)}", select)
+    _write_report(runs, Path(out), _command("report", *folders), select)
 
 
 @cli.command()
@@ -280,7 +282,7 @@ def _seeds(text: str, first: int) -> list[int]:
     return seeds
 
 
-def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, command: str) -> list[Run]:
+def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
     from dataclasses import replace
 
     from fedalloy import comparison
@@ -300,22 +302,21 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     make_folder(folder)
     save(bubble_plot(built.card.counts, built.dataset.label_names), folder / "split.png")
     _say(f"picture of the split: {folder / 'split.png'}\n")
-    same = f"{command} --out {folder}"
-    with Display(len(seeds) * len(choices), exp.rounds) as display, _resumable(same):
+    with Display(len(seeds) * len(choices), exp.rounds) as display, _resumable(*words, "--out", str(folder)):
         runs = comparison.compare(exp, names, seeds=seeds, folder=folder / "runs", begin=display.begin, say=_say)
     _show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
-    _write_report(runs, folder / "report.html", command)
+    _write_report(runs, folder / "report.html", _command(*words))
     return runs
 
 
 @contextmanager
-def _resumable(command: str) -> Iterator[None]:
+def _resumable(*words: str) -> Iterator[None]:
     """Say how to go on if the user stops what is inside."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise Interrupted(f"interrupted; `{command}` goes on from the last round") from error
+        raise InterruptionError(f"interrupted; `{_command(*words)}` goes on from the last round") from error
 
 
 def _show(runs: list[Run], select: Any = "last") -> None:
@@ -358,8 +359,18 @@ def _fresh(parent: Path, name: str) -> Path:
     return tried
 
 
-def _words(file: str | None, overrides: Sequence[str]) -> list[str]:
-    return [*([file] if file else []), *overrides]
+def _words(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> list[str]:
+    return [*([file] if file else []), *overrides, *_plugged(plugins)]
+
+
+def _plugged(plugins: Sequence[str]) -> list[str]:
+    return [word for file in plugins for word in ("--plugin", file)]
+
+
+def _command(*words: str) -> str:
+    import shlex
+
+    return shlex.join(["fedalloy", *words])
 
 
 def _console() -> Any:

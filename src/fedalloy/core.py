@@ -281,8 +281,8 @@ def run(
         fed = engine.open(method, state.round + 1)
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
             state = method.round(state, fed)
-        if state.round != fed.round:
-            raise UsageError(f"{method.name}.round() did not move on to round {fed.round}; return s.next(...)")
+        if not isinstance(state, State) or state.round != fed.round:
+            raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
         if watch is not None and watch(state, fed):
             break
     return state

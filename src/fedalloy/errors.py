@@ -33,7 +33,7 @@ class CheckpointError(FedalloyError):
     code = 5
 
 
-class Interrupted(FedalloyError):
+class InterruptionError(FedalloyError):
     """The user stopped a command that can be gone on with; the sentence says how."""
 
     code = 130
