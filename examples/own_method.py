@@ -49,7 +49,7 @@ class Median(Method):
         return {"global": s["model"]}
 
 
-if __name__ == "__main__":
+def main() -> None:
     check_method(Median())  # raises the first rule that the method breaks
     run = simulate(
         {
@@ -62,3 +62,7 @@ if __name__ == "__main__":
         }
     )
     print("accuracy over all clients after each round:", run.series("global", "amp")[1].round(3).tolist())
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedalloy import tree
 from fedalloy.errors import DataError, UsageError
 
-DTYPES = list(tree._DTYPES)
+DTYPES = list(tree.DTYPES)
 
 
 @st.composite

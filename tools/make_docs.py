@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalloy.config import Choice, DataPart, Experiment, PartitionPart, PublicPart, Stop
+from fedalloy.config import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.core import Method
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.fetch import RemoteFile
@@ -49,7 +49,6 @@ SENTENCES: dict[type, dict[str, str]] = {
         "test_samples": 'Rows of each local test with `test = "official"`; left out, test rows / clients.',
         "validation": "The share of a client's training rows that is set aside for validation.",
     },
-    Choice: {"name": "A registered name."},
     LocalWork: {
         "work": "How the number of optimiser steps of a client is found.",
         "epochs": "Passes over the client's data in one round; also the factor of `equal_steps`.",
@@ -95,7 +94,6 @@ SECTIONS = {
     "top": Experiment,
     "data": DataPart,
     "partition": PartitionPart,
-    "model and method": Choice,
     "training": LocalWork,
     "participation": Participation,
     "public": PublicPart,
@@ -263,8 +261,9 @@ def arguments(function: Callable[..., Any], skip: Iterable[str] = ()) -> str:
     shown = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name not in skip:
-            required = parameter.default is inspect.Parameter.empty
-            shown.append(f"`{name}` (must be given)" if required else f"`{name}={toml(parameter.default)}`")
+            value = parameter.default
+            odd = {inspect.Parameter.empty: " (must be given)", None: ""}
+            shown.append(f"`{name}`{odd[value]}" if value in odd else f"`{name}={toml(value)}`")
     return ", ".join(shown) or "none"
 
 
@@ -289,7 +288,7 @@ def toml(value: Any) -> str:
 def kind(hint: Any) -> str:
     """A type in words."""
     words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-    many = {int: "whole numbers", float: "numbers"}
+    many = {int: "whole numbers", float: "numbers", str: "texts"}
     inner = [part for part in typing.get_args(hint) if part is not type(None)]
     if hint in words:
         return words[hint]

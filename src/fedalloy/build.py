@@ -61,14 +61,13 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
-    net = _try(setting)
     digests = {"data": _data_digest(data), "partition": fingerprint(part)}
     if public is not None:
         digests["public set"] = _digest(public.inputs.numpy(), public.samples.labels.numpy())
     return Built(
         setting=setting,
         data=exp.data if dataset is None else replace(exp.data, name=dataset.name, options={}),
-        model=exp.model if network is None else Choice(name=type(net).__name__),
+        model=exp.model if network is None else Choice(name=_name(network)),
         dataset=data,
         partition=part,
         card=card(part, data.y[rows], data.classes),
@@ -84,19 +83,28 @@ def _network(choice: Choice, data: Dataset, pool: Samples) -> Network:
     given = ("classes", "channels", "size")
     options = check_options(choice, models.models[choice.name], "model", given)
     _, channels, height, width = pool.x.shape
-    if height != width:
-        raise UsageError(
-            f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
-            f"write data.size = {max(height, width)}"
-        )
-    return lambda: models.create(choice.name, classes=data.classes, channels=channels, size=height, **options)
+
+    def network() -> nn.Module:
+        if height != width:
+            raise UsageError(
+                f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
+                f"write data.size = {max(height, width)}"
+            )
+        return models.create(choice.name, classes=data.classes, channels=channels, size=height, **options)
+
+    return network
 
 
-def _try(setting: Setting) -> nn.Module:
-    """Send one sample through the augmentation and the network, so that what does not fit is found before a run."""
+def _name(network: Network) -> str:
+    name = getattr(network, "__name__", "")
+    return name if name.isidentifier() else "network"
+
+
+def tried(setting: Setting) -> nn.Module:
+    """The initial network, after one sample went through it, so that what does not fit is found before a run begins."""
     x = setting.sites[0].train.take([0])[0]
     if setting.augment is not None:
-        x = _fitting(setting.augment, x, setting.seed)
+        x = _augmented(setting.augment, x, setting.seed)
     net = initial(setting.network(SERVER), setting.seed).eval()
     try:
         with torch.no_grad():
@@ -111,7 +119,7 @@ def _try(setting: Setting) -> nn.Module:
     return net
 
 
-def _fitting(augment: Augmentation, x: Tensor, seed: int) -> Tensor:
+def _augmented(augment: Augmentation, x: Tensor, seed: int) -> Tensor:
     try:
         return augment(x, rng.generator(seed, "trial"))
     except RuntimeError as error:
@@ -165,6 +173,7 @@ def _site(pool: Samples, holdout: Samples | None, rows: NDArray[np.int64], part:
 def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
     """Rows of the private data for a public set: equally many of each class, drawn at random."""
     assert exp.public is not None
+    check_options(exp.public, lambda: None, "public")  # rows of the private data have no options
     wanted = exp.public.samples
     if wanted >= len(data.y):
         raise UsageError(f"public.samples = {wanted} leaves nothing of the {len(data.y)} rows for the clients")
@@ -184,7 +193,6 @@ def _public(
     if part is None:
         return None
     if aside is not None:
-        check_options(part, lambda: None, "public")
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder)
     other = load(part.data, **check_options(part, reader(part.data), "public"))
     if other.x.shape[1] != data.x.shape[1]:

@@ -78,6 +78,7 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
 
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
     """
+    file, overrides = _parted(file, overrides)
     exp = _experiment(file, overrides, plugins)
     from fedalloy.build import build
     from fedalloy.comparison import slug
@@ -112,6 +113,7 @@ def compare(
 
     A comparison that was interrupted goes on where it stopped when it is given the same folder.
     """
+    file, overrides = _parted(file, overrides)
     exp = _experiment(file, overrides, plugins)
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     if names is None and not exp.methods:
@@ -159,7 +161,7 @@ def list_command(what: str, filters: tuple[str, ...], plugins: tuple[str, ...]) 
 @PLUGIN
 def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
     """Show how an experiment's data is split among its clients, as numbers and pictures."""
-    exp = _experiment(file, overrides, plugins)
+    exp = _experiment(*_parted(file, overrides), plugins)
     from fedalloy.build import build
     from fedalloy.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot, heat_map
@@ -254,12 +256,17 @@ def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = N
     sys.exit(code)
 
 
+def _parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The file and the overrides; without a file, the first override stood in its place."""
+    if file is not None and "=" in file and not file.endswith(".toml"):
+        return None, (file, *overrides)
+    return file, overrides
+
+
 def _experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
     _load_plugins(plugins)
     from fedalloy.config import experiment, override, read_toml
 
-    if file is not None and "=" in file and not file.endswith(".toml"):  # the first word was no file
-        return experiment(override({}, [file, *overrides]))
     return experiment(override(read_toml(file) if file else {}, overrides))
 
 

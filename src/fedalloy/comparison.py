@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedalloy.build import Built, build
+from fedalloy.build import Built, build, tried
 from fedalloy.config import Choice, Experiment, build_method, experiment
 from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
@@ -72,7 +72,8 @@ def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Cho
 
 
 def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None) -> None:
-    """Refuse methods that cannot run in this setting, and a folder that holds runs of something else."""
+    """Refuse a network that does not fit, methods that cannot run, and a folder that holds runs of something else."""
+    tried(built.setting)
     places: dict[str, str] = {}
     for key, choice in choices.items():
         method = build_method(choice)

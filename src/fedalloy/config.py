@@ -32,8 +32,8 @@ class DataPart:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.size is not None and self.size < 1:
-            raise UsageError(f"data.size = {self.size} must be at least 1; leave it out to keep the images as they are")
+        if self.size is not None and not 1 <= self.size <= 1024:
+            raise UsageError(f"data.size = {self.size} must lie between 1 and 1024 pixels; leave it out for no resizing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
         if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
             raise UsageError(f"{key} = {value!r} must be a table; write [{key}]")
         if key in _OPEN:
-            built[key] = _open_section(_OPEN[key], value, key)
+            built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
         elif key in _CLOSED:
             built[key] = construct(_CLOSED[key], value, key)
         elif key == "methods":
@@ -218,6 +218,9 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
     hints = _hints(cls)
     typed = {key: _typed(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
+    for f in fields:
+        if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
+            raise UsageError(f"{where} needs '{f.name}'; give it a value")
     return cls(**typed)
 
 
@@ -294,6 +297,11 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
 def _table(key: str, value: Any) -> Any:
     """`method = "fedprox"` is short for a table with that name alone."""
     return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
+
+
+def _default_name(key: str) -> dict[str, str]:
+    """`method.momentum = 0.5` alone is an option of the method that is the default."""
+    return {"name": getattr(Experiment(), key).name} if key in ("method", "model") else {}
 
 
 def _value(raw: str) -> Any:

@@ -32,16 +32,20 @@ class Registry(Mapping[str, T], Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._things: dict[str, T] = {}
+        self._homes: dict[str, str] = {}
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Give a thing its name; a name that another thing already has is refused."""
+    def register(self, name: str, by: object = None) -> Callable[[T], T]:
+        """Give a thing its name; a name that another thing already has is refused.
+
+        `by` is the function or class that the thing was made from, where it is neither itself.
+        """
 
         def add(thing: T) -> T:
-            held = self._things.get(name)
+            home = _home(thing if by is None else by)
             # The same definition met twice (a notebook cell run again, a reloaded module) replaces the old one.
-            if held is not None and _home(held) != _home(thing):
-                raise UsageError(f"the {self.kind} name '{name}' is taken by {_home(held)}; choose another name")
-            self._things[name] = thing
+            if name in self._things and self._homes[name] != home:
+                raise UsageError(f"the {self.kind} name '{name}' is taken by {self._homes[name]}; choose another name")
+            self._things[name], self._homes[name] = thing, home
             return thing
 
         return add

@@ -15,9 +15,9 @@ import torch
 
 import fedalloy
 from fedalloy import tree
-from fedalloy.build import Built, build
+from fedalloy.build import Built, build, tried
 from fedalloy.config import Choice, Experiment, Stop, build_method, experiment
-from fedalloy.core import Federation, Method, Network, State, hyper_parameters, initial, run
+from fedalloy.core import Federation, Method, Network, State, hyper_parameters, run
 from fedalloy.costs import forward_flops, peak_memory
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import Round
@@ -26,7 +26,7 @@ from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.evaluation import evaluate
 from fedalloy.models import parameter_count
 from fedalloy.results import FORMAT, Run
-from fedalloy.setting import SERVER, Setting
+from fedalloy.setting import Setting
 from fedalloy.store import Say, Store, described
 from fedalloy.training import params
 
@@ -209,7 +209,7 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
 def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
     """What `run.json` says: everything needed to repeat the run."""
     setting = built.setting
-    net = initial(setting.network(SERVER), setting.seed)
+    net = tried(setting)
     example = setting.sites[0].train.take([0])[0]
     return {
         "format": FORMAT,

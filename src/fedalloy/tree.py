@@ -22,7 +22,7 @@ from fedalloy.errors import DataError, UsageError
 Leaf: TypeAlias = Tensor | int | float | str
 Tree: TypeAlias = Mapping[str, Any]  # of leaves and trees; a recursive alias would force casts at every access
 
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -59,7 +59,7 @@ def check(tree: Tree, where: str = "tree") -> None:
         if isinstance(value, Mapping):
             check(value, f"{where}/{key}")
         elif isinstance(value, Tensor):
-            if value.dtype not in _DTYPES:
+            if value.dtype not in DTYPES:
                 raise UsageError(f"{where}/{key}: {value.dtype} cannot travel; use one of {', '.join(_names())}")
             if value.requires_grad:
                 raise UsageError(f"{where}/{key}: a tensor that requires a gradient cannot travel; detach it")
@@ -95,7 +95,7 @@ def encode(tree: Tree) -> bytes:
     >>> decode(encode({"n": 3, "model": {"w": torch.ones(2)}}))
     {'model': {'w': tensor([1., 1.])}, 'n': 3}
     """
-    head, tensors = _header(tree)
+    head, tensors = header(tree)
     return b"".join([struct.pack("<Q", len(head)), head, *(_raw(t) for t in tensors)])
 
 
@@ -108,7 +108,7 @@ def framing_bytes(tree: Tree) -> int:
     """
     if not tree:
         return 0
-    head, tensors = _header(tree)
+    head, tensors = header(tree)
     payload = sum(leaf_bytes(leaf) for _, leaf in leaves(tree))
     return 8 + len(head) + sum(leaf_bytes(t) for t in tensors) - payload
 
@@ -120,7 +120,7 @@ def decode(data: bytes) -> dict[str, Any]:
         head = json.loads(data[8 : 8 + size])
         flat: dict[str, Any] = dict(safetensors.torch.load(data))
         flat.update(json.loads(head.get("__metadata__", {}).get("leaves", "{}")))
-        found = _unflatten(flat)
+        found = unflatten(flat)
         check(found)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError) as error:
         raise DataError(f"these bytes are not a tree: {error}") from error
@@ -146,7 +146,7 @@ def _is_text(value: str) -> bool:
 
 
 def _names() -> list[str]:
-    return [str(dtype).removeprefix("torch.") for dtype in _DTYPES]
+    return [str(dtype).removeprefix("torch.") for dtype in DTYPES]
 
 
 def _raw(tensor: Tensor) -> bytes:
@@ -154,7 +154,8 @@ def _raw(tensor: Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
 
 
-def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
+def header(tree: Tree) -> tuple[bytes, list[Tensor]]:
+    """The header of a tree's bytes, and its tensors in the order in which they follow it."""
     tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for path, leaf in _with_empty_branches(tree):
@@ -169,7 +170,7 @@ def _header(tree: Tree) -> tuple[bytes, list[Tensor]]:
     for path in order:
         end = offset + leaf_bytes(tensors[path])
         head[path] = {
-            "dtype": _DTYPES[tensors[path].dtype],
+            "dtype": DTYPES[tensors[path].dtype],
             "shape": list(tensors[path].shape),
             "data_offsets": [offset, end],
         }
@@ -186,7 +187,8 @@ def _with_empty_branches(tree: Tree, prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves by path as a tree, keys sorted."""
     root: dict[str, Any] = {}
     for path in sorted(flat):
         *branches, name = path.split("/")

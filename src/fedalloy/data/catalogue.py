@@ -48,7 +48,7 @@ def dataset(
     """Register a function that reads a data set; its keyword arguments are the options of `load`."""
 
     def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        datasets.register(name)(Source(name, read, about, source, licence))
+        datasets.register(name, by=read)(Source(name, read, about, source, licence))
         return read
 
     return add

@@ -1,0 +1,418 @@
+"""The command line as a user meets it: what it prints, what it writes, what it refuses and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedalloy
+from fedalloy import config
+from fedalloy.cli import main
+from fedalloy.config import Experiment
+from fedalloy.methods import FedAvg
+from fedalloy.results import read
+
+TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "partition.alpha=1.0", "rounds=2")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def fed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Call the command in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*words: str) -> Answer:
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        caught = capsys.readouterr()
+        return Answer(int(left.value.code or 0), caught.out, caught.err)
+
+    return call
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small run, made once; tests that change it work on a copy."""
+    folder = tmp_path_factory.mktemp("made") / "run"
+    fedalloy.simulate(config.experiment(config.override({}, TINY)), folder)
+    return folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+# --- run, resume, compare ---------------------------------------------------------------------------------------------
+
+
+def test_run_writes_a_run_a_table_and_a_report(fed: Command, tmp_path: Path) -> None:
+    answer = fed("run", *TINY, "method=fedprox", "method.mu=1")
+    assert (answer.code, answer.err) == (0, "")
+    assert "FedProx" in answer.out
+    assert "AMP %" in answer.out
+    assert "report: runs/fedprox-seed0/report.html" in answer.out
+    kept = read(tmp_path / "runs" / "fedprox-seed0")
+    assert len(kept.rounds) == 2
+    assert kept.meta["experiment"]["method"]["mu"] == 1.0
+    assert kept.meta["experiment"]["model"] == {"name": "mlp", "hidden": [8]}
+    page = (tmp_path / "runs" / "fedprox-seed0" / "report.html").read_text()
+    assert "fedalloy run data=tiny model=mlp" in page
+    fed("run", *TINY, "method=fedprox")
+    assert (tmp_path / "runs" / "fedprox-seed0-2" / "run.json").exists()  # the first one is left alone
+
+
+def test_run_reads_a_file_and_overrides_it(fed: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text(
+        'rounds = 1\ndata = "tiny"\nmodel = "mlp"\n[partition]\nname = "iid"\nclients = 3\n'
+    )
+    assert fed("run", "my.toml", "partition.clients=2", "--out", "here").code == 0
+    meta = read(tmp_path / "here").meta
+    assert (meta["experiment"]["rounds"], meta["experiment"]["partition"]["clients"]) == (1, 2)
+
+
+def test_run_takes_a_users_file_with_natural_clients(fed: Command, tmp_path: Path) -> None:
+    rows = np.arange(60)
+    np.savez(tmp_path / "my.npz", x=np.random.default_rng(0).random((60, 4, 4)), y=rows % 3, client=rows % 5)
+    (tmp_path / "my.toml").write_text(
+        'rounds = 1\ndata = {name = "my.npz"}\nmodel = "mlp"\npartition = {name = "natural"}\n'
+    )
+    assert fed("run", "my.toml", "-o", "out").code == 0
+    assert read(tmp_path / "out").meta["clients"]["train_sizes"] == [9] * 5
+
+
+def test_a_folder_with_a_run_is_not_overwritten(fed: Command, run: Path) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    answer = fed("run", *TINY, "--out", str(run))
+    assert answer.code == 2
+    assert f"'{run}' holds a run; `fedalloy resume {run}` goes on with it" in answer.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_resume_goes_on(fed: Command, run: Path) -> None:
+    answer = fed("resume", str(run))
+    assert (answer.code, answer.err) == (0, "")
+    assert "was finished" in answer.out
+    answer = fed("resume", str(run), "--rounds", "3")
+    assert answer.code == 0
+    assert "3/3" in answer.out
+    assert len(read(run).rounds) == 3
+    assert (run / "report.html").exists()
+    assert fed("resume", str(run), "--rounds", "1").code == 2
+
+
+def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path) -> None:
+    words = ("compare", *TINY, "--methods", "local,fedavg", "--seeds", "2", "--out", "out")
+    first = fed(*words)
+    assert (first.code, first.err) == (0, "")
+    assert "±" in first.out
+    assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir()) == [
+        *("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
+    ]
+    assert {"split.png", "table.json", "report.html"} <= set(files(tmp_path / "out"))
+    table = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert [(line["label"], line["view"], line["seeds"]) for line in table] == [
+        *(("Local", "personal", 2), ("FedAvg", "aca", 2), ("FedAvg", "oca", 2))
+    ]
+    shutil.rmtree(tmp_path / "out" / "runs" / "fedavg-seed1")
+    again = fed(*words)
+    assert "was finished" in again.out
+    assert json.loads((tmp_path / "out" / "table.json").read_text())[1]["amp"] == table[1]["amp"]
+    # Another experiment does not touch what is there.
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    other = fed(*words, "training.lr=0.5")
+    assert other.code == 2
+    assert "holds a run with another training; choose another folder" in other.err
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_compare_without_methods_sets_the_bounds_beside_the_method(fed: Command, tmp_path: Path) -> None:
+    assert fed("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,").code == 2
+    assert fed("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,6").code == 0
+    runs = tmp_path / "runs" / "compare-defaults" / "runs"
+    assert sorted(p.name for p in runs.iterdir()) == [
+        *("centralised-seed5", "centralised-seed6", "fedprox-seed5", "fedprox-seed6", "local-seed5", "local-seed6")
+    ]
+    assert read(runs / "fedprox-seed5").meta["experiment"]["method"]["mu"] == 3.0
+
+
+def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = config.read
+
+    def small(path: str | Path) -> Experiment:
+        exp = real(path)
+        return replace(exp, rounds=1, data=replace(exp.data, name="tiny", size=None))
+
+    monkeypatch.setattr(config, "read", small)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)  # where a demo into this folder keeps its own
+    (tmp_path / "fedalloy-demo").mkdir()
+    answer = fed("demo")
+    assert (answer.code, answer.err) == (0, "")
+    for words in ("What next?", "FedProx", "Centralised", "20 clients", "picture of the split", "fedalloy export"):
+        assert words in answer.out
+    assert (tmp_path / "fedalloy-demo-2" / "report.html").exists()
+    assert "fedalloy-demo-2/report.html" in answer.out
+    assert fed("demo", "--out", ".").code == 0
+    assert (tmp_path / "runs" / "mine").is_dir()
+    export = next(line for line in answer.out.splitlines() if "fedalloy export" in line).split()
+    assert fed(*export[1:5]).code == 0  # what it proposes works
+
+
+def test_ctrl_c_says_how_to_go_on(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = FedAvg.round
+
+    def stopped(self: FedAvg, s: Any, fed: Any) -> Any:
+        if fed.round == 2:
+            raise KeyboardInterrupt
+        return real(self, s, fed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FedAvg, "round", stopped)
+        answer = fed("run", *TINY, "--out", "a run")
+        assert answer.code == 130
+        said = "fedalloy: interrupted; `fedalloy resume 'a run'` goes on from the last round"
+        assert answer.err.splitlines()[-1] == said
+        many = fed("compare", *TINY, "-m", "fedavg,local", "--out", "many")
+        assert many.code == 130
+        assert many.err.splitlines()[-1].endswith(
+            "--methods fedavg,local --seeds 1 --out many` goes on from the last round"
+        )
+    assert len(read(tmp_path / "a run").rounds) == 1
+    assert fed("resume", "a run").code == 0
+    assert len(read(tmp_path / "a run").rounds) == 2
+    assert fed("compare", *TINY, "-m", "fedavg,local", "--out", "many").code == 0
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+
+def test_lists(fed: Command) -> None:
+    methods = fed("list").out
+    assert methods == fed("list", "methods").out
+    for name in ("fedavg", "fedprox", "local", "mu=0.01"):
+        assert name in methods
+    able = fed("list", "--where", "any_network=yes").out
+    assert "local" in able
+    assert "fedprox" not in able
+    assert "fedprox" in fed("list", "--where", "any_network=no", "--where", "paper=mlsys").out
+    assert "simple-cnn" in fed("list", "models").out
+    assert "fashion-mini" in fed("list", "data").out
+    assert "alpha" in fed("list", "partitions").out
+
+
+def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:
+    answer = fed("partition", "data=tiny", "partition.clients=4", "partition.alpha=1.0", "--out", "split")
+    assert answer.code == 0
+    assert "600 rows of 10 classes on 4 clients" in answer.out
+    assert files(tmp_path / "split") == ["bubbles.png", "bubbles.svg", "heatmap.png", "heatmap.svg", "partition.json"]
+    card = json.loads((tmp_path / "split" / "partition.json").read_text())
+    assert sorted(row for part in card["indices"].values() for rows in part for row in rows) == list(range(600))
+
+
+def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path: Path) -> None:
+    answer = fed("report", str(tmp_path), "--out", "page.html", "--select", "best on test")
+    assert answer.code == 0
+    assert "FedAvg" in answer.out
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_export_writes_a_model_that_a_run_can_start_from(fed: Command, run: Path) -> None:
+    answer = fed("export", str(run), "--view", "oca")
+    assert answer.code == 0
+    assert 'create("mlp", classes=10, channels=1, size=8, hidden=[8])' in answer.out
+    assert fed("run", *TINY, f"start={run / 'oca.safetensors'}", "--out", "next").code == 0
+
+
+def test_check_tells_what_was_checked(fed: Command) -> None:
+    answer = fed("check", "local")
+    assert answer.code == 0
+    assert answer.out.count("ok  ") > 5
+
+
+def test_a_plugin_serves_every_command(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedalloy.data.partition import partitions
+
+    monkeypatch.setattr(partitions, "_things", dict(partitions._things))  # type: ignore[attr-defined]
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom fedalloy.data.partition import partitions\n\n\n"
+        '@partitions.register("of-the-test")\ndef cards(labels, clients, *, seed):\n    """Deal like cards."""\n'
+        "    return [np.arange(k, len(labels), clients) for k in range(clients)]\n"
+    )
+    split = ("data=tiny", "partition=of-the-test", "partition.clients=3")
+    assert "there is no partition 'of-the-test'" in fed("partition", *split).err
+    assert "600 rows of 10 classes on 3 clients" in fed("partition", *split, "--plugin", "mine.py").out
+    assert "Deal like cards." in fed("list", "partitions", "--plugin", "mine.py").out
+    assert fed("run", *split, "model=mlp", "rounds=1", "--out", "out", "--plugin", "mine.py").code == 0
+    assert "--plugin mine.py" in (tmp_path / "out" / "report.html").read_text()
+    assert fed("resume", "out", "--rounds", "2", "--plugin", "mine.py").code == 0
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+WRONG: list[tuple[tuple[str, ...], int, str]] = [
+    (("rnu",), 2, "there is no command 'rnu'; did you mean 'run'?"),
+    (("xyz",), 2, "there is no command 'xyz'; choose one of: check, compare, demo, "),
+    (("run", "--ouut", "x"), 2, "No such option '--ouut'"),
+    (("run", "missing.toml"), 2, "there is no experiment file 'missing.toml'"),
+    (("run", "broken.toml"), 2, "the experiment file 'broken.toml' is not TOML: "),
+    (("run", "good.toml", "rounds"), 2, "'rounds' is not an override; write key=value"),
+    (("run", "round=3"), 2, "the experiment has no key 'round'; did you mean 'rounds'?"),
+    (("run", "method=fedproxx"), 2, "there is no method 'fedproxx'; did you mean 'fedprox'?"),
+    (("run", "method=fedprox", "method.mue=1"), 2, "fedprox has no key 'mue'; did you mean 'mu'?"),
+    (("run", "training.lr=fast"), 2, "training.lr = 'fast' must be a valid number"),
+    (("run", "training=3"), 2, "training = 3 must be a table; write [training]"),
+    (("run", "rounds=2.5"), 2, "rounds = 2.5 must be a valid integer"),
+    (("run", "rounds=true"), 2, "rounds = True must be a valid integer"),
+    (("run", "data=tiny", "partition.alpha=0"), 2, "alpha = 0.0 must be a number between 1e-6 and 1e6"),
+    (("run", "participation.fraction=2"), 2, "participation.fraction = 2.0 must lie in (0, 1]"),
+    (("run", "data=tiny", "partition.clients=601"), 2, "601 clients cannot share 600 rows"),
+    (("run", "data=tinny"), 2, "there is no data set 'tinny'; did you mean 'tiny'?"),
+    (("run", "data=tiny", "model=mpl"), 2, "there is no model 'mpl'; did you mean 'mlp'?"),
+    (("run", "data=tiny", "partition=iidd"), 2, "there is no partition 'iidd'; did you mean 'iid'?"),
+    (("run", "data=missing.npz"), 3, "there is no file 'missing.npz'"),
+    (("run", "data=broken.npz"), 3, "'broken.npz' cannot be read as an .npz file"),
+    (("run", "data=labels.npz", "data.classes=2"), 3, "data set 'labels': training label 0 is 7, but with 2 classes"),
+    (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, "there is no model file 'no.safetensors'"),
+    (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x/checkpoints' cannot be made: Not a directory"),
+    (("run", "--plugin", "missing.py"), 2, "the plug-in 'missing.py' is not a Python file that can be read"),
+    (("compare", *TINY, "--seeds", "x"), 2, "--seeds x must be a count (3) or a list (0,1,7)"),
+    (("compare", *TINY, "--seeds", "0"), 2, "--seeds 0 must be a positive count (3) or a list of different seeds"),
+    (("compare", *TINY, "--seeds", "1,1"), 2, "--seeds 1,1 must be a positive count (3) or a list of different seeds"),
+    (("compare", *TINY, "--methods", "fedavgg"), 2, "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+    (("compare", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
+    (("partition", "data=tiny", "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made"),
+    (("resume", "nowhere"), 3, "nowhere/run.json cannot be read (No such file or directory); name a folder that a run"),
+    (("resume", "good.toml"), 3, "good.toml/run.json cannot be read (Not a directory)"),
+    (("report", "nowhere"), 3, "nowhere/run.json cannot be read"),
+    (("export", "nowhere"), 3, "nowhere/run.json cannot be read"),
+    (("list", "method"), 2, "Invalid value for '[methods|models|data|partitions]': 'method' is not one of"),
+    (("list", "--where", "any_netwrk=yes"), 2, "--where any_netwrk=yes: a card has no key 'any_netwrk'; did you mean"),
+    (("list", "--where", "any_network"), 2, "--where any_network: write any_network=yes or no"),
+    (("list", "--where", "public=maybe"), 2, "--where public=maybe: write public=yes or no"),
+    (("list", "models", "--where", "public=yes"), 2, "--where filters methods by their card; leave it out for other"),
+    (("check", "fedavgg"), 2, "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "sentence"), WRONG, ids=[" ".join(words) for words, _, _ in WRONG])
+def test_bad_input_gets_one_sentence_and_leaves_nothing(
+    fed: Command, tmp_path: Path, words: tuple[str, ...], code: int, sentence: str
+) -> None:
+    (tmp_path / "broken.toml").write_text("rounds = = 3")
+    (tmp_path / "good.toml").write_text('data = "tiny"\nmodel = "mlp"\nrounds = 1\n')
+    (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    np.savez(tmp_path / "labels.npz", x=np.zeros((4, 2, 2)), y=np.array([7, 0, 0, 1]))
+    before = sorted(tmp_path.rglob("*"))
+    answer = fed(*words)
+    assert answer.code == code
+    assert answer.err.startswith(f"fedalloy: {sentence}")
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_unknown_view_is_answered_with_the_nearest(fed: Command, run: Path) -> None:
+    answer = fed("export", str(run), "--view", "ocaa")
+    assert (answer.code, "did you mean 'oca'?" in answer.err) == (2, True)
+    assert not list(run.glob("*.safetensors"))
+
+
+def test_damaged_checkpoints(fed: Command, run: Path) -> None:
+    newest, before = (run / "checkpoints" / f"{n:06d}.safetensors" for n in (2, 1))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    answer = fed("resume", str(run))
+    assert answer.code == 0
+    assert "the checkpoint of round 2 cannot be used: its hash is not the one in its manifest" in answer.out
+    for file in (newest, before):
+        file.write_bytes(b"")
+    answer = fed("resume", str(run))
+    assert answer.code == 5
+    assert answer.err.startswith(
+        f"fedalloy: no checkpoint in '{run}/checkpoints' is whole; start again in another folder"
+    )
+
+
+def test_a_changed_version_is_refused(fed: Command, run: Path) -> None:
+    meta = json.loads((run / "run.json").read_text())
+    meta["versions"]["torch"] = "1.0"
+    (run / "run.json").write_text(json.dumps(meta))
+    answer = fed("resume", str(run), "--rounds", "3")
+    assert answer.code == 5
+    assert answer.err.startswith("fedalloy: torch is not the same: the run was made with 1.0, now it is 2.")
+
+
+def test_a_fault_of_ours_is_called_one_and_can_be_looked_into(fed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(config, "override", fail)
+    answer = fed("run")
+    assert answer.code == 1
+    assert answer.err == "fedalloy: ZeroDivisionError: oh - a bug of fedalloy's; --debug shows where\n"
+    assert "Traceback" in fed("--debug", "run").err
+
+
+def test_a_disk_that_fails_is_no_fault_of_ours(fed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "somewhere")
+
+    monkeypatch.setattr(config, "override", fail)
+    answer = fed("run")
+    assert (answer.code, answer.err) == (4, "fedalloy: 'somewhere': Permission denied\n")
+
+
+# --- help and version -------------------------------------------------------------------------------------------------
+
+
+def test_version_and_help(fed: Command) -> None:
+    assert fed("--version").out == f"fedalloy, version {fedalloy.__version__}\n"
+    assert fed("--help").out == fed("-h").out == fed().out
+    assert fed().code == 0
+    for command in ("demo", "run", "compare", "resume", "list", "partition", "report", "export", "check"):
+        assert command in fed("--help").out
+        assert fed(command, "--help").code == 0
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys\nfrom fedalloy.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print('loaded:', [m for m in ('torch', 'numpy', 'pydantic', 'matplotlib', 'rich') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "loaded: []"
+
+
+def test_the_installed_command(tmp_path: Path) -> None:
+    command = Path(sys.executable).with_name("fedalloy")
+    good = subprocess.run([command, "run", *TINY], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert files(tmp_path / "runs" / "fedavg-seed0")[-1] == "run.json"
+    bad = subprocess.run([command, "rnu"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr == "fedalloy: there is no command 'rnu'; did you mean 'run'?\n"

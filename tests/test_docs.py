@@ -1,0 +1,209 @@
+"""The documentation says what is so: generated pages, links, commands, experiments and examples are tried."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from fedalloy.cli import cli
+from fedalloy.config import Experiment, check_options, experiment, override, read_toml
+from fedalloy.core import methods
+from fedalloy.data.catalogue import reader
+from fedalloy.data.partition import partitions
+from fedalloy.errors import UsageError
+from fedalloy.listing import listing
+from fedalloy.models import models
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\w+=\S+ )?(?:\.venv/bin/)?fedalloy (.+)$", re.MULTILINE)
+
+
+def blocks(text: str, *languages: str) -> list[str]:
+    return [code for language, code in FENCE.findall(text) if language in languages]
+
+
+def prose(text: str) -> str:
+    return FENCE.sub("", text)
+
+
+# --- generated pages --------------------------------------------------------------------------------------------------
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    make_docs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_docs)
+    stale = [path.name for path, text in make_docs.pages().items() if path.read_text(encoding="utf-8") != text]
+    assert not stale, f"{', '.join(stale)} is out of date; run `python tools/make_docs.py`"
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    plain = re.sub(r"`[^`]*`", "", prose(text))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", plain) if not re.match(r"https?:|mailto:", link)]
+    broken = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = page.parent / path
+        headings = anchors(target.read_text(encoding="utf-8") if target.is_file() else text) if anchor else {anchor}
+        if not target.exists() or anchor not in headings:
+            broken.append(link)
+    return broken
+
+
+@each_page
+def test_relative_links_resolve(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_is_found() -> None:
+    text = "# One\n\n## Is it so?\n\n[a](#is-it-so) [b](#two) [c](README.md) [d](gone.txt) [e](https://example.org)"
+    assert broken_links(ROOT / "page.md", text) == ["#two", "gone.txt"]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Every `fedalloy ...` in a block of commands or in a code span."""
+    spans = re.findall(r"`([^`]+)`", prose(text))
+    for source in (*blocks(text, "", "sh", "bash", "console"), *spans):
+        for line in COMMAND.findall(source.replace("\\\n", " ")):
+            yield shlex.split(line, comments=True)
+
+
+def check_command(words: list[str]) -> None:
+    """Refuse a command line whose command, option, key or method does not exist."""
+    if words[0].startswith("-"):
+        assert words[0] in {"-h", "--help", *(name for option in cli.params for name in option.opts)}
+        return
+    if words[0] not in cli.commands:
+        raise UsageError(f"there is no command '{words[0]}'")
+    given = cli.commands[words[0]].make_context(words[0], words[1:]).params
+    if "overrides" in given:
+        check_parts(_experiment_of(given))
+    if given.get("methods") and not given["plugins"]:
+        assert set(given["methods"].split(",")) <= set(methods)
+    if "what" in given:
+        listing(given["what"], given["filters"])
+
+
+def _experiment_of(given: dict[str, Any]) -> Experiment:
+    file, changes = given["file"], list(given["overrides"])
+    if file is not None and "=" in file:
+        file, changes = None, [file, *changes]
+    there = file is not None and (ROOT / file).is_file()
+    return experiment(override(read_toml(ROOT / file) if there else {}, changes))
+
+
+def check_parts(exp: Experiment) -> None:
+    """Refuse names and options of data sets, partitions and networks that do not exist; methods are checked already."""
+    check_options(exp.data, reader(exp.data.name), "data")
+    check_options(exp.partition, partitions[exp.partition.name], "partition")
+    check_options(exp.model, models[exp.model.name], "model")
+    if exp.public is not None and exp.public.data != "own":
+        check_options(exp.public, reader(exp.public.data), "public")
+
+
+@each_page
+def test_commands_exist(page: Path) -> None:
+    for words in commands(page.read_text(encoding="utf-8")):
+        check_command(words)
+
+
+def test_there_are_commands_to_check() -> None:
+    assert sum(len(list(commands(page.read_text(encoding="utf-8")))) for page in PAGES) >= 15
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "rnu examples/experiment.toml",
+        "compare --mehtods local",
+        "run examples/experiment.toml trainin.lr=0.1",
+        "run method=fedprox method.nu=1",
+        "run partition=iid partition.alpha=1",
+        "partition data=minst",
+        "list --where colour=red",
+        "report",
+    ],
+)
+def test_a_wrong_command_is_found(line: str) -> None:
+    with pytest.raises((UsageError, click.UsageError)):
+        check_command(shlex.split(line))
+
+
+# --- experiments and examples -----------------------------------------------------------------------------------------
+
+
+@each_page
+def test_toml_blocks_are_experiments(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8"), "toml"):
+        check_parts(experiment(tomllib.loads(block)))
+
+
+@pytest.mark.parametrize("file", sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/*.toml")]), ids=str)
+def test_experiment_files_are_experiments(file: Path) -> None:
+    check_parts(experiment(read_toml(file)))
+
+
+@each_page
+def test_python_blocks_run_or_compile(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks with `>>>` are run, one after the other in one namespace; others must at least be Python."""
+    monkeypatch.chdir(tmp_path)
+    shared: dict[str, Any] = {}
+    said: list[str] = []
+    runner = doctest.DocTestRunner()
+    for number, block in enumerate(blocks(page.read_text(encoding="utf-8"), "python"), start=1):
+        if block.startswith(">>>"):
+            test = doctest.DocTestParser().get_doctest(block, {}, f"{page.name}, Python block {number}", page.name, 0)
+            test.globs = shared
+            runner.run(test, out=said.append, clear_globs=False)
+        else:
+            compile(block, page.name, "exec")
+    assert not said, "".join(said)
+
+
+def test_examples_run(tmp_path: Path) -> None:
+    """Both in one process, since torch loads slowly, and not in this one, since a plug-in registers its method."""
+    code = """
+import runpy, sys
+from fedalloy.core import methods
+from fedalloy.plugins import load_file
+load_file(sys.argv[1] + "/own_method.py")
+sys.modules[methods["median"].__module__].main()
+runpy.run_path(sys.argv[1] + "/own_data.py", run_name="__main__")
+"""
+    command = [sys.executable, "-c", code, str(ROOT / "examples")]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(number) for number in re.findall(r"each round: \[(.*)\]", done.stdout)[0].split(",")]
+    assert len(accuracies) == 5
+    assert accuracies[-1] > 0.5
+    assert "leads local training" in done.stdout

@@ -1,0 +1,137 @@
+"""Exported models: the bits of the checkpoint, and lines that really load them."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from fedalloy import tree
+from fedalloy.config import experiment, override
+from fedalloy.errors import DataError, StorageError, UsageError
+from fedalloy.export import export_model
+from fedalloy.files import read_weights
+from fedalloy.runner import simulate
+from fedalloy.store import Store
+
+TINY: dict[str, Any] = {
+    "data": "tiny",
+    "model": {"name": "mlp", "hidden": [8, 8]},
+    "rounds": 2,
+    "partition": {"name": "iid", "clients": 3},
+    "participation": {"policy": "trace", "trace": [[0, 1]]},
+}
+
+
+class Own(nn.Module):
+    """A network without features and head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.only(x.flatten(1))
+        return out
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "fedavg"
+    simulate(TINY, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "local"
+    simulate(override(TINY, ["method=local"]), folder)
+    return folder
+
+
+def run_lines(lines: str, path: Path, monkeypatch: pytest.MonkeyPatch, **names: Any) -> nn.Module:
+    monkeypatch.chdir(path.parent)
+    Path("paste.py").write_text(lines)
+    net = runpy.run_path("paste.py", init_globals=names)["net"]
+    assert isinstance(net, nn.Module)
+    return net
+
+
+def test_the_exported_model_is_that_of_the_checkpoint(averaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Store(averaged).restore()
+    assert saved is not None
+    path, lines = export_model(averaged)
+    assert path == averaged / "aca.safetensors"
+    assert tree.equal(read_weights(path), saved[0]["model"])
+    with safetensors.safe_open(path, "pt") as file:
+        assert file.metadata() == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp"}
+    net = run_lines(lines, path, monkeypatch)
+    assert not net.training
+    assert tree.equal(dict(net.state_dict()), saved[0]["model"])
+
+
+def test_a_view_and_a_place_can_be_chosen(averaged: Path, tmp_path: Path) -> None:
+    path, lines = export_model(averaged, "oca", path=tmp_path / "mine.safetensors")
+    assert path == tmp_path / "mine.safetensors"
+    assert 'load_file("mine.safetensors")' in lines
+    assert "hidden=[8, 8]" in lines
+
+
+def test_a_clients_own_model(alone: Path) -> None:
+    saved = Store(alone).restore()
+    assert saved is not None
+    path, _ = export_model(alone, client=1)
+    assert path == alone / "personal-1.safetensors"
+    assert tree.equal(read_weights(path), saved[1][1]["model"])
+    # Client 2 never took part: its model is the common start.
+    untrained = read_weights(export_model(alone, "personal", 2)[0])
+    assert not tree.equal(untrained, saved[1][1]["model"])
+    other = read_weights(export_model(alone, client=2, path=alone / "again.safetensors")[0])
+    assert tree.equal(untrained, other)
+
+
+def test_exporting_changes_nothing_in_the_run(averaged: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in averaged.rglob("*.json*")}
+    export_model(averaged)
+    assert {path: path.stat().st_mtime_ns for path in averaged.rglob("*.json*")} == before
+
+
+def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(TINY, tmp_path / "run", network=Own)
+    path, lines = export_model(tmp_path / "run")
+    assert "create" not in lines
+    net = run_lines(lines, path, monkeypatch, Own=Own)
+    assert net(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_what_is_not_there_is_said(averaged: Path, alone: Path, tmp_path: Path) -> None:
+    for given, sentence in (
+        ((averaged, "ocaa"), "has no view 'ocaa' there; did you mean 'oca'"),
+        ((averaged, None, 0), "fedavg gives no client a model of its own; leave out the client"),
+        ((alone,), "local gives each client a model of its own; say whose with --client"),
+        ((alone, None, 3), "there is no client 3 in .*; clients go from 0 to 2"),
+        ((alone, "aca", 1), "has no view 'aca' there; choose one of: personal"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            export_model(*given)
+    with pytest.raises(DataError, match=r"run\.json cannot be read"):
+        export_model(tmp_path)
+    with pytest.raises(StorageError, match="cannot be written"):
+        export_model(averaged, path=averaged / "run.json" / "x.safetensors")
+
+
+def test_a_run_without_a_round_has_no_model(tmp_path: Path) -> None:
+    from fedalloy.build import build
+    from fedalloy.methods import FedAvg
+    from fedalloy.runner import describe, settled
+
+    exp = experiment(TINY)
+    built = build(exp)
+    Store(tmp_path / "run").create(describe(settled(exp, built, FedAvg()), built, "FedAvg"))
+    with pytest.raises(DataError, match="has not completed a round"):
+        export_model(tmp_path / "run")
