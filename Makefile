@@ -33,4 +33,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) fedalloy-demo
+	rm -rf $(VENV) fedalloy-demo*

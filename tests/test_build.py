@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedalloy import build as build_module
 from fedalloy import models
 from fedalloy.build import Built, build, tried
 from fedalloy.config import Choice, build_method, experiment, override
@@ -24,6 +25,15 @@ from fedalloy.methods import FedAvg, Local
 from fedalloy.setting import Setting
 
 TINY: dict[str, Any] = {"data": "tiny", "model": "mlp", "partition": {"name": "iid", "clients": 4}}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Unpacking the built-in data takes longer than a round on it."""
+    data, real = load("tiny"), build_module.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        yield
 
 
 def built(*overrides: str, **replacements: Any) -> Built:

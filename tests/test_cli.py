@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,25 @@ import numpy as np
 import pytest
 
 import fedalloy
+from fedalloy import build as build_module
 from fedalloy import config
 from fedalloy.cli import main
 from fedalloy.config import Experiment
+from fedalloy.data import load
 from fedalloy.methods import FedAvg
+from fedalloy.report import html
 from fedalloy.results import read
 
 TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "partition.alpha=1.0", "rounds=2")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Unpacking the built-in data takes longer than a round on it."""
+    data, real = load("tiny"), build_module.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        yield
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,18 @@ def fed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Answer(int(left.value.code or 0), caught.out, caught.err)
 
     return call
+
+
+@pytest.fixture
+def quick(fed: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The same, with a page that says only how it was made; drawing a real one takes longer than these runs."""
+
+    def page(runs: object, path: Path, *, command: str, selection: str) -> Path:
+        path.write_text(command)
+        return path
+
+    monkeypatch.setattr(html, "write_report", page)
+    return fed
 
 
 def files(folder: Path) -> list[str]:
@@ -83,26 +107,30 @@ def test_run_writes_a_run_a_table_and_a_report(fed: Command, tmp_path: Path) -> 
     assert kept.meta["experiment"]["model"] == {"name": "mlp", "hidden": [8]}
     page = (tmp_path / "runs" / "fedprox-seed0" / "report.html").read_text()
     assert "fedalloy run data=tiny model=mlp" in page
-    fed("run", *TINY, "method=fedprox")
-    assert (tmp_path / "runs" / "fedprox-seed0-2" / "run.json").exists()  # the first one is left alone
 
 
-def test_run_reads_a_file_and_overrides_it(fed: Command, tmp_path: Path) -> None:
+def test_a_second_run_gets_a_folder_of_its_own(quick: Command, tmp_path: Path) -> None:
+    for _ in range(3):
+        quick("run", *TINY, "rounds=1")
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["fedavg-seed0", "fedavg-seed0-2", "fedavg-seed0-3"]
+
+
+def test_run_reads_a_file_and_overrides_it(quick: Command, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text(
         'rounds = 1\ndata = "tiny"\nmodel = "mlp"\n[partition]\nname = "iid"\nclients = 3\n'
     )
-    assert fed("run", "my.toml", "partition.clients=2", "--out", "here").code == 0
+    assert quick("run", "my.toml", "partition.clients=2", "--out", "here").code == 0
     meta = read(tmp_path / "here").meta
     assert (meta["experiment"]["rounds"], meta["experiment"]["partition"]["clients"]) == (1, 2)
 
 
-def test_run_takes_a_users_file_with_natural_clients(fed: Command, tmp_path: Path) -> None:
+def test_run_takes_a_users_file_with_natural_clients(quick: Command, tmp_path: Path) -> None:
     rows = np.arange(60)
     np.savez(tmp_path / "my.npz", x=np.random.default_rng(0).random((60, 4, 4)), y=rows % 3, client=rows % 5)
     (tmp_path / "my.toml").write_text(
         'rounds = 1\ndata = {name = "my.npz"}\nmodel = "mlp"\npartition = {name = "natural"}\n'
     )
-    assert fed("run", "my.toml", "-o", "out").code == 0
+    assert quick("run", "my.toml", "-o", "out").code == 0
     assert read(tmp_path / "out").meta["clients"]["train_sizes"] == [9] * 5
 
 
@@ -114,16 +142,16 @@ def test_a_folder_with_a_run_is_not_overwritten(fed: Command, run: Path) -> None
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
-def test_resume_goes_on(fed: Command, run: Path) -> None:
-    answer = fed("resume", str(run))
+def test_resume_goes_on(quick: Command, run: Path) -> None:
+    answer = quick("resume", str(run))
     assert (answer.code, answer.err) == (0, "")
     assert "was finished" in answer.out
-    answer = fed("resume", str(run), "--rounds", "3")
+    answer = quick("resume", str(run), "--rounds", "3")
     assert answer.code == 0
     assert "3/3" in answer.out
     assert len(read(run).rounds) == 3
     assert (run / "report.html").exists()
-    assert fed("resume", str(run), "--rounds", "1").code == 2
+    assert quick("resume", str(run), "--rounds", "1").code == 2
 
 
 def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path) -> None:
@@ -151,9 +179,9 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
-def test_compare_without_methods_sets_the_bounds_beside_the_method(fed: Command, tmp_path: Path) -> None:
-    assert fed("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,").code == 2
-    assert fed("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,6").code == 0
+def test_compare_without_methods_sets_the_bounds_beside_the_method(quick: Command, tmp_path: Path) -> None:
+    assert quick("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,").code == 2
+    assert quick("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,6").code == 0
     runs = tmp_path / "runs" / "compare-defaults" / "runs"
     assert sorted(p.name for p in runs.iterdir()) == [
         *("centralised-seed5", "centralised-seed6", "fedprox-seed5", "fedprox-seed6", "local-seed5", "local-seed6")
@@ -183,7 +211,7 @@ def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.Mon
     assert fed(*export[1:5]).code == 0  # what it proposes works
 
 
-def test_ctrl_c_says_how_to_go_on(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_says_how_to_go_on(quick: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = FedAvg.round
 
     def stopped(self: FedAvg, s: Any, fed: Any) -> Any:
@@ -193,19 +221,19 @@ def test_ctrl_c_says_how_to_go_on(fed: Command, tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(FedAvg, "round", stopped)
-        answer = fed("run", *TINY, "--out", "a run")
+        answer = quick("run", *TINY, "--out", "a run")
         assert answer.code == 130
         said = "fedalloy: interrupted; `fedalloy resume 'a run'` goes on from the last round"
         assert answer.err.splitlines()[-1] == said
-        many = fed("compare", *TINY, "-m", "fedavg,local", "--out", "many")
+        many = quick("compare", *TINY, "-m", "fedavg,local", "--out", "many")
         assert many.code == 130
         assert many.err.splitlines()[-1].endswith(
             "--methods fedavg,local --seeds 1 --out many` goes on from the last round"
         )
     assert len(read(tmp_path / "a run").rounds) == 1
-    assert fed("resume", "a run").code == 0
+    assert quick("resume", "a run").code == 0
     assert len(read(tmp_path / "a run").rounds) == 2
-    assert fed("compare", *TINY, "-m", "fedavg,local", "--out", "many").code == 0
+    assert quick("compare", *TINY, "-m", "fedavg,local", "--out", "many").code == 0
 
 
 # --- the other commands -----------------------------------------------------------------------------------------------
@@ -241,11 +269,11 @@ def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path
     assert "<html" in (tmp_path / "page.html").read_text()
 
 
-def test_export_writes_a_model_that_a_run_can_start_from(fed: Command, run: Path) -> None:
-    answer = fed("export", str(run), "--view", "oca")
+def test_export_writes_a_model_that_a_run_can_start_from(quick: Command, run: Path) -> None:
+    answer = quick("export", str(run), "--view", "oca")
     assert answer.code == 0
     assert 'create("mlp", classes=10, channels=1, size=8, hidden=[8])' in answer.out
-    assert fed("run", *TINY, f"start={run / 'oca.safetensors'}", "--out", "next").code == 0
+    assert quick("run", *TINY, f"start={run / 'oca.safetensors'}", "--out", "next").code == 0
 
 
 def test_check_tells_what_was_checked(fed: Command) -> None:
@@ -254,7 +282,7 @@ def test_check_tells_what_was_checked(fed: Command) -> None:
     assert answer.out.count("ok  ") > 5
 
 
-def test_a_plugin_serves_every_command(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_serves_every_command(quick: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedalloy.data.partition import partitions
 
     monkeypatch.setattr(partitions, "_things", dict(partitions._things))  # type: ignore[attr-defined]
@@ -264,12 +292,28 @@ def test_a_plugin_serves_every_command(fed: Command, tmp_path: Path, monkeypatch
         "    return [np.arange(k, len(labels), clients) for k in range(clients)]\n"
     )
     split = ("data=tiny", "partition=of-the-test", "partition.clients=3")
-    assert "there is no partition 'of-the-test'" in fed("partition", *split).err
-    assert "600 rows of 10 classes on 3 clients" in fed("partition", *split, "--plugin", "mine.py").out
-    assert "Deal like cards." in fed("list", "partitions", "--plugin", "mine.py").out
-    assert fed("run", *split, "model=mlp", "rounds=1", "--out", "out", "--plugin", "mine.py").code == 0
+    assert "there is no partition 'of-the-test'" in quick("partition", *split).err
+    assert "600 rows of 10 classes on 3 clients" in quick("partition", *split, "--plugin", "mine.py").out
+    assert "Deal like cards." in quick("list", "partitions", "--plugin", "mine.py").out
+    assert quick("run", *split, "model=mlp", "rounds=1", "--out", "out", "--plugin", "mine.py").code == 0
     assert "--plugin mine.py" in (tmp_path / "out" / "report.html").read_text()
-    assert fed("resume", "out", "--rounds", "2", "--plugin", "mine.py").code == 0
+    assert quick("resume", "out", "--rounds", "2", "--plugin", "mine.py").code == 0
+
+
+def test_a_method_without_the_public_set_it_needs(
+    fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedalloy.core import methods
+
+    monkeypatch.setattr(methods, "_things", dict(methods._things))  # type: ignore[attr-defined]
+    (tmp_path / "needy.py").write_text(
+        "from fedalloy import Card, FedAvg, method\n\n\n"
+        '@method("needy", label="Needy", card=Card(paper="none", up="model, n", down="model", public=True))\n'
+        'class Needy(FedAvg):\n    """Wants a public set."""\n'
+    )
+    answer = fed("run", *TINY, "method=needy", "--plugin", "needy.py", "--out", "out")
+    assert (answer.code, answer.err) == (2, "fedalloy: needy needs a public set; add one under [public]\n")
+    assert files(tmp_path) == ["needy.py"]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -342,19 +386,33 @@ def test_an_unknown_view_is_answered_with_the_nearest(fed: Command, run: Path) -
     assert not list(run.glob("*.safetensors"))
 
 
-def test_damaged_checkpoints(fed: Command, run: Path) -> None:
+def test_damaged_checkpoints(quick: Command, run: Path) -> None:
     newest, before = (run / "checkpoints" / f"{n:06d}.safetensors" for n in (2, 1))
     newest.write_bytes(newest.read_bytes()[:-1])
-    answer = fed("resume", str(run))
+    answer = quick("resume", str(run))
     assert answer.code == 0
     assert "the checkpoint of round 2 cannot be used: its hash is not the one in its manifest" in answer.out
     for file in (newest, before):
         file.write_bytes(b"")
-    answer = fed("resume", str(run))
+    answer = quick("resume", str(run))
     assert answer.code == 5
     assert answer.err.startswith(
         f"fedalloy: no checkpoint in '{run}/checkpoints' is whole; start again in another folder"
     )
+
+
+def test_changed_data_is_refused(quick: Command, tmp_path: Path) -> None:
+    rows = np.arange(60)
+    x = np.random.default_rng(0).random((60, 4, 4))
+    words = ("data=my.npz", "model=mlp", "partition=iid", "partition.clients=3", "rounds=1", "--out", "out")
+    np.savez(tmp_path / "my.npz", x=x, y=rows % 3)
+    assert quick("run", *words).code == 0
+    x[59, 3, 3] += 1e-3
+    np.savez(tmp_path / "my.npz", x=x, y=rows % 3)
+    answer = quick("resume", "out", "--rounds", "2")
+    assert answer.code == 5
+    assert answer.err.startswith("fedalloy: data is not the same: the run was made with ")
+    assert len(read(tmp_path / "out").rounds) == 1
 
 
 def test_a_changed_version_is_refused(fed: Command, run: Path) -> None:

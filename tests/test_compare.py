@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedalloy import build as build_module
 from fedalloy import comparison
 from fedalloy.build import build
 from fedalloy.comparison import chosen, compare
@@ -30,6 +31,15 @@ TINY: dict[str, Any] = {
     "training": {"lr": 0.1},
     "methods": {"local": {}, "fedavg": {}, "pull": {"name": "fedprox", "mu": 10.0}},
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Unpacking the built-in data takes longer than a round on it."""
+    data, real = load("tiny"), build_module.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        yield
 
 
 def tiny(*overrides: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import DataError, UsageError
 from fedalloy.models import models
-from fedalloy.plugins import load_file, load_installed
+from fedalloy.plugins import PREFIX, load_file, load_installed, loaded_files
 from fedalloy.runner import resume, simulate
 
 PLUGIN = '''
@@ -70,12 +70,12 @@ PLUGGED = {
 def clean() -> Iterator[None]:
     """Registries only grow; what a test adds must not meet the other tests."""
     before = [(registry, dict(registry._things)) for registry in (methods, models, datasets, partitions)]  # type: ignore[attr-defined]
+    for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+        sys.modules.pop(name)
     yield
     for registry, things in before:
         registry._things.clear()  # type: ignore[attr-defined]
         registry._things.update(things)  # type: ignore[attr-defined]
-    for name in [name for name in sys.modules if name.startswith("fedalloy_plugin_")]:
-        sys.modules.pop(name)
 
 
 @pytest.fixture
@@ -114,6 +114,17 @@ def test_a_file_may_be_loaded_twice(plugin: Path) -> None:
     load_file(plugin)
     load_file(plugin)
     assert "plug-method" in methods
+
+
+def test_it_is_known_which_files_were_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("one", "x = 1"), ("two", "y = 1 / 0"), ("three", "z = 3")):
+        (tmp_path / f"{name}.py").write_text(content)
+    load_file("one.py")
+    with pytest.raises(UsageError, match=r"the plug-in 'two\.py' failed in line 1"):
+        load_file("two.py")
+    load_file("three.py")
+    assert loaded_files() == [str(tmp_path / "one.py"), str(tmp_path / "three.py")]
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:

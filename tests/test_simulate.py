@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedalloy.methods
+from fedalloy import build as build_module
 from fedalloy import runner, tree
 from fedalloy.build import build
 from fedalloy.config import Choice, Stop, experiment, override
@@ -35,6 +36,15 @@ TINY: dict[str, Any] = {
     "training": {"lr": 0.1},
 }
 OURS = [name for name, cls in methods.items() if cls.__module__.startswith(fedalloy.methods.__name__)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Unpacking the built-in data takes longer than a round on it."""
+    data, real = load("tiny"), build_module.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        yield
 
 
 def tiny(*overrides: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedalloy import tree
-from fedalloy.core import Card, Client, Message, Method, Reply, State, initial
+from fedalloy.core import Card, Client, Message, Method, Reply, State
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Answer, Round
 from fedalloy.evaluation import evaluate
@@ -142,7 +142,7 @@ def _check_models(method: Method, run: Trace) -> None:
         shared = dict(method.models(state))
         _check_unchanged(before, state.body, "models(): the state")
         for view, weights in shared.items():
-            load(initial(setting.network(SERVER), setting.seed), weights)
+            load(setting.build(SERVER), weights)
             require_finite(weights, f"models(), view '{view}'")
     own = [_check_personal(method, run, k) for k in setting.ids]
     if len(set(own)) > 1:

@@ -33,7 +33,7 @@ class DataPart:
 
     def __post_init__(self) -> None:
         if self.size is not None and not 1 <= self.size <= 1024:
-            raise UsageError(f"data.size = {self.size} must lie between 1 and 1024 pixels; leave it out for no resizing")
+            raise UsageError(f"data.size = {self.size} must lie between 1 and 1024 pixels, or be left out")
 
 
 @dataclass(frozen=True, kw_only=True)

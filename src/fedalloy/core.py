@@ -14,6 +14,7 @@ from fedalloy.costs import Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.layout import Layout, laid_out
 from fedalloy.registry import Registry, refuse_unknown_choices
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
@@ -76,6 +77,7 @@ class Client:
     memory: Tree = field(default_factory=dict)
     public: PublicSet | None = None
     augment: Augmentation | None = None
+    layout: Layout = "auto"
     meter: Meter = field(default_factory=Meter)
 
     @property
@@ -89,7 +91,7 @@ class Client:
 
     def build(self) -> nn.Module:
         """The client's network as it is before any training; the same for all clients of one architecture."""
-        return metered(initial(self.network, self.seed), self.meter)
+        return metered(initial(self.network, self.seed, self.layout), self.meter)
 
     def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The client's network holding a copy of these weights."""
@@ -250,10 +252,10 @@ def act(method: Method, me: Client, message: Message) -> Reply:
     return answer
 
 
-def initial(network: Network, seed: int) -> nn.Module:
-    """Build a network with its initial weights, which depend on the seed only."""
+def initial(network: Network, seed: int, layout: Layout = "auto") -> nn.Module:
+    """Build a network with its initial weights, which depend on the seed only, in its memory layout."""
     with rng.seeded(seed, "init"):
-        return network()
+        return laid_out(network(), layout)
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import metrics
-from fedalloy.core import Method, State, initial
+from fedalloy.core import Method, State
 from fedalloy.data.samples import Samples
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.training import load, predict
@@ -31,7 +31,7 @@ def evaluate(setting: Setting, method: Method, state: State, memories: Mapping[i
 
 
 def _shared(setting: Setting, weights: Tree) -> dict[str, Any]:
-    net = load(initial(setting.network(SERVER), setting.seed), weights)
+    net = load(setting.build(SERVER), weights)
     confusion, loss = _tally(net, [site.test for site in setting.sites], setting.classes)
     view = _view(setting, confusion, loss)
     if setting.holdout is not None:

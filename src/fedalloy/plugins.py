@@ -9,22 +9,30 @@ from pathlib import Path
 
 from fedalloy.errors import FedalloyError, UsageError
 
+PREFIX = "fedalloy_plugin_"  # of modules, so that a plug-in called random.py does not stand for `random`
+
 
 def load_file(path: str | Path) -> None:
     """Run a Python file of the user's, which registers what it defines."""
     path = Path(path)
-    name = f"fedalloy_plugin_{path.stem}"  # of its own: a plug-in called random.py must not stand for `random`
-    spec = importlib.util.spec_from_file_location(name, path)
+    name = f"{PREFIX}{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
     if not path.is_file() or spec is None or spec.loader is None:
         raise UsageError(f"the plug-in '{path}' is not a Python file that can be read")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except FedalloyError:
-        raise
     except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        if isinstance(error, FedalloyError):
+            raise
         raise UsageError(f"the plug-in '{path}' failed{_line(error, path)}: {_named(error)}") from error
+
+
+def loaded_files() -> list[str]:
+    """The files that were loaded, in their order: what another process must load to know the same names."""
+    return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(PREFIX)]
 
 
 def load_installed() -> None:
@@ -43,7 +51,7 @@ def _named(error: BaseException) -> str:
 def _line(error: BaseException, path: Path) -> str:
     trace, found = error.__traceback__, ""
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
+        if trace.tb_frame.f_code.co_filename == str(path.absolute()):
             found = f" in line {trace.tb_lineno}"
         trace = trace.tb_next
     return found

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import nn
 
 from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
 from fedalloy.costs import Meter, forward_flops
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.training import LocalWork
 from fedalloy.tree import Tree
@@ -42,6 +44,7 @@ class Setting:
     public: PublicSet | None = None
     holdout: Samples | None = None
     augment: Augmentation | None = None
+    layout: Layout = "auto"
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -72,6 +75,10 @@ class Setting:
     def network(self, client: int) -> Network:
         """The network of a client; the server has the first."""
         return self.networks[max(client, 0) % len(self.networks)]
+
+    def build(self, client: int) -> nn.Module:
+        """A client's network, or the server's, as it is before any training."""
+        return initial(self.network(client), self.seed, self.layout)
 
     @cached_property
     def same_network(self) -> bool:
@@ -116,6 +123,7 @@ class Setting:
             memory=memory,
             public=self.public if self.public is not None and self.public.holder == "all" else None,
             augment=self.augment,
+            layout=self.layout,
         )
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
@@ -130,6 +138,7 @@ class Setting:
             steps=steps,
             network=self.network(SERVER),
             augment=self.augment,
+            layout=self.layout,
             meter=meter,
         )
 
@@ -141,7 +150,7 @@ class Setting:
             able = ", ".join(name for name, m in methods.items() if m.card.any_network)
             raise UsageError(f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}")
         if method.card.features:
-            bare = [k for k in self.ids if not hasattr(initial(self.network(k), self.seed), "features")]
+            bare = [k for k in self.ids if not hasattr(self.build(k), "features")]
             if bare:
                 raise UsageError(
                     f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none"

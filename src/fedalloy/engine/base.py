@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedalloy import rng
-from fedalloy.core import Client, Message, Method, Reply, initial
+from fedalloy.core import Client, Message, Method, Reply
 from fedalloy.costs import Ledger, Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
@@ -87,7 +87,7 @@ class Round:
 
     def build(self) -> nn.Module:
         """The server's network as it is before any training."""
-        return metered(initial(self._setting.network(SERVER), self.seed), self.meter)
+        return metered(self._setting.build(SERVER), self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         """The clients of this round, ascending."""
