@@ -34,6 +34,11 @@ SENTENCES: dict[type, dict[str, str]] = {
         "seed": "Where every random stream starts: split, initial model, active clients, batches.",
         "evaluate_every": "Evaluate after every so many rounds; the last planned round is always evaluated.",
         "start": "A `.safetensors` file with the weights to start from, instead of random ones.",
+        "engine": "What carries the messages: `pool` (worker processes), `threads`, `serial`; `auto` takes the pool "
+        "where it is worth its start. All give the same bits.",
+        "workers": "How many clients run side by side; by default one per core.",
+        "layout": "Memory layout of the networks: `auto` is `channels_last` for CNNs without GroupNorm, else `nchw`. "
+        "It changes the last bits.",
     },
     DataPart: {
         "name": "A registered data set, or the path of an `.npz` file.",

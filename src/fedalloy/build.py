@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fedalloy import models, rng
 from fedalloy.config import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
-from fedalloy.core import Augmentation, Network, initial
+from fedalloy.core import Augmentation, Network
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader
@@ -58,6 +59,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         public=public,
         holdout=holdout,
         augment=augmentation(exp.data.augment, data.black),
+        layout=exp.layout,
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
@@ -84,15 +86,13 @@ def _network(choice: Choice, data: Dataset, pool: Samples) -> Network:
     options = check_options(choice, models.models[choice.name], "model", given)
     _, channels, height, width = pool.x.shape
 
-    def network() -> nn.Module:
-        if height != width:
-            raise UsageError(
-                f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
-                f"write data.size = {max(height, width)}"
-            )
-        return models.create(choice.name, classes=data.classes, channels=channels, size=height, **options)
-
-    return network
+    if height != width:
+        raise UsageError(
+            f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
+            f"write data.size = {max(height, width)}"
+        )
+    # A partial, because it can be sent to another process and a nested function cannot.
+    return partial(models.create, choice.name, classes=data.classes, channels=channels, size=height, **options)
 
 
 def _name(network: Network) -> str:
@@ -105,7 +105,7 @@ def tried(setting: Setting) -> nn.Module:
     x = setting.sites[0].train.take([0])[0]
     if setting.augment is not None:
         x = _augmented(setting.augment, x, setting.seed)
-    net = initial(setting.network(SERVER), setting.seed).eval()
+    net = setting.build(SERVER).eval()
     try:
         with torch.no_grad():
             out = net(x)
@@ -214,8 +214,11 @@ def _public(
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
-    weights: Mapping[str, Tensor] = read_weights(start)
-    return lambda: load_weights(network(), weights)
+    return partial(_load_into, network, read_weights(start))
+
+
+def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
+    return load_weights(network(), weights)
 
 
 def _all_rows(site: Site) -> Tensor:

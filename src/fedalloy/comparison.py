@@ -11,6 +11,7 @@ from fedalloy.build import Built, build, tried
 from fedalloy.config import Choice, Experiment, build_method, experiment
 from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
+from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
 from fedalloy.results import Run, read
 from fedalloy.runner import Watch, one_thread, resume, settled, simulate
@@ -47,15 +48,17 @@ def compare(
         with one_thread():
             built = build(one, dataset, network)
         check(one, choices, built, folder)
-        for key, choice in choices.items():
-            label = build_method(choice).label if key == choice.name else key
-            watch = begin(label, seed) if begin is not None else None
-            place = _place(folder, key, seed)
-            if place is not None and (place / "run.json").exists():
-                runs.append(resume(place, rounds=exp.rounds, built=built, watch=watch, say=say))
-            else:
-                this = dataclasses.replace(one, method=choice)
-                runs.append(simulate(this, place, label=label, built=built, watch=watch))
+        objects = [build_method(choice) for choice in choices.values()]
+        with engine_for(objects, built.setting, exp.rounds, exp.engine, exp.workers, say) as engine:
+            for key, choice in choices.items():
+                label = build_method(choice).label if key == choice.name else key
+                watch = begin(label, seed) if begin is not None else None
+                place = _place(folder, key, seed)
+                if place is not None and (place / "run.json").exists():
+                    runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
+                else:
+                    this = dataclasses.replace(one, method=choice)
+                    runs.append(simulate(this, place, label=label, built=built, engine=engine, watch=watch))
     return runs
 
 
@@ -89,7 +92,7 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
 def _refuse_other(exp: Experiment, place: Path) -> None:
     run = read(place)
     there, wanted = run.meta.get("experiment", {}), dataclasses.replace(exp, methods={}).to_dict()
-    for key in sorted({*there, *wanted} - {"rounds"}):
+    for key in sorted({*there, *wanted} - {"rounds", "engine", "workers"}):  # these change no bit
         if there.get(key) != wanted.get(key):
             raise UsageError(f"'{place}' holds a run with another {key}; choose another folder")
     if len(run.rounds) > exp.rounds:

@@ -15,6 +15,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from fedalloy.core import Method, methods
 from fedalloy.errors import UsageError
+from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.registry import suggest
 from fedalloy.training import LocalWork
@@ -119,6 +120,9 @@ class Experiment:
     seed: int = 0
     evaluate_every: int = 1
     start: str | None = None
+    engine: Literal["auto", "pool", "threads", "serial"] = "auto"
+    workers: int | None = None
+    layout: Layout = "auto"
     data: DataPart = field(default_factory=DataPart)
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
     model: Choice = field(default_factory=lambda: Choice(name="simple-cnn"))
@@ -132,6 +136,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UsageError(f"rounds = {self.rounds} must be at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers = {self.workers} must be at least 1; leave it out for one per core")
         if self.evaluate_every < 1:
             raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
         _check_seed("seed", self.seed)

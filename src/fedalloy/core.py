@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
 
@@ -16,7 +18,7 @@ from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout, laid_out
 from fedalloy.registry import Registry, refuse_unknown_choices
-from fedalloy.training import LocalWork, load
+from fedalloy.training import LocalWork, address_dropout, load
 from fedalloy.tree import Tree
 
 Network = Callable[[], nn.Module]
@@ -91,7 +93,8 @@ class Client:
 
     def build(self) -> nn.Module:
         """The client's network as it is before any training; the same for all clients of one architecture."""
-        return metered(initial(self.network, self.seed, self.layout), self.meter)
+        net = address_dropout(initial(self.network, self.seed, self.layout), self.rng("dropout"))
+        return metered(net, self.meter)
 
     def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The client's network holding a copy of these weights."""
@@ -239,22 +242,28 @@ def action(function: F) -> F:
     return function
 
 
-def act(method: Method, me: Client, message: Message) -> Reply:
-    """Let a client carry out a message; every engine does it through this function."""
+def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
+    """Let a client carry out a message; every engine does it through this function.
+
+    A client that is alone in its process has torch's global stream seeded, for layers that know no other.
+    """
     do = getattr(method, message.action, None)
     if not getattr(do, "is_action", False):
         raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
     assert do is not None
-    with rng.seeded(me.seed, message.action, me.round, me.id):
+    with rng.seeded(me.seed, message.action, me.round, me.id) if alone else nullcontext():
         answer = do(me, message)
     if not isinstance(answer, Reply):
         raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
     return answer
 
 
+_BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
+
+
 def initial(network: Network, seed: int, layout: Layout = "auto") -> nn.Module:
     """Build a network with its initial weights, which depend on the seed only, in its memory layout."""
-    with rng.seeded(seed, "init"):
+    with _BUILDING, rng.seeded(seed, "init"):
         return laid_out(network(), layout)
 
 

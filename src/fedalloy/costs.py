@@ -132,6 +132,7 @@ class Ledger:
     clients: Meter = field(default_factory=Meter)
     server: Meter = field(default_factory=Meter)
     client_seconds: float = 0.0
+    busy_seconds: float = 0.0
 
     def sent(self, body: Tree) -> None:
         """Count a message to a client."""

@@ -22,23 +22,25 @@ from fedalloy.tree import Tree
 PERSONAL = "personal"
 
 
-def evaluate(setting: Setting, method: Method, state: State, memories: Mapping[int, Tree]) -> dict[str, Any]:
+def evaluate(
+    setting: Setting, method: Method, state: State, memories: Mapping[int, Tree], threads: int = 1
+) -> dict[str, Any]:
     """The record of a round's views: the summary over clients and each client's own figures."""
-    views = {name: _shared(setting, weights) for name, weights in method.models(state).items()}
+    views = {name: _shared(setting, weights, threads) for name, weights in method.models(state).items()}
     if method.personal(setting.client(0, state.round, memories.get(0, {}))) is not None:
         views[PERSONAL] = _personal(setting, method, state.round, memories)
     return views
 
 
-def _shared(setting: Setting, weights: Tree) -> dict[str, Any]:
+def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
     net = load(setting.build(SERVER), weights)
-    confusion, loss = _tally(net, [site.test for site in setting.sites], setting.classes)
+    confusion, loss = _tally(net, [site.test for site in setting.sites], setting.classes, threads)
     view = _view(setting, confusion, loss)
     if setting.holdout is not None:
-        view["test"] = _accuracy(net, setting.holdout)
+        view["test"] = _accuracy(net, setting.holdout, threads)
     parts = [site.validation for site in setting.sites if site.validation is not None and len(site.validation)]
     if parts:
-        view["validation"] = _accuracy(net, pooled(parts))
+        view["validation"] = _accuracy(net, pooled(parts), threads)
     return view
 
 
@@ -77,14 +79,16 @@ def _view(setting: Setting, confusion: NDArray[np.int64], loss: NDArray[np.float
     }
 
 
-def _tally(net: nn.Module, parts: Sequence[Samples], classes: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _tally(
+    net: nn.Module, parts: Sequence[Samples], classes: int, threads: int = 1
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Confusion counts (true class, predicted class) and summed loss of each part."""
     confusion = torch.zeros(len(parts), classes, classes, dtype=torch.int64)
     loss = torch.zeros(len(parts), dtype=torch.float64)
     filled = [p for p in parts if len(p)]
     if filled:
         together = pooled(filled)
-        logits, labels = predict(net, together), together.labels
+        logits, labels = predict(net, together, threads=threads), together.labels
         owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(p) for p in parts]))
         ones = torch.ones(len(labels), dtype=torch.int64)
         confusion.index_put_((owner, labels, logits.argmax(1)), ones, accumulate=True)
@@ -92,8 +96,8 @@ def _tally(net: nn.Module, parts: Sequence[Samples], classes: int) -> tuple[NDAr
     return confusion.numpy(), loss.numpy()
 
 
-def _accuracy(net: nn.Module, samples: Samples) -> float:
-    right: Tensor = predict(net, samples).argmax(1) == samples.labels
+def _accuracy(net: nn.Module, samples: Samples, threads: int = 1) -> float:
+    right: Tensor = predict(net, samples, threads=threads).argmax(1) == samples.labels
     return float(right.double().mean())
 
 

@@ -21,9 +21,11 @@ from fedalloy.core import Federation, Method, Network, State, hyper_parameters, 
 from fedalloy.costs import forward_flops, peak_memory
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import Round
-from fedalloy.engine.serial import Serial
+from fedalloy.engine.choose import AnyEngine, engine_for
+from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.evaluation import evaluate
+from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
@@ -42,12 +44,14 @@ def simulate(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
+    engine: AnyEngine | None = None,
     watch: Watch | None = None,
+    say: Say = lambda _: None,
 ) -> Run:
     """Run an experiment and return its records; with a folder, they and a checkpoint per round are kept there.
 
-    A method, a data set or a network of your own takes the place of the one the experiment names; `built` shares one
-    built setting among several methods; `watch` is called with the record of each round.
+    A method, a data set or a network of your own takes the place of the one the experiment names; `built` and
+    `engine` share a setting and its workers among several methods; `watch` is called with the record of each round.
 
     >>> run = simulate({"data": "tiny", "model": "mlp", "rounds": 2, "partition": {"clients": 4, "alpha": 1.0}})
     >>> run.views, len(run.rounds)
@@ -66,7 +70,8 @@ def simulate(
             store.create(meta)
         records: list[dict[str, Any]] = []
         try:
-            return _go_on(exp, built, method, meta, store, None, records, watch)
+            with _carried(engine, exp, built, method, say) as carrier:
+                return _go_on(exp, built, method, meta, store, carrier, None, records, watch)
         except Exception:
             if store is not None and not records:
                 store.remove()
@@ -80,6 +85,7 @@ def resume(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
+    engine: AnyEngine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -102,7 +108,20 @@ def resume(
         done = state.round if state is not None else 0
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
-        return _go_on(exp, built, method, meta, store, state, store.forget_after(done), watch, memories)
+        with _carried(engine, exp, built, method, say) as carrier:
+            carrier.memories = memories
+            return _go_on(exp, built, method, meta, store, carrier, state, store.forget_after(done), watch)
+
+
+@contextmanager
+def _carried(engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say) -> Iterator[AnyEngine]:
+    tune_malloc()
+    if engine is not None:
+        engine.memories = {}
+        yield engine
+    else:
+        with engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say) as own:
+            yield own
 
 
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
@@ -117,12 +136,12 @@ def _go_on(
     method: Method,
     meta: dict[str, Any],
     store: Store | None,
+    engine: AnyEngine,
     state: State | None,
     records: list[dict[str, Any]],
     watch: Watch | None,
-    memories: dict[int, Any] | None = None,
 ) -> Run:
-    setting, engine = built.setting, Serial(built.setting, memories)
+    setting = built.setting
     flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = should_stop(exp.stop, records) or "rounds"
@@ -132,10 +151,11 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds
-        views = evaluate(setting, method, state, engine.memories) if due else {}
+        views = evaluate(setting, method, state, engine.memories, engine.workers) if due else {}
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,
+            "idle": fed.ledger.client_seconds - fed.ledger.busy_seconds / engine.workers,  # of a worker, on average
             "server": trained - clock["start"] - fed.ledger.client_seconds,
             "evaluation": evaluated - trained,
             "checkpoint": clock["checkpoint"],  # of the round before: this round's comes after its record
@@ -146,9 +166,10 @@ def _go_on(
         if store is not None:
             store.record(record)
             store.commit(state, engine.memories)
+        clock["checkpoint"] = time.perf_counter() - evaluated
         if watch is not None:
             watch(record)
-        clock.update(start=time.perf_counter(), checkpoint=time.perf_counter() - evaluated)
+        clock["start"] = time.perf_counter()
         stopped_by = should_stop(exp.stop, records) or "rounds"
         return stopped_by != "rounds"
 
@@ -231,6 +252,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "input": list(example.shape[1:]),
             "classes": setting.classes,
             "flops_per_sample": forward_flops(net, example),
+            "layout": resolve(net, exp.layout),
         },
         "versions": {
             "fedalloy": fedalloy.__version__,

@@ -93,6 +93,10 @@ class Setting:
         """Optimiser steps of one client in one round."""
         return self.work.steps_for(n=self.sizes[client], mean_size=sum(self.sizes) / len(self.sizes))
 
+    def cost(self, client: int) -> int:
+        """Samples that go through a client's network in one round: how long it takes, compared with others."""
+        return self.steps(client) * min(self.work.batch, self.sizes[client])
+
     @cached_property
     def flops(self) -> list[float]:
         """FLOPs of one round of local work for each client: a step is a forward and a backward pass of a batch."""
@@ -100,14 +104,17 @@ class Setting:
         per_sample = {
             network: forward_flops(initial(network, self.seed), example) for network in dict.fromkeys(self.networks)
         }
-        return [
-            3.0 * per_sample[self.network(k)] * self.steps(k) * min(self.work.batch, self.sizes[k]) for k in self.ids
-        ]
+        return [3.0 * per_sample[self.network(k)] * self.cost(k) for k in self.ids]
 
     def active(self, round: int, *, by_size: bool = False) -> list[int]:
         """The clients of a round."""
         flops = self.flops if self.participation.deadline is not None else None
         return self.participation.active(sizes=self.sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
+
+    @property
+    def usual_active(self) -> float:
+        """How many clients take part in a round, about."""
+        return len(self.sites) if self.participation.policy == "full" else self.participation.fraction * len(self.sites)
 
     def client(self, id: int, round: int, memory: Tree) -> Client:
         """A client as its actions see it in this round."""

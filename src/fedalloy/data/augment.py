@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -78,11 +79,15 @@ def _reflected(fill: tuple[float, ...]) -> Augment:  # noqa: ARG001  a reflected
 
 
 def _black(fill: tuple[float, ...]) -> Augment:
-    return lambda x, generator: crop_flip(x, generator, fill=fill)
+    return partial(crop_flip, fill=fill)
 
 
 def _black_turned(fill: tuple[float, ...]) -> Augment:
-    return lambda x, generator: rotate(crop_flip(x, generator, fill=fill), generator, degrees=15, fill=fill)
+    return partial(_crop_flip_turn, fill=fill)
+
+
+def _crop_flip_turn(x: Tensor, generator: torch.Generator, *, fill: tuple[float, ...]) -> Tensor:
+    return rotate(crop_flip(x, generator, fill=fill), generator, degrees=15, fill=fill)
 
 
 _NAMED: dict[str, Callable[[tuple[float, ...]], Augment] | None] = {

@@ -28,6 +28,7 @@ class Answer:
     client: int
     reply: Reply
     meter: Meter
+    seconds: float = 0.0
 
 
 class Carrier(Protocol):
@@ -119,6 +120,7 @@ class Round:
 
     def _arrived(self, answer: Answer) -> bool:
         self.ledger.clients.add(answer.meter)
+        self.ledger.busy_seconds += answer.seconds
         if answer.reply.keep is not None:
             self.engine.memories[answer.client] = answer.reply.keep
         if self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed):

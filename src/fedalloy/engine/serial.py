@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from fedalloy.core import Message, Method, act
@@ -19,6 +20,7 @@ class Serial:
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:
         self.setting = setting
         self.memories: dict[int, Tree] = dict(memories or {})
+        self.workers = 1
 
     def open(self, method: Method, round: int) -> Round:
         """Begin a round."""
@@ -27,5 +29,7 @@ class Serial:
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
         """Let one client after the other act."""
         for message in messages:
+            start = time.perf_counter()
             me = self.setting.client(message.client, round, self.memories.get(message.client, {}))
-            yield Answer(message.client, act(method, me, message), me.meter)
+            answer = act(method, me, message)
+            yield Answer(message.client, answer, me.meter, time.perf_counter() - start)

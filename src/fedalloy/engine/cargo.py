@@ -1,0 +1,104 @@
+"""A setting on its way to another process: its data in shared memory, its clients as one list of rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedalloy.core import Augmentation, Network
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.engine.arena import mapped, shared
+from fedalloy.participation import Participation
+from fedalloy.setting import Setting, Site
+from fedalloy.training import LocalWork
+
+Part = tuple[str, tuple[int, ...], torch.dtype]  # where a shared tensor lies
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What crosses to a worker: paths, shapes and plain values; `spans` says which rows are whose."""
+
+    pools: list[tuple[Part, Part]]
+    rows: Part
+    spans: Part
+    networks: Sequence[Network]
+    classes: int
+    seed: int
+    work: LocalWork
+    participation: Participation
+    augment: Augmentation | None
+    public: tuple[int, bool, str] | None
+
+
+def pack(setting: Setting) -> Cargo:
+    """Put a setting's data into shared memory, each pool once, whatever the number of clients.
+
+    The parent goes on to use its own copy; `release` removes the paths when every worker has mapped them.
+    """
+    pools: dict[int, int] = {}
+    parts: list[tuple[Part, Part]] = []
+    spans: list[tuple[int, int, int]] = []
+    rows: list[Tensor] = []
+    at = 0
+    public = setting.public if setting.public is not None and setting.public.holder == "all" else None
+    for samples in [*(s.train for s in setting.sites), *([public.samples] if public is not None else [])]:
+        key = id(samples.x), id(samples.y)
+        if hash(key) not in pools:
+            pools[hash(key)] = len(parts)
+            parts.append((_share(samples.x), _share(samples.y)))
+        spans.append((pools[hash(key)], at, at + len(samples)))
+        rows.append(samples.index)
+        at += len(samples)
+    return Cargo(
+        pools=parts,
+        rows=_share(torch.cat(rows)),
+        spans=_share(torch.tensor(spans)),
+        networks=setting.networks,
+        classes=setting.classes,
+        seed=setting.seed,
+        work=setting.work,
+        participation=setting.participation,
+        augment=setting.augment,
+        public=None if public is None else (len(setting.sites), public.labelled, public.holder),
+    )
+
+
+def unpack(cargo: Cargo) -> Setting:
+    """The setting as a worker sees it: training data only, over shared memory."""
+    pools = [(mapped(*x), mapped(*y)) for x, y in cargo.pools]
+    rows, spans = mapped(*cargo.rows), mapped(*cargo.spans).tolist()
+    held = [Samples(pools[pool][0], pools[pool][1], rows[begin:end]) for pool, begin, end in spans]
+    public = None
+    if cargo.public is not None:
+        at, labelled, _ = cargo.public
+        public = PublicSet(held[at], labelled=labelled, holder="all")
+        held = held[:at]
+    return Setting(
+        sites=[Site(samples, samples.subset([])) for samples in held],
+        networks=cargo.networks,
+        classes=cargo.classes,
+        seed=cargo.seed,
+        work=cargo.work,
+        participation=cargo.participation,
+        augment=cargo.augment,
+        public=public,
+    )
+
+
+def release(cargo: Cargo) -> None:
+    """Remove the paths of the shared memory; who has mapped it keeps it."""
+    for path, _, _ in [part for pool in cargo.pools for part in pool] + [cargo.rows, cargo.spans]:
+        if os.path.exists(path):
+            os.unlink(path)
+
+
+def _share(tensor: Tensor) -> Part:
+    copy, path = shared(tuple(tensor.shape), tensor.dtype)
+    copy.copy_(tensor)
+    return path, tuple(tensor.shape), tensor.dtype

@@ -1,0 +1,48 @@
+"""Which engine carries a run; all give the same bits, so that the choice is one of time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from fedalloy.core import Method
+from fedalloy.engine.cores import usable_cores
+from fedalloy.engine.pool import Pool, can_cross
+from fedalloy.engine.serial import Serial
+from fedalloy.engine.threads import Threads
+from fedalloy.setting import Setting
+
+Kind = Literal["auto", "pool", "threads", "serial"]
+AnyEngine = Serial | Threads | Pool
+
+WORTH_A_POOL = 2e11  # floating-point operations: below, the workers' start takes longer than they save
+
+
+@contextmanager
+def engine_for(
+    methods: Sequence[Method],
+    setting: Setting,
+    rounds: int,
+    kind: Kind,
+    workers: int | None,
+    say: Callable[[str], None],
+) -> Iterator[AnyEngine]:
+    """Open an engine that carries these methods in this setting, and close it in the end.
+
+    `auto` is the pool where it is worth its start, and else the serial engine.
+    """
+    if kind == "auto":
+        one_round = sum(setting.flops) / len(setting.sites) * setting.usual_active
+        several = (workers or usable_cores()) > 1
+        kind = "pool" if several and one_round * rounds * len(methods) > WORTH_A_POOL else "serial"
+    if kind == "pool" and not all(can_cross(m, setting) for m in methods):
+        say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
+        kind = "threads"
+    if kind == "pool":
+        with Pool(setting, workers=workers) as pool:
+            yield pool
+    elif kind == "threads":
+        yield Threads(setting, workers=workers)
+    else:
+        yield Serial(setting)

@@ -1,0 +1,101 @@
+"""A worker of the pool: `python -m fedalloy.engine.worker FD`, started by the pool and by nobody else.
+
+It is a program of its own and not a fork, so that a user's script needs no `if __name__ == "__main__"` and no thread of
+the parent is left half-way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy import plugins
+from fedalloy.core import Message, Method, act
+from fedalloy.engine import arena
+from fedalloy.engine.cargo import unpack
+from fedalloy.engine.malloc import tune_malloc
+from fedalloy.errors import FedalloyError
+from fedalloy.setting import Setting
+
+PR_SET_PDEATHSIG = 1
+
+
+def serve(pipe: Connection) -> None:
+    """Carry out tasks until the parent hangs up."""
+    torch.set_num_threads(1)
+    tune_malloc()
+    for file in pipe.recv():
+        plugins.load_file(file)
+    setting = unpack(pipe.recv())
+    pipe.send("ready")
+    method: Method | None = None
+    inbox = outbox = torch.empty(0, dtype=torch.uint8)
+    while True:
+        kind, *rest = pipe.recv()
+        if kind == "method":
+            (method,) = rest
+        elif kind == "inbox":
+            inbox = arena.mapped(*rest)
+            pipe.send("mapped")
+        elif kind == "outbox":
+            outbox = arena.mapped(*rest)
+            pipe.send("mapped")
+        else:
+            assert method is not None
+            outbox = _task(pipe, setting, method, inbox, outbox, *rest)
+
+
+def _task(
+    pipe: Connection,
+    setting: Setting,
+    method: Method,
+    inbox: Tensor,
+    outbox: Tensor,
+    round: int,
+    action: str,
+    client: int,
+) -> Tensor:
+    """Let one client act; returns the outbox, which may have had to grow."""
+    start = time.perf_counter()
+    found = arena.read(inbox)
+    me = setting.client(client, round, found["memory"])
+    try:
+        answer = act(method, me, Message(action, client, found["body"]))
+    except Exception as error:
+        sentence = isinstance(error, FedalloyError)
+        pipe.send(("failed", type(error).__name__, str(error), "" if sentence else traceback.format_exc()))
+        return outbox
+    body: dict[str, Any] = {"body": answer.body}
+    if answer.keep is not None:
+        body["keep"] = answer.keep
+    needed = arena.size_of(body)
+    if needed > len(outbox):
+        pipe.send(("grow", needed))
+        _, *rest = pipe.recv()
+        outbox = arena.mapped(*rest)
+        pipe.send("mapped")
+    arena.write(body, outbox)
+    pipe.send(("done", me.meter, time.perf_counter() - start))
+    return outbox
+
+
+def main() -> None:
+    """Serve the pipe whose descriptor the pool passed on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no orphan, even if the parent is killed
+    with suppress(EOFError, ConnectionError):
+        serve(Connection(int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
