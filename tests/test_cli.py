@@ -391,7 +391,10 @@ def test_damaged_checkpoints(quick: Command, run: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-1])
     answer = quick("resume", str(run))
     assert answer.code == 0
-    assert "the checkpoint of round 2 cannot be used: its hash is not the one in its manifest" in answer.out
+    assert (
+        "the checkpoint of round 2 cannot be used: the hash of 000002.safetensors is not the one in the manifest"
+        in answer.out
+    )
     for file in (newest, before):
         file.write_bytes(b"")
     answer = quick("resume", str(run))

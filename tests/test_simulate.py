@@ -96,8 +96,8 @@ def test_a_run_is_kept_as_it_was_returned(tmp_path: Path) -> None:
     assert kept.meta == run.meta
     assert kept.rounds == run.rounds
     assert (kept.meta["status"], kept.meta["stopped_by"]) == ("done", "rounds")
-    assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").iterdir()) == [
-        *("000002.json", "000002.safetensors", "000003.json", "000003.safetensors")
+    assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("*.json")) == [
+        *("000002.json", "000003.json")
     ]
 
 
@@ -312,7 +312,9 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(tmp_path: Pa
     _damage(folder, 3)
     said: list[str] = []
     assert same(resume(folder, say=said.append), whole)
-    assert said == ["the checkpoint of round 3 cannot be used: its hash is not the one in its manifest"]
+    assert said == [
+        "the checkpoint of round 3 cannot be used: the hash of 000003.safetensors is not the one in the manifest"
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"round": 3}', b"\xff"])

@@ -73,7 +73,10 @@ What next?
 @OVERRIDES
 @OUT
 @PLUGIN
-def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+@click.option("--profile", is_flag=True, help="Say where the time went: clients, server, evaluation, checkpoints.")
+def run_command(
+    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
+) -> None:
     """Run one method.
 
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
@@ -89,8 +92,13 @@ def run_command(file: str | None, overrides: tuple[str, ...], out: str | None, p
     folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     with Display(1, exp.rounds) as display, _resumable("resume", str(folder), *_plugged(plugins)):
-        run = simulate(exp, folder, built=built, watch=display.begin(build_method(exp.method).label, exp.seed))
+        watch = display.begin(build_method(exp.method).label, exp.seed)
+        run = simulate(exp, folder, built=built, watch=watch, say=_say)
     _show([run])
+    if profile:
+        from fedalloy.report.profile import profile_table
+
+        _console().print(profile_table(run))
     _write_report([run], folder / "report.html", _command("run", *_words(file, overrides, plugins)))
 
 

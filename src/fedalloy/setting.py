@@ -72,6 +72,11 @@ class Setting:
         """Training samples of each client."""
         return [len(site.train) for site in self.sites]
 
+    @cached_property
+    def mean_size(self) -> float:
+        """Training samples of a client on average; kept, because adding them up for each client would take K^2."""
+        return sum(self.sizes) / len(self.sizes)
+
     def network(self, client: int) -> Network:
         """The network of a client; the server has the first."""
         return self.networks[max(client, 0) % len(self.networks)]
@@ -91,7 +96,7 @@ class Setting:
 
     def steps(self, client: int) -> int:
         """Optimiser steps of one client in one round."""
-        return self.work.steps_for(n=self.sizes[client], mean_size=sum(self.sizes) / len(self.sizes))
+        return self.work.steps_for(n=self.sizes[client], mean_size=self.mean_size)
 
     def cost(self, client: int) -> int:
         """Samples that go through a client's network in one round: how long it takes, compared with others."""

@@ -1,26 +1,22 @@
 """The run folder: `run.json` (everything needed to repeat the run), `rounds.jsonl`, and a checkpoint per round.
 
-A checkpoint is a safetensors file and a manifest with its hash; the manifest is written last, so that it is the
-commit. The two newest are kept; a damaged one is passed over with a sentence, and the one before it is used.
+The two newest checkpoints are kept; a damaged one is passed over with a sentence, and the one before it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalloy import tree
+from fedalloy.checkpoints import Checkpoints, read_checkpoint
 from fedalloy.core import State
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.files import append_line, as_json, make_folder, write_atomically, write_json
+from fedalloy.files import append_line, as_json, make_folder, write_atomically
 from fedalloy.results import read
 from fedalloy.tree import Tree
-
-KEPT = 2
 
 Say = Callable[[str], None]
 
@@ -33,6 +29,7 @@ class Store:
         self.meta = folder / "run.json"
         self.rounds = folder / "rounds.jsonl"
         self.checkpoints = folder / "checkpoints"
+        self._saved = Checkpoints(self.checkpoints)
 
     def create(self, meta: Mapping[str, Any]) -> None:
         """Make the folder for a new run; a folder with a run in it is refused."""
@@ -62,31 +59,21 @@ class Store:
 
     def commit(self, state: State, memories: Mapping[int, Tree]) -> None:
         """Make a round durable; after this, a crash loses nothing of it."""
-        name = f"{state.round:06d}"
-        data = tree.encode(
-            {"round": state.round, "state": state.body, "memories": {str(k): m for k, m in memories.items()}}
-        )
-        write_atomically(self.checkpoints / f"{name}.safetensors", data)
-        write_json(
-            self.checkpoints / f"{name}.json", {"round": state.round, "sha256": hashlib.sha256(data).hexdigest()}
-        )
-        for manifest in sorted(self.checkpoints.glob("*.json"))[:-KEPT]:
-            manifest.unlink()
-            manifest.with_suffix(".safetensors").unlink(missing_ok=True)
+        self._saved.commit(state, memories)
 
     def restore(self, say: Say = lambda _: None) -> tuple[State, dict[int, Tree]] | None:
         """The newest whole checkpoint, or None if no round was completed; nothing is written."""
         recorded = {record["round"] for record in self.records()}
-        manifests = sorted(self.checkpoints.glob("*.json"), reverse=True)
+        manifests = self._saved.generations()
         for manifest in manifests:
             try:
-                saved = _read(manifest)
-                if lacking := set(range(1, saved["round"] + 1)) - recorded:
+                state, memories = read_checkpoint(manifest)
+                if lacking := set(range(1, state.round + 1)) - recorded:
                     raise DataError(f"{self.rounds.name} lacks round {min(lacking)}")
-            except (DataError, OSError, ValueError, KeyError, TypeError) as error:
+            except (DataError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
                 say(f"the checkpoint of round {manifest.stem.lstrip('0')} cannot be used: {error}")
                 continue
-            return State(saved["round"], saved["state"]), {int(k): m for k, m in saved["memories"].items()}
+            return state, memories
         if manifests:
             raise CheckpointError(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
         return None
@@ -115,11 +102,3 @@ def described(folder: str | Path) -> Mapping[str, Any]:
 
 def _line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, allow_nan=False, separators=(",", ":"))
-
-
-def _read(manifest: Path) -> dict[str, Any]:
-    claim = json.loads(manifest.read_text(encoding="utf-8"))
-    data = manifest.with_suffix(".safetensors").read_bytes()
-    if hashlib.sha256(data).hexdigest() != claim["sha256"]:
-        raise DataError("its hash is not the one in its manifest")
-    return tree.decode(data)

@@ -13,6 +13,7 @@ from fedalloy.core import Augmentation, Network
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.arena import mapped, shared
+from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.setting import Setting, Site
 from fedalloy.training import LocalWork
@@ -33,6 +34,7 @@ class Cargo:
     work: LocalWork
     participation: Participation
     augment: Augmentation | None
+    layout: Layout
     public: tuple[int, bool, str] | None
 
 
@@ -65,6 +67,7 @@ def pack(setting: Setting) -> Cargo:
         work=setting.work,
         participation=setting.participation,
         augment=setting.augment,
+        layout=setting.layout,
         public=None if public is None else (len(setting.sites), public.labelled, public.holder),
     )
 
@@ -87,6 +90,7 @@ def unpack(cargo: Cargo) -> Setting:
         work=cargo.work,
         participation=cargo.participation,
         augment=cargo.augment,
+        layout=cargo.layout,
         public=public,
     )
 

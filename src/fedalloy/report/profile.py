@@ -1,0 +1,31 @@
+"""Where a run's time went."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+
+from fedalloy.report.format import MISSING, human_seconds
+from fedalloy.results import Run
+
+PHASES = {
+    "client": "clients train",
+    "idle": "  of which a worker waits for another",
+    "server": "server combines",
+    "evaluation": "evaluation",
+    "checkpoint": "checkpoint",
+    "total": "all",
+}
+
+
+def profile_table(run: Run) -> Table:
+    """Seconds of each phase over the whole run, a round, and their share."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("Phase", "Time", "A round", "Share"):
+        table.add_column(heading, justify="left" if heading == "Phase" else "right")
+    whole = run.total("seconds", "total") or 0.0
+    for phase, name in PHASES.items():
+        spent = run.total("seconds", phase) or 0.0
+        share = f"{spent / whole:.0%}" if whole else MISSING
+        table.add_row(name, human_seconds(spent), human_seconds(spent / max(1, len(run.rounds))), share)
+    return table
