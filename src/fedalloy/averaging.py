@@ -34,16 +34,24 @@ def average(
     >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}], [10, 20], {"w": torch.zeros(1)})
     {'w': tensor([1.6667])}
     """
-    parts = shares(weights)
-    return {name: _mean([m[name] for m in models], parts, old) for name, old in server.items()}
+    total = weighted_sum(models, shares(weights))
+    return {name: total[name].to(old.dtype) if name in total else old.clone() for name, old in server.items()}
 
 
-def _mean(tensors: Sequence[Tensor], parts: Sequence[float], old: Tensor) -> Tensor:
-    if not old.is_floating_point():
-        return old.clone()
-    terms = zip(tensors, parts, strict=True)
-    tensor, part = next(terms)
-    total = tensor.to(torch.float64) * part  # not added to zeros: 0.0 + -0.0 would lose a sign, and one model its bits
-    for tensor, part in terms:
-        total.add_(tensor.to(torch.float64), alpha=part)
-    return total.to(old.dtype)
+def weighted_sum(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """sum_k w_k m_k of the floating-point entries, in float64, in the order given.
+
+    >>> weighted_sum([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}], [10, -1])
+    {'w': tensor([8.], dtype=torch.float64)}
+    """
+    names = [name for name, tensor in models[0].items() if tensor.is_floating_point()]
+    return {name: _sum([m[name] for m in models], weights) for name in names}
+
+
+def _sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    terms = zip(tensors, weights, strict=True)
+    tensor, weight = next(terms)
+    total = tensor.to(torch.float64) * weight  # not added to zeros: 0.0 + -0.0 would lose a sign, one model its bits
+    for tensor, weight in terms:
+        total.add_(tensor.to(torch.float64), alpha=weight)
+    return total

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
 from fedalloy.costs import Meter, forward_flops
@@ -56,11 +56,18 @@ class Setting:
             raise UsageError(
                 f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each"
             )
-        for k, site in enumerate(self.sites):
-            for samples in (site.train, site.test, site.validation):
-                _check_labels(samples, self.classes, f"client {k}")
-        _check_labels(self.holdout, self.classes, "the common test set")
+        self._check_labels()
         self.participation.check(len(self.sites))
+
+    def _check_labels(self) -> None:
+        owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
+        owned += [(f"client {k}", site.validation) for k, site in enumerate(self.sites) if site.validation is not None]
+        owned += [("the common test set", self.holdout)] if self.holdout is not None else []
+        # Clients share few pools: what holds for a whole pool need not be asked of each of its owners.
+        sound = {id(y) for y in {id(s.y): s.y for _, s in owned}.values() if _stray(y, self.classes) is None}
+        for where, samples in owned:
+            if id(samples.y) not in sound and (label := _stray(samples.labels, self.classes)) is not None:
+                raise UsageError(f"{where} has the label {label}; labels run from 0 to {self.classes - 1}")
 
     @property
     def ids(self) -> list[int]:
@@ -178,10 +185,11 @@ def pooled(parts: Sequence[Samples]) -> Samples:
     return Samples(x, y, torch.arange(len(y)))
 
 
-def _check_labels(samples: Samples | None, classes: int, where: str) -> None:
-    if samples is None or len(samples) == 0:
-        return
-    labels = samples.labels
+def _stray(labels: Tensor, classes: int) -> int | None:
+    """A label that is no class, if there is one."""
+    if len(labels) == 0:
+        return None
     low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise UsageError(f"{where} has the label {low if low < 0 else high}; labels run from 0 to {classes - 1}")
+    if low < 0:
+        return low
+    return high if high >= classes else None

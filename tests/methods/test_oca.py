@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from fedalloy.core import State
+from fedalloy import tree
+from fedalloy.core import State, run
+from fedalloy.engine.serial import Serial
 from fedalloy.methods import FedAvg, FedAvgM, FedProx
 from fedalloy.participation import Participation
 from fedalloy.training import LocalWork
@@ -122,3 +126,38 @@ def test_the_cache_holds_the_clients_models_under_server_momentum_too(small_sett
     setting = small_setting([6, 6], work=LocalWork(batch=6, lr=0.1))
     averaged, moved = play(FedAvg(), setting, 1).states[1], play(FedAvgM(), setting, 1).states[1]
     assert equal(averaged["cache"], moved["cache"])
+
+
+def _oca_after(setting, method, rounds):
+    return method.overall(run(method, Serial(setting), rounds))
+
+
+@pytest.mark.parametrize("cache_init", ["seen_only", "init_model", "global"])
+def test_the_running_sum_follows_the_exact_one(small_setting, cache_init, monkeypatch):
+    """With clients seen for the first time and again, and across a refresh."""
+    monkeypatch.setattr("fedalloy.methods.fedavg.REFRESH", 4)
+    setting = replace(small_setting(SIZES), participation=Participation(policy="fraction", fraction=0.5))
+    for rounds in (1, 3, 4, 7):
+        exact = _oca_after(setting, FedAvg(cache_init=cache_init), rounds)
+        moved = _oca_after(setting, FedAvg(cache_init=cache_init, exact_up_to=0), rounds)
+        assert all(torch.allclose(exact[name], moved[name], rtol=1e-6, atol=1e-7) for name in exact)
+
+
+def test_a_running_sum_never_touches_the_training(small_setting):
+    setting = small_setting(SIZES)
+    exact, moved = (run(FedAvg(exact_up_to=n), Serial(setting), 3) for n in (2000, 0))
+    assert tree.equal(exact["model"], moved["model"])
+    assert "sum" in moved.body
+    assert "sum" not in exact.body
+
+
+def test_a_cache_in_bfloat16_is_half_as_large_and_near(small_setting):
+    setting = small_setting(SIZES)
+    full, half = (run(FedAvg(cache_dtype=d), Serial(setting), 2) for d in ("float32", "bfloat16"))
+    assert tree.equal(full["model"], half["model"])
+    bytes_of = [sum(tree.leaf_bytes(leaf) for _, leaf in tree.leaves(s["cache"])) for s in (full, half)]
+    assert bytes_of[1] == bytes_of[0] / 2
+    a, b = FedAvg().overall(full), FedAvg(cache_dtype="bfloat16").overall(half)
+    assert all(a[name].dtype == b[name].dtype for name in a)
+    assert all(torch.allclose(a[name], b[name], rtol=2**-8, atol=1e-3) for name in a)
+    assert not tree.equal(a, b)

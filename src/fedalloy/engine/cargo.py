@@ -43,7 +43,7 @@ def pack(setting: Setting) -> Cargo:
 
     The parent goes on to use its own copy; `release` removes the paths when every worker has mapped them.
     """
-    pools: dict[int, int] = {}
+    pools: dict[tuple[int, int], int] = {}
     parts: list[tuple[Part, Part]] = []
     spans: list[tuple[int, int, int]] = []
     rows: list[Tensor] = []
@@ -51,10 +51,10 @@ def pack(setting: Setting) -> Cargo:
     public = setting.public if setting.public is not None and setting.public.holder == "all" else None
     for samples in [*(s.train for s in setting.sites), *([public.samples] if public is not None else [])]:
         key = id(samples.x), id(samples.y)
-        if hash(key) not in pools:
-            pools[hash(key)] = len(parts)
+        if key not in pools:
+            pools[key] = len(parts)
             parts.append((_share(samples.x), _share(samples.y)))
-        spans.append((pools[hash(key)], at, at + len(samples)))
+        spans.append((pools[key], at, at + len(samples)))
         rows.append(samples.index)
         at += len(samples)
     return Cargo(
@@ -76,6 +76,7 @@ def unpack(cargo: Cargo) -> Setting:
     """The setting as a worker sees it: training data only, over shared memory."""
     pools = [(mapped(*x), mapped(*y)) for x, y in cargo.pools]
     rows, spans = mapped(*cargo.rows), mapped(*cargo.spans).tolist()
+    nobody = [Samples(x, y, rows[:0]) for x, y in pools]
     held = [Samples(pools[pool][0], pools[pool][1], rows[begin:end]) for pool, begin, end in spans]
     public = None
     if cargo.public is not None:
@@ -83,7 +84,8 @@ def unpack(cargo: Cargo) -> Setting:
         public = PublicSet(held[at], labelled=labelled, holder="all")
         held = held[:at]
     return Setting(
-        sites=[Site(samples, samples.subset([])) for samples in held],
+        # The public set, if there is one, has the last span and is no site.
+        sites=[Site(samples, nobody[pool]) for samples, (pool, _, _) in zip(held, spans, strict=False)],
         networks=cargo.networks,
         classes=cargo.classes,
         seed=cargo.seed,

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import torch
 
-from fedalloy.averaging import average
+from fedalloy.averaging import average, weighted_sum
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.losses import ce
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
+
+REFRESH = 100  # rounds after which a running sum is taken anew
 
 
 @method(
@@ -34,6 +36,11 @@ class FedAvg(Method):
     code leaves them out (`"seen_only"`, the default: in the first rounds the former is mostly an untrained network);
     `"global"` takes the current global model for them.
 
+    The sum over the cache is taken exactly, in ascending id, up to `exact_up_to` clients; beyond, a running sum is
+    moved by what the active clients changed and taken anew every 100 rounds. It is as reproducible, but differs from
+    the exact one in the last bits. `cache_dtype = "bfloat16"` halves the cache; OCA then carries rounding errors of
+    about 0.2 % of each weight, and no longer equals ACA when all clients take part. Neither touches the training.
+
     >>> FedAvg(weights="uniform").oca
     True
     """
@@ -41,6 +48,8 @@ class FedAvg(Method):
     weights: Literal["size", "uniform"] = "size"
     oca: bool = True
     cache_init: Literal["seen_only", "init_model", "global"] = "seen_only"
+    cache_dtype: Literal["float32", "bfloat16"] = "float32"
+    exact_up_to: int = 2000
 
     def init(self, fed: Federation) -> Tree:
         """The server starts from one common model."""
@@ -77,7 +86,27 @@ class FedAvg(Method):
         """c_k <- w_k for the active clients."""
         if not self.oca:
             return {}
-        return {"cache": {**s["cache"], **{str(r.client): r["model"] for r in replies}}}
+        fresh = {str(r.client): self.stored(r["model"]) for r in replies}
+        cache = {**s["cache"], **fresh}
+        if len(cache) <= self.exact_up_to:
+            return {"cache": cache}
+        return {"cache": cache, "sum": self.running_sum(s, cache, fresh)}
+
+    def stored(self, model: Tree) -> Tree:
+        """A model as the cache holds it."""
+        if self.cache_dtype == "float32":
+            return model
+        return {name: t.bfloat16() if t.is_floating_point() else t for name, t in model.items()}
+
+    def running_sum(self, s: State, cache: Tree, fresh: Tree) -> Tree:
+        """sum_k n_k c_k, moved by what the active clients changed; taken anew every `REFRESH` rounds."""
+        weights = self.weigh(s["sizes"].tolist())
+        if "sum" not in s.body or (s.round + 1) % REFRESH == 0:
+            seen = sorted(int(k) for k in cache)
+            return weighted_sum([cache[str(k)] for k in seen], [weights[k] for k in seen])
+        moved = [(m, weights[int(k)]) for k, m in sorted(fresh.items(), key=lambda item: int(item[0]))]
+        moved += [(s["cache"][k], -weights[int(k)]) for k in sorted(fresh, key=int) if k in s["cache"]]
+        return weighted_sum([s["sum"], *(m for m, _ in moved)], [1.0, *(w for _, w in moved)])
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """The model of the active clients (`aca`) and, with the cache, that of all clients (`oca`)."""
@@ -87,10 +116,13 @@ class FedAvg(Method):
         """OCA: the average over the last known model of every client."""
         weights = self.weigh(s["sizes"].tolist())
         seen = sorted(int(k) for k in s["cache"])
-        cached = [s["cache"][str(k)] for k in seen]
-        unseen = sum(w for k, w in enumerate(weights) if str(k) not in s["cache"])
-        if self.cache_init == "seen_only" or unseen == 0:
-            return average(cached, [weights[k] for k in seen], s["model"]) if cached else s["model"]
-        # Clients not yet seen all hold the same model, so that they enter as one term.
-        filler = s["start"] if self.cache_init == "init_model" else s["model"]
-        return average([*cached, filler], [*(weights[k] for k in seen), unseen], s["model"])
+        if not seen:
+            return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
+        models, parts = [s["cache"][str(k)] for k in seen], [weights[k] for k in seen]
+        if "sum" in s.body:
+            models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]
+        unseen = sum(weights) - sum(weights[k] for k in seen)
+        if self.cache_init != "seen_only" and len(seen) < len(weights):
+            # Clients not yet seen all hold the same model, so that they enter as one term.
+            models, parts = [*models, s["start"] if self.cache_init == "init_model" else s["model"]], [*parts, unseen]
+        return average(models, parts, s["model"])
