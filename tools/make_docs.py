@@ -39,6 +39,7 @@ SENTENCES: dict[type, dict[str, str]] = {
         "workers": "How many clients run side by side; by default one per core.",
         "layout": "Memory layout of the networks: `auto` is `channels_last` for CNNs without GroupNorm, else `nchw`. "
         "It changes the last bits.",
+        "device": "Where data and networks lie: `cpu`, `cuda`; the data is moved there once. Not yet tried on a GPU.",
     },
     DataPart: {
         "name": "A registered data set, or the path of an `.npz` file.",

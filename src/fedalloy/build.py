@@ -45,6 +45,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     """Build what an experiment names; a data set or a network of your own replaces the one it names."""
     data = _load(exp.data) if dataset is None else dataset
     pool, holdout = tensors(data, size=exp.data.size)
+    pool, holdout = _moved(pool, exp.device), _moved(holdout, exp.device) if holdout is not None else None
     aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
@@ -65,7 +66,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
     digests = {"data": _data_digest(data), "partition": fingerprint(part)}
     if public is not None:
-        digests["public set"] = _digest(public.inputs.numpy(), public.samples.labels.numpy())
+        digests["public set"] = _digest(public.inputs.cpu().numpy(), public.samples.labels.cpu().numpy())
     return Built(
         setting=setting,
         data=exp.data if dataset is None else replace(exp.data, name=dataset.name, options={}),
@@ -75,6 +76,14 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         card=card(part, data.y[rows], data.classes),
         digests=digests,
     )
+
+
+def _moved(samples: Samples, device: str) -> Samples:
+    try:
+        return samples.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or no such hardware
+        reason = str(error).splitlines()[0]
+        raise UsageError(f'device = \'{device}\' cannot be used here: {reason}; write "cpu" or "cuda"') from error
 
 
 def _load(part: DataPart) -> Dataset:
@@ -207,6 +216,7 @@ def _public(
     # Private statistics, so that all networks see one scale of inputs.
     size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
     everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)
+    everything = _moved(everything, exp.device)
     order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
     return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder)
 

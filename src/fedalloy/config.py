@@ -123,6 +123,7 @@ class Experiment:
     engine: Literal["auto", "pool", "threads", "serial"] = "auto"
     workers: int | None = None
     layout: Layout = "auto"
+    device: str = "cpu"
     data: DataPart = field(default_factory=DataPart)
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
     model: Choice = field(default_factory=lambda: Choice(name="simple-cnn"))

@@ -93,7 +93,7 @@ class Client:
 
     def build(self) -> nn.Module:
         """The client's network as it is before any training; the same for all clients of one architecture."""
-        net = address_dropout(initial(self.network, self.seed, self.layout), self.rng("dropout"))
+        net = address_dropout(initial(self.network, self.seed, self.layout, self.train.x.device), self.rng("dropout"))
         return metered(net, self.meter)
 
     def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -261,10 +261,10 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
 _BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
 
 
-def initial(network: Network, seed: int, layout: Layout = "auto") -> nn.Module:
-    """Build a network with its initial weights, which depend on the seed only, in its memory layout."""
+def initial(network: Network, seed: int, layout: Layout = "auto", device: str | torch.device = "cpu") -> nn.Module:
+    """Build a network with its initial weights, which depend on the seed only, in its memory layout on its device."""
     with _BUILDING, rng.seeded(seed, "init"):
-        return laid_out(network(), layout)
+        return laid_out(network().to(device), layout)
 
 
 class Engine(Protocol):

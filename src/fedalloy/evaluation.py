@@ -88,7 +88,7 @@ def _tally(
     filled = [p for p in parts if len(p)]
     if filled:
         together = pooled(filled)
-        logits, labels = predict(net, together, threads=threads), together.labels
+        logits, labels = predict(net, together, threads=threads).cpu(), together.labels.cpu()
         owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(p) for p in parts]))
         ones = torch.ones(len(labels), dtype=torch.int64)
         confusion.index_put_((owner, labels, logits.argmax(1)), ones, accumulate=True)

@@ -105,6 +105,9 @@ def resume(
         meta = describe(exp, built, old["label"])
         _refuse_changes(old, meta)
         state, memories = store.restore(say) or (None, {})
+        if state is not None:
+            state = State(state.round, tree.to_device(state.body, built.setting.device))
+            memories = {k: tree.to_device(m, built.setting.device) for k, m in memories.items()}
         done = state.round if state is not None else 0
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")

@@ -90,7 +90,12 @@ class Setting:
 
     def build(self, client: int) -> nn.Module:
         """A client's network, or the server's, as it is before any training."""
-        return initial(self.network(client), self.seed, self.layout)
+        return initial(self.network(client), self.seed, self.layout, self.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lies, and so where networks are trained."""
+        return self.sites[0].train.x.device
 
     @cached_property
     def same_network(self) -> bool:
@@ -114,7 +119,8 @@ class Setting:
         """FLOPs of one round of local work for each client: a step is a forward and a backward pass of a batch."""
         example = self.sites[0].train.take(torch.zeros(1, dtype=torch.int64))[0]
         per_sample = {
-            network: forward_flops(initial(network, self.seed), example) for network in dict.fromkeys(self.networks)
+            network: forward_flops(initial(network, self.seed, device=self.device), example)
+            for network in dict.fromkeys(self.networks)
         }
         return [3.0 * per_sample[self.network(k)] * self.cost(k) for k in self.ids]
 

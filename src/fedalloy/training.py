@@ -193,7 +193,7 @@ class AddressedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         kept = torch.rand(x.shape, generator=self.stream) >= self.p
-        return x * kept / (1 - self.p)
+        return x * kept.to(x.device, non_blocking=True) / (1 - self.p)
 
 
 def address_dropout(net: nn.Module, stream: torch.Generator) -> nn.Module:

@@ -89,6 +89,14 @@ def clone(tree: Tree) -> dict[str, Any]:
     }
 
 
+def to_device(tree: Tree, device: str | torch.device) -> dict[str, Any]:
+    """The tree with its tensors on a device; a tensor that is there already is not copied."""
+    return {
+        key: to_device(v, device) if isinstance(v, Mapping) else v.to(device) if isinstance(v, Tensor) else v
+        for key, v in tree.items()
+    }
+
+
 def encode(tree: Tree) -> bytes:
     """Write a tree as safetensors bytes.
 

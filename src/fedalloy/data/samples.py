@@ -133,12 +133,17 @@ class Samples:
 
     def take(self, positions: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
         """The inputs and labels at these positions (0 is the first of *these* samples, not of the pool)."""
-        rows = self.index[torch.as_tensor(positions, dtype=torch.int64)]
+        rows = self.index[torch.as_tensor(positions, dtype=torch.int64).to(self.index.device, non_blocking=True)]
         return self.x.index_select(0, rows), self.y.index_select(0, rows)
 
     def subset(self, positions: Tensor | Sequence[int]) -> Samples:
         """The samples at these positions, over the same pool."""
-        return Samples(self.x, self.y, self.index[torch.as_tensor(positions, dtype=torch.int64)])
+        rows = torch.as_tensor(positions, dtype=torch.int64).to(self.index.device)
+        return Samples(self.x, self.y, self.index[rows])
+
+    def to(self, device: str | torch.device) -> Samples:
+        """These samples with their pool on a device."""
+        return Samples(self.x.to(device), self.y.to(device), self.index.to(device))
 
     def counts(self, classes: int) -> Tensor:
         """How many samples there are of each class."""

@@ -11,6 +11,7 @@ from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.pool import Pool, can_cross
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
+from fedalloy.errors import UsageError
 from fedalloy.setting import Setting
 
 Kind = Literal["auto", "pool", "threads", "serial"]
@@ -32,9 +33,13 @@ def engine_for(
 
     `auto` is the pool where it is worth its start, and else the serial engine.
     """
+    if setting.device.type != "cpu" and kind == "pool":
+        raise UsageError(
+            f"the pool shares the CPU's memory, and the data is on '{setting.device}'; write engine = 'auto'"
+        )
     if kind == "auto":
         one_round = sum(setting.flops) / len(setting.sites) * setting.usual_active
-        several = (workers or usable_cores()) > 1
+        several = (workers or usable_cores()) > 1 and setting.device.type == "cpu"
         kind = "pool" if several and one_round * rounds * len(methods) > WORTH_A_POOL else "serial"
     if kind == "pool" and not all(can_cross(m, setting) for m in methods):
         say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
