@@ -37,6 +37,8 @@ SENTENCES: dict[type, dict[str, str]] = {
         "engine": "What carries the messages: `pool` (worker processes), `threads`, `serial`; `auto` takes the pool "
         "where it is worth its start. All give the same bits.",
         "workers": "How many clients run side by side; by default one per core.",
+        "memory": "How much RAM the clients' last models and memories may take, for instance `4GB` or `512MiB`; what "
+        "comes beyond it lies in temporary files. It changes no bit.",
         "layout": "Memory layout of the networks: `auto` is `channels_last` for CNNs without GroupNorm, else `nchw`. "
         "It changes the last bits.",
         "device": "Where data and networks lie: `cpu`, `cuda`; the data is moved there once. Not yet tried on a GPU.",

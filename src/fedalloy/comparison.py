@@ -92,7 +92,7 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
 def _refuse_other(exp: Experiment, place: Path) -> None:
     run = read(place)
     there, wanted = run.meta.get("experiment", {}), dataclasses.replace(exp, methods={}).to_dict()
-    for key in sorted({*there, *wanted} - {"rounds", "engine", "workers"}):  # these change no bit
+    for key in sorted({*there, *wanted} - {"rounds", "engine", "workers", "memory"}):  # these change no bit
         if there.get(key) != wanted.get(key):
             raise UsageError(f"'{place}' holds a run with another {key}; choose another folder")
     if len(run.rounds) > exp.rounds:

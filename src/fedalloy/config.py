@@ -18,6 +18,7 @@ from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.registry import suggest
+from fedalloy.spill import parse_size
 from fedalloy.training import LocalWork
 
 T = TypeVar("T")
@@ -122,6 +123,7 @@ class Experiment:
     start: str | None = None
     engine: Literal["auto", "pool", "threads", "serial"] = "auto"
     workers: int | None = None
+    memory: str | int | None = None
     layout: Layout = "auto"
     device: str = "cpu"
     data: DataPart = field(default_factory=DataPart)
@@ -139,6 +141,8 @@ class Experiment:
             raise UsageError(f"rounds = {self.rounds} must be at least 1")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers = {self.workers} must be at least 1; leave it out for one per core")
+        if self.memory is not None:
+            parse_size(self.memory)
         if self.evaluate_every < 1:
             raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
         _check_seed("seed", self.seed)

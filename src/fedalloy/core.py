@@ -282,18 +282,24 @@ def run(
     rounds: int,
     state: State | None = None,
     watch: Callable[[State, Federation], bool | None] | None = None,
+    settle: Callable[[State], State] = lambda state: state,
 ) -> State:
-    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it."""
+    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
+
+    `settle` is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
+    """
     if state is None:
         fed = engine.open(method, 0)
         with rng.seeded(fed.seed, "server", 0):
             state = State(0, method.init(fed))
+    state = settle(state)
     while state.round < rounds:
         fed = engine.open(method, state.round + 1)
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
             state = method.round(state, fed)
         if not isinstance(state, State) or state.round != fed.round:
             raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
+        state = settle(state)
         if watch is not None and watch(state, fed):
             break
     return state

@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
+from rich.text import Text
 
 import fedalloy.methods  # noqa: F401  # registers the built-in methods
 from fedalloy.core import Card, methods
@@ -37,15 +37,26 @@ def listing(what: str, filters: Sequence[str] = ()) -> Table:
 
 
 def _methods(filters: Sequence[str]) -> Table:
-    table = _table("Name", "Options", "Up", "Down", "Distils", "Public set", "Any network", "Paper")
+    table = _table()
     wanted = [_filter(text) for text in filters]
     for name, cls in methods.items():
         card = cls.card
         if not all(_fits(getattr(card, key), value) for key, value in wanted):
             continue
+        needs = [
+            "clients may have different networks" if card.any_network else "all clients have the same network",
+            *(["needs a public set"] if card.public else []),
+            *(["needs networks with features and a head"] if card.features else []),
+            *([f"distils: {card.distils}"] if card.distils != "no" else []),
+        ]
         options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # @method makes it a dataclass
-        table.add_row(
-            name, options, card.up, card.down, card.distils, _yes(card.public), _yes(card.any_network), card.paper
+        _add(
+            table,
+            name,
+            f"{cls.label}: {card.paper}",
+            f"up: {card.up}; down: {card.down}; leaves the client: {card.leaves_client}",
+            "; ".join(needs),
+            options,
         )
     return table
 
@@ -66,24 +77,33 @@ def _fits(have: Any, want: str) -> bool:
 
 
 def _models() -> Table:
-    table = _table("Name", "Options", "What it is")
+    table = _table()
     for name, factory in models.items():
-        table.add_row(name, _options(factory, skip=("classes", "channels", "size")), _first_line(factory))
+        _add(table, name, _first_line(factory), _options(factory, skip=("classes", "channels", "size")))
     return table
 
 
 def _data() -> Table:
-    table = _table("Name", "Options", "What it is", "Source", "Licence")
+    table = _table()
     for name, source in datasets.items():
-        table.add_row(name, _options(source.read), source.about, source.source, source.licence)
+        _add(table, name, source.about, f"{source.source}; licence: {source.licence}", _options(source.read))
     return table
 
 
 def _partitions() -> Table:
-    table = _table("Name", "Options", "What it does")
+    table = _table()
     for name, function in partitions.items():
-        table.add_row(name, _options(function, skip=("labels", "clients", "seed")), _first_line(function))
+        _add(table, name, _first_line(function), _options(function, skip=("labels", "clients", "seed")))
     return table
+
+
+def _add(table: Table, name: str, *lines: str) -> None:
+    """A name with what there is to say of it, and its options last, if it has any."""
+    *said, options = lines
+    body = Text("\n".join(said))
+    if options:
+        body.append(f"\noptions: {options}", style="dim")
+    table.add_row(Text(name, style="bold"), body)
 
 
 def _options(function: Callable[..., Any], skip: Iterable[str] = ()) -> str:
@@ -103,8 +123,8 @@ def _yes(flag: bool) -> str:
     return "yes" if flag else "no"
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold", no_wrap=heading == "Name")
+def _table() -> Table:
+    table = Table.grid(padding=(0, 2, 1, 0))
+    table.add_column(no_wrap=True)
+    table.add_column()
     return table

@@ -29,6 +29,7 @@ from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
+from fedalloy.spill import Spill, parse_size
 from fedalloy.store import Say, Store, described
 from fedalloy.training import params
 
@@ -71,7 +72,7 @@ def simulate(
         records: list[dict[str, Any]] = []
         try:
             with _carried(engine, exp, built, method, say) as carrier:
-                return _go_on(exp, built, method, meta, store, carrier, None, records, watch)
+                return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch)
         except Exception:
             if store is not None and not records:
                 store.remove()
@@ -113,7 +114,10 @@ def resume(
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
         with _carried(engine, exp, built, method, say) as carrier:
             carrier.memories = memories
-            return _go_on(exp, built, method, meta, store, carrier, state, store.forget_after(done), watch)
+            spill = _spill(exp)
+            start = [spill.hold(state, memories)] if state is not None else []
+            del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
+            return _go_on(exp, built, method, meta, store, carrier, spill, start, store.forget_after(done), watch)
 
 
 @contextmanager
@@ -125,6 +129,10 @@ def _carried(engine: AnyEngine | None, exp: Experiment, built: Built, method: Me
     else:
         with engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say) as own:
             yield own
+
+
+def _spill(exp: Experiment) -> Spill:
+    return Spill(None if exp.memory is None else parse_size(exp.memory))
 
 
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
@@ -140,7 +148,8 @@ def _go_on(
     meta: dict[str, Any],
     store: Store | None,
     engine: AnyEngine,
-    state: State | None,
+    spill: Spill,
+    start: list[State],
     records: list[dict[str, Any]],
     watch: Watch | None,
 ) -> Run:
@@ -148,6 +157,9 @@ def _go_on(
     flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = should_stop(exp.stop, records) or "rounds"
+
+    def settle(state: State) -> State:
+        return spill.hold(state, engine.memories)
 
     def after(state: State, fed: Federation) -> bool:
         nonlocal stopped_by
@@ -169,6 +181,7 @@ def _go_on(
         if store is not None:
             store.record(record)
             store.commit(state, engine.memories)
+        spill.relax()  # evaluation has read all of it
         clock["checkpoint"] = time.perf_counter() - evaluated
         if watch is not None:
             watch(record)
@@ -179,7 +192,7 @@ def _go_on(
     if stopped_by == "rounds" and len(records) < exp.rounds:
         if store is not None:
             store.describe(meta)
-        run(method, engine, exp.rounds, state, after)
+        run(method, engine, exp.rounds, start.pop() if start else None, after, settle)
     meta = {**meta, "status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
