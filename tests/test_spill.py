@@ -57,7 +57,7 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(value: float, size: int = 1000) -> Tree:
-    return {"w": torch.full((size,), value)}
+    return {"w": torch.full((size,), float(value))}
 
 
 def mapped(leaf: Tensor, held: Spill) -> bool:
@@ -413,7 +413,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="'.*nowhere': No such file or directory"):
+    with pytest.raises(StorageError, match=r"'.*nowhere': No such file or directory"):
         Segment(tmp_path / "nowhere", 4096)
 
 
