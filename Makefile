@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
-	@echo "make bench   speed against the raw PyTorch loop"
+	@echo "make bench   speed and memory: the pool, growth, the raw PyTorch loop (some minutes)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
 demo: $(READY)
@@ -24,6 +24,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
+	$(BIN)/python bench/engine.py
+	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/round_cost.py
 
 $(READY): pyproject.toml constraints.txt

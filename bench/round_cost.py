@@ -18,22 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from workloads import W1, W2, Workload
 
 from fedalloy import rng, tree
-from fedalloy.build import Built, build
-from fedalloy.config import Experiment, experiment
 from fedalloy.core import State, initial
-from fedalloy.data import Dataset, from_arrays
 from fedalloy.engine.serial import Serial
 from fedalloy.methods import FedAvg
 from fedalloy.runner import one_thread, simulate
@@ -45,53 +42,11 @@ Weights = Mapping[str, Tensor]
 
 LIMIT, QUICK_LIMIT = 1.10, 1.50
 PAIRS, QUICK_PAIRS = 11, 7
-TEST_SHARE = 0.2  # of each client's rows, for its local test
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A federation on random images; every client holds `samples` of them for training."""
-
-    name: str
-    model: str
-    channels: int
-    size: int
-    samples: int
-    clients: int
-    active: int
-    epochs: int = 2
-    batch: int = 64
-    classes: int = 10
-
-    def experiment(self, rounds: int) -> Experiment:
-        """The experiment that `simulate` runs."""
-        return experiment(
-            {
-                "rounds": rounds,
-                "partition": {"name": "iid", "clients": self.clients, "test_fraction": TEST_SHARE},
-                "model": self.model,
-                "training": {"epochs": self.epochs, "batch": self.batch, "momentum": 0.9},
-                "participation": {"policy": "fraction", "fraction": self.active / self.clients},
-            }
-        )
-
-    def data(self) -> Dataset:
-        """Random pixels and labels."""
-        stream = rng.numpy_generator(0, "bench")
-        rows = round(self.clients * self.samples / (1 - TEST_SHARE))
-        pixels = stream.integers(256, size=(rows, self.channels, self.size, self.size), dtype=np.uint8)
-        return from_arrays(pixels, np.arange(rows) % self.classes)
-
-    def built(self) -> Built:
-        """The setting of this workload."""
-        built = build(self.experiment(1), self.data())
-        assert set(built.setting.sizes) == {self.samples}
-        return built
 
 
 FULL = (
-    Workload("W1", "simple-cnn", 3, 32, samples=500, clients=10, active=10),
-    Workload("W2", "lenet5", 1, 28, samples=580, clients=20, active=4),
+    replace(W1, clients=10),  # those who are idle cost nothing here, and their data need not be made
+    W2,
 )
 QUICK = (
     Workload("W1, small", "simple-cnn", 3, 32, samples=128, clients=2, active=2, epochs=1),

@@ -6,10 +6,12 @@ step is two operations; each client's data in tensors of its own; nothing is cou
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
 import torch.nn.functional as F
+from workloads import Workload
 
 from fedalloy import rng
 from fedalloy.core import initial
@@ -18,7 +20,6 @@ from fedalloy.methods import Local
 from fedalloy.setting import SERVER, Setting
 from fedalloy.training import batches
 from fedalloy.tree import Tree
-from workloads import Workload
 
 
 class TightLoop:
@@ -70,10 +71,11 @@ class TightLoop:
             moving.mul_(work.momentum).add_(self.gradient)
             self.flat.add_(moving, alpha=-work.lr)
 
-    def agrees(self, model: Tree, client: int | None = None) -> bool:
-        """Whether this loop holds the same model; the flat sums may differ from the engine's in the last bits."""
+    def distance(self, model: Tree, client: int | None = None) -> float:
+        """How far another model lies from this loop's, relative to its length; another layout changes the last bits."""
         self.flat.copy_(self.common if self.own is None or client is None else self.own[client])
-        return all(torch.allclose(p, model[name], rtol=1e-3, atol=1e-5) for name, p in self.net.named_parameters())
+        apart = sum(float((p.detach() - model[name]).square().sum()) for name, p in self.net.named_parameters())
+        return math.sqrt(apart / float(self.flat.square().sum()))
 
 
 def fastest(setting: Setting, work: Workload) -> TightLoop:

@@ -63,7 +63,9 @@ class Workload:
 
 W1 = Workload("W1", "simple-cnn", 3, 32, samples=500, clients=100, active=10)
 W2 = Workload("W2", "lenet5", 1, 28, samples=580, clients=20, active=4)
-W3 = Workload("W3", "resnet8", 3, 32, samples=512, clients=20, active=4, epochs=1, options={"norm": "group"})
+W3 = Workload(
+    "W3", "resnet8", 3, 32, samples=512, clients=20, active=4, epochs=1, options={"norm": "group", "width": 16}
+)
 W4 = Workload(
     "W4", "knfu-m1", 1, 28, samples=100, clients=20, active=20, epochs=1, batch=16, method=Local(second_phase=1)
 )

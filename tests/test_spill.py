@@ -23,6 +23,7 @@ from fedalloy.comparison import compare
 from fedalloy.config import experiment, override
 from fedalloy.core import State, run
 from fedalloy.data import load
+from fedalloy.engine import arena
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.methods import FedAvg
@@ -138,6 +139,15 @@ def test_layouts_dtypes_and_empty_parts_are_kept() -> None:
     assert found["0"]["inner"]["image"].stride() == image.stride()
     tensors = [leaf for _, leaf in tree.leaves(found["0"]) if isinstance(leaf, Tensor)]
     assert all(mapped(t, held) and t.data_ptr() % 64 == 0 for t in tensors if t.numel())
+
+
+def test_what_lies_on_another_device_stays_there() -> None:
+    far, near = torch.ones(9, device="meta"), torch.ones(9)
+    held = Spill(0)
+    state = held.hold(State(1, {"cache": {"0": {"far": far}, "1": {"far": far, "near": near}}}), {})
+    assert state["cache"]["0"]["far"] is far
+    assert state["cache"]["1"]["far"] is far
+    assert mapped(state["cache"]["1"]["near"], held)
 
 
 def test_an_entry_larger_than_a_segment_has_one_of_its_own(small_segments: None) -> None:
@@ -283,12 +293,15 @@ def test_a_budget_changes_no_bit(method: str, tmp_path: Path, spills: list[Spill
         assert ended(tmp_path / f"{memory} cut") == ended(tmp_path / "plain")
 
 
-def test_the_pool_reads_from_files(tmp_path: Path, spills: list[Spill]) -> None:
-    base = ["method=local", "rounds=3"]
-    simulate(override(TINY, [*base, "engine=serial"]), tmp_path / "plain")
-    simulate(override(TINY, [*base, "engine=pool", "workers=2", "memory=0"]), tmp_path / "spilled")
-    assert spills[-1].segments
-    assert ended(tmp_path / "spilled") == ended(tmp_path / "plain")
+def test_a_message_to_a_worker_is_read_from_the_file() -> None:
+    memories: dict[int, Tree] = {1: {"model": {"w": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)}}}
+    before = tree.digest(memories[1])
+    held = Spill(0)
+    held.hold(State(0, {}), memories)
+    assert mapped(memories[1]["model"]["w"], held)
+    inbox = torch.empty(arena.size_of(memories[1]), dtype=torch.uint8)
+    arena.write(memories[1], inbox)
+    assert tree.digest(arena.read(inbox)) == before
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
@@ -298,9 +311,9 @@ def test_a_resumed_run_lets_go_of_what_it_began_with(method: str, tmp_path: Path
         simulate(exp, tmp_path / "run", watch=stop_after(1))
     seen: list[int] = []
     resume(tmp_path / "run", watch=lambda _: seen.append(used(spills[-1])))
-    once = seen[0] // 2  # at first, the entries of two rounds: those of the checkpoint are replaced by the second
-    assert all(size <= 2 * once for size in seen)
-    assert used(spills[-1]) == 0  # and in the end nothing holds on to them
+    assert seen == [6 * 2 * 4096] * 5  # six models of two pages each; those of the round before are free
+    spills[-1].hold(State(6, {}), {})
+    assert used(spills[-1]) == 0
 
 
 def test_checkpoints_write_a_placed_entry_once(tmp_path: Path) -> None:
@@ -341,30 +354,33 @@ def test_another_budget_is_no_other_comparison(tmp_path: Path) -> None:
 RESIDENT = """
 import torch
 from fedalloy.core import State
+from fedalloy.engine.malloc import tune_malloc
 from fedalloy.spill import Spill
 
 def resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) // 1000
 
+tune_malloc()  # as every run does: freed memory is kept, unless one asks for it
 held, state = Spill(50_000_000), State(0, {"cache": {}})
-before = resident()
+before, largest = resident(), 0
 for k in range(60):
     state = held.hold(state.next(cache={**state["cache"], str(k): {"w": torch.full((1_250_000,), float(k))}}), {})
-after = resident()
+    held.relax()
+    largest = max(largest, resident() - before)
 total = sum(float(entry["w"].double().sum()) for entry in state["cache"].values())
-read = resident()
+read = resident() - before
 held.relax()
-print(after - before, read - before, resident() - before, total == 1_250_000 * 59 * 30)
+print(largest, read, resident() - before, total == 1_250_000 * 59 * 30)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="VmRSS is Linux's")
 def test_resident_memory_stays_within_the_budget() -> None:
     out = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, check=True).stdout
-    after, read, relaxed, right = out.split()
+    largest, read, relaxed, right = out.split()
     assert right == "True"
-    assert int(after) < 50 + 30  # megabytes: the budget, and what torch itself takes at its first use
+    assert int(largest) < 50 + 30  # megabytes: the budget, and what torch itself takes at its first use
     assert int(read) > 250  # all 300 MB were touched
     assert int(relaxed) < 50 + 30
 

@@ -117,6 +117,7 @@ def resume(
             spill = _spill(exp)
             start = [spill.hold(state, memories)] if state is not None else []
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
+            spill.relax()
             return _go_on(exp, built, method, meta, store, carrier, spill, start, store.forget_after(done), watch)
 
 

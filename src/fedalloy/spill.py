@@ -6,6 +6,8 @@ fit is moved when it arrives; a state stays a tree of tensors, only that some of
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 import os
 import re
@@ -81,15 +83,17 @@ class Spill:
         if not moved:
             return state
         self._known |= {id(entry): (entry, 0) for entry in moved.values()}
-        self.relax()
         whole = assemble(now)
         memories.update({int(k): m for k, m in whole.get("memories", {}).items()})
         return State(state.round, whole.get("state", {}))
 
     def relax(self) -> None:
-        """Give back the RAM into which reading has brought the files."""
+        """Give back the RAM that moved entries had, and that into which writing and reading brought the files."""
         for segment in self.segments:
             segment.map.madvise(mmap.MADV_DONTNEED)  # the pages are the file's, so that nothing is lost
+        if self.segments:
+            with contextlib.suppress(OSError, AttributeError):  # glibc keeps what is freed until it is told
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
 
     def _moved(self, entry: Tree) -> Tree:
         room = [tree.leaf_bytes(t) + -tree.leaf_bytes(t) % ALIGNMENT for t in _tensors(entry)]
@@ -129,6 +133,7 @@ class Segment:
                 self._free.remove(other)
                 start, end = min(start, other[0]), max(end, other[1])
             self._free.append((start, end))
+            self._free.sort()  # the lowest first, so that the rest of a file stays untouched
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
@@ -141,7 +146,8 @@ class Segment:
 
 
 def _tensors(entry: Tree) -> Iterator[Tensor]:
-    return (leaf for _, leaf in tree.leaves(entry) if isinstance(leaf, Tensor))
+    """Those that take RAM; what lies on another device stays there."""
+    return (leaf for _, leaf in tree.leaves(entry) if isinstance(leaf, Tensor) and leaf.is_cpu)
 
 
 def _copied(entry: Tree, rooms: Iterator[Tensor]) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def _copied(entry: Tree, rooms: Iterator[Tensor]) -> dict[str, Any]:
     for key, value in entry.items():
         if isinstance(value, Mapping):
             copy[key] = _copied(value, rooms)
-        elif isinstance(value, Tensor):
+        elif isinstance(value, Tensor) and value.is_cpu:
             flat = next(rooms)[: tree.leaf_bytes(value)].view(value.dtype)
             strides = torch.empty_like(value, device="meta").stride()  # the tensor keeps its memory layout
             copy[key] = flat.as_strided(value.shape, strides).copy_(value)

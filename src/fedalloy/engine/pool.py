@@ -12,7 +12,9 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 from torch import Tensor
@@ -28,6 +30,7 @@ from fedalloy.setting import Setting
 from fedalloy.tree import Tree, clone
 
 ARENA = 1 << 20  # bytes to begin with; an arena grows to the largest message
+DEAD = (EOFError, ConnectionError)  # what a pipe says when nobody is at its other end
 TRIES = 2  # a client that kills its worker so many times ends the run
 
 
@@ -69,30 +72,45 @@ class Pool:
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
         """Give the longest client to the first free worker, until all have answered."""
         waiting = sorted(messages, key=lambda m: (self.setting.cost(m.client), -m.client))
-        deaths: dict[int, int] = {}
+        deaths: Counter[int] = Counter()
         busy: dict[Connection, tuple[_Worker, Message]] = {}
         idle = list(self._workers)
         answers: list[Answer] = []
-        while waiting or busy:
-            while waiting and idle:
-                worker, message = idle.pop(), waiting.pop()
-                worker.give(method, round, message, self.memories.get(message.client, {}))
-                busy[worker.pipe] = (worker, message)
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                worker, message = busy.pop(pipe)
-                try:
-                    answers.append(worker.take(message))
-                except (EOFError, ConnectionError) as error:
-                    deaths[message.client] = deaths.get(message.client, 0) + 1
-                    if deaths[message.client] == TRIES:
-                        raise WorkerError(
-                            f"client {message.client} killed its worker twice; is memory short?"
-                        ) from error
-                    worker = self._replaced(worker)
-                    waiting.append(message)
-                idle.append(worker)
+        try:
+            while waiting or busy:
+                while waiting and idle:
+                    message = waiting.pop()
+                    worker = self._given(idle.pop(), method, round, message)
+                    busy[worker.pipe] = (worker, message)
+                for pipe in wait(list(busy)):
+                    assert isinstance(pipe, Connection)
+                    worker, message = busy.pop(pipe)
+                    try:
+                        answers.append(worker.take(message))
+                    except DEAD as error:
+                        deaths[message.client] += 1
+                        worker = self._replaced(worker)
+                        if deaths[message.client] == TRIES:
+                            raise WorkerError(
+                                f"client {message.client} killed its worker twice; is memory short?"
+                            ) from error
+                        waiting.append(message)
+                    idle.append(worker)
+        finally:
+            for worker, message in busy.values():  # somebody failed: what others still answer belongs to no one
+                with suppress(Exception):
+                    worker.take(message)
         return answers
+
+    def _given(self, worker: _Worker, method: Method, round: int, message: Message) -> _Worker:
+        """Give a task to a worker, or to its successor if it has died since its last one."""
+        memory = self.memories.get(message.client, {})
+        try:
+            worker.give(method, round, message, memory)
+        except DEAD:
+            worker = self._replaced(worker)
+            worker.give(method, round, message, memory)
+        return worker
 
     def _replaced(self, dead: _Worker) -> _Worker:
         dead.stop()
