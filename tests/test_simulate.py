@@ -16,7 +16,7 @@ from fedalloy import build as build_module
 from fedalloy import runner, tree
 from fedalloy.build import build
 from fedalloy.config import Choice, Stop, experiment, override
-from fedalloy.core import Client, Federation, Message, Reply, State, action, methods, reply
+from fedalloy.core import Client, Federation, Message, Reply, State, action, hyper_parameters, methods, reply
 from fedalloy.data import load
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.export import export_model
@@ -107,7 +107,7 @@ def test_run_json_is_all_that_is_needed_to_repeat_the_run(tmp_path: Path) -> Non
     again = simulate(kept, tmp_path / "again")
     assert same(first, again)
     assert {**first.meta, "folder": 0} == {**again.meta, "folder": 0}
-    assert kept["method"] == {"name": "fedprox", "weights": "size", "oca": True, "cache_init": "seen_only", "mu": 1.0}
+    assert kept["method"] == {"name": "fedprox", **hyper_parameters(FedProx(mu=1.0))}  # defaults are written out
 
 
 def test_a_run_without_a_folder_is_the_same_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -517,5 +517,5 @@ def test_a_choice_has_no_say_over_a_method_that_is_given() -> None:
     assert run.meta["experiment"]["method"]["mu"] == 2.0
     assert run.label == "FedProx"
     assert experiment(run.meta["experiment"]).method == Choice(
-        name="fedprox", options={"weights": "size", "oca": True, "cache_init": "seen_only", "mu": 2.0}
+        name="fedprox", options=hyper_parameters(FedProx(mu=2.0))
     )
