@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy import rng
+from fedalloy import rng, tree
 from fedalloy.errors import UsageError
+from fedalloy.layout import laid_out
 from fedalloy.losses import ce
 from fedalloy.setting import Site
-from fedalloy.training import LocalWork, batches, fit, load, params, predict
+from fedalloy.training import FlatSGD, LocalWork, batches, fit, load, params, predict
 from fedalloy.tree import equal
 
 
@@ -344,3 +345,33 @@ def test_weights_that_do_not_fit_are_refused(small):
 def test_impossible_work_is_refused_in_a_sentence(option, value, sentence):
     with pytest.raises(UsageError, match=sentence):
         LocalWork(**{option: value})
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+@pytest.mark.parametrize("layout", ["nchw", "channels_last"])
+def test_flat_sgd_is_torchs_sgd_number_by_number(momentum, weight_decay, layout):
+    x, y = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(5) % 3
+    ends = []
+    for flat in (True, False):
+        with rng.seeded(0, "net"):
+            net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+        net = laid_out(net, layout)
+        parameters = list(net.parameters())
+        optimiser = (
+            FlatSGD(parameters, 0.1, momentum, weight_decay)
+            if flat
+            else torch.optim.SGD(parameters, lr=0.1, momentum=momentum, weight_decay=weight_decay)
+        )
+        for _ in range(4):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimiser.step()
+        ends.append(params(net))
+    assert tree.equal(*ends)
+
+
+def test_parameters_of_different_kinds_do_not_lie_in_one_vector():
+    assert FlatSGD.fits([nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))])
+    assert not FlatSGD.fits([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))])
+    assert not FlatSGD.fits([nn.Parameter(torch.ones(4, 4)[:, ::2])])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -86,13 +86,76 @@ class LocalWork:
             return self.epochs * max(1, int(mean_size // self.batch))
         return self.epochs * len(_cuts(n, self.batch, self.drop_last))
 
-    def optimiser_for(self, net: nn.Module, round: int) -> torch.optim.Optimizer:
+    def optimiser_for(self, net: nn.Module, round: int) -> Optimiser:
         """A fresh optimiser over the trainable parameters: local optimiser state does not survive the round."""
         parameters = [p for p in net.parameters() if p.requires_grad]
         rate = self.lr_at(round)
         if self.optimiser == "adam":
             return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        if FlatSGD.fits(parameters):
+            return FlatSGD(parameters, rate, self.momentum, self.weight_decay)
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Optimiser(Protocol):
+    """What the training loop needs of an optimiser."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Move the parameters."""
+
+
+class FlatSGD:
+    """SGD over parameters and gradients that are views of one vector each: a step is a few operations, not many.
+
+    Its arithmetic is that of `torch.optim.SGD`, number by number.
+
+    >>> net = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(net.weight, 1.0)
+    >>> sgd = FlatSGD(list(net.parameters()), lr=0.5, momentum=0.0, weight_decay=0.0)
+    >>> net(torch.ones(1, 1)).sum().backward()
+    >>> sgd.step()
+    >>> net.weight.item()
+    0.5
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        first = parameters[0]
+        self.values = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros_like(self.values)
+        self.velocity: Tensor | None = None
+        at = 0
+        for p in parameters:
+            view = self.values.as_strided(p.shape, p.stride(), at)
+            view.copy_(p.data)
+            p.data, p.grad = view, self.gradients.as_strided(p.shape, p.stride(), at)
+            at += p.numel()
+
+    @staticmethod
+    def fits(parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether the parameters are of one kind and without gaps, so that they can lie in one vector."""
+        dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in parameters)
+        return dense and len({(p.dtype, p.device) for p in parameters}) == 1
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.gradients.zero_()
+
+    def step(self) -> None:
+        """Move the parameters."""
+        gradients = self.gradients
+        if self.weight_decay:
+            gradients = gradients.add(self.values, alpha=self.weight_decay)
+        if self.momentum:
+            if self.velocity is None:
+                self.velocity = gradients.clone()
+            else:
+                self.velocity.mul_(self.momentum).add_(gradients)
+            gradients = self.velocity
+        self.values.add_(gradients, alpha=-self.lr)
 
 
 def fit(
@@ -105,7 +168,7 @@ def fit(
     """
     samples = me.train if samples is None else samples
     optimiser = me.work.optimiser_for(net, me.round)
-    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    parameters = [p for p in net.parameters() if p.requires_grad]
     order, noise = me.rng(stage), me.rng(f"{stage}/augment")
     net.train()
     if min(len(samples), me.work.batch) == 1:
@@ -114,7 +177,7 @@ def fit(
         x, y = samples.take(positions)
         if me.augment is not None:
             x = me.augment(x, noise)
-        optimiser.zero_grad(set_to_none=True)
+        optimiser.zero_grad()
         loss(x, y).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if me.work.clip is not None:
             nn.utils.clip_grad_norm_(parameters, me.work.clip)
