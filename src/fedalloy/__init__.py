@@ -3,8 +3,8 @@
 Everything below is imported when it is first used, so that `import fedalloy` itself costs nothing.
 
 >>> import fedalloy
->>> fedalloy.FedProx(mu=0.1)
-FedProx(weights='size', oca=True, cache_init='seen_only', mu=0.1)
+>>> fedalloy.FedProx(mu=0.1).mu
+0.1
 """
 
 from __future__ import annotations
