@@ -37,7 +37,8 @@ from fedalloy.engine.choose import AnyEngine
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.runner import one_thread, simulate
+from fedalloy.runner import simulate
+from fedalloy.training import one_thread
 
 WORKERS = 2
 PASSES, QUICK_PASSES = 5, 5

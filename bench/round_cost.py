@@ -33,10 +33,10 @@ from fedalloy import rng, tree
 from fedalloy.core import State, initial
 from fedalloy.engine.serial import Serial
 from fedalloy.methods import FedAvg
-from fedalloy.runner import one_thread, simulate
+from fedalloy.runner import simulate
 from fedalloy.setting import SERVER, Setting
 from fedalloy.store import Store
-from fedalloy.training import batches
+from fedalloy.training import batches, one_thread
 
 Weights = Mapping[str, Tensor]
 

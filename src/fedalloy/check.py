@@ -32,7 +32,6 @@ from fedalloy.probe import (
     global_streams_restored,
     located,
     memory_of,
-    one_thread,
     perceptron,
     place,
     require_finite,
@@ -43,7 +42,7 @@ from fedalloy.probe import (
     without_features,
 )
 from fedalloy.setting import SERVER, Setting
-from fedalloy.training import load
+from fedalloy.training import load, one_thread
 from fedalloy.tree import Tree
 
 

@@ -14,8 +14,9 @@ from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
 from fedalloy.results import Run, read
-from fedalloy.runner import Watch, one_thread, resume, settled, simulate
+from fedalloy.runner import Watch, resume, settled, simulate
 from fedalloy.store import Say
+from fedalloy.training import one_thread
 
 Begin = Callable[[str, int], Watch]
 

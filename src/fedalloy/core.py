@@ -196,11 +196,11 @@ class Method:
 
     def init(self, fed: Federation) -> Tree:
         """The server's memory before the first round."""
-        raise NotImplementedError
+        raise UsageError(f"the method {self.name} has no init(self, fed); it returns the server's first memory")
 
     def round(self, s: State, fed: Federation) -> State:
         """One round: ask clients, combine, return the next state."""
-        raise NotImplementedError
+        raise UsageError(f"the method {self.name} has no round(self, s, fed); it returns s.next(...)")
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """The models that could be deployed now, by the name of their view."""

@@ -233,14 +233,3 @@ def global_streams_restored() -> Iterator[None]:
         torch.set_rng_state(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
         random.setstate(kept[2])
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """On networks as small as these, more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

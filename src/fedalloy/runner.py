@@ -31,7 +31,7 @@ from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
 from fedalloy.store import Say, Store, described
-from fedalloy.training import params
+from fedalloy.training import one_thread, params
 
 Watch = Callable[[Mapping[str, Any]], None]
 
@@ -299,14 +299,3 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 def _short(value: Any) -> str:
     return str(value)[:12]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread inside the block: results must not depend on how a sum was shared out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -280,3 +281,14 @@ def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     except RuntimeError as error:
         raise UsageError(f"these weights do not fit the network: {str(error).splitlines()[-1].strip()}") from error
     return net
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block: results must not depend on how a sum was shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
