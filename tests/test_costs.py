@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedalloy.core import run
 from fedalloy.costs import Ledger, Meter, forward_flops, metered, payload, peak_memory
 from fedalloy.engine.serial import Serial
 from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedProx
-from fedalloy.models import create
+from fedalloy.models import create, models
 from fedalloy.training import LocalWork
 from fedalloy.tree import encode
 
@@ -190,3 +191,23 @@ def test_server_and_clients_passes_are_added_and_cost_flops():
 
 def test_peak_memory_is_in_bytes():
     assert 50e6 < peak_memory() < 1e12  # torch alone takes more than fifty megabytes
+
+
+@pytest.mark.parametrize("name", list(models))
+def test_flops_are_those_of_torchs_counter(name):
+    net, x = create(name, classes=10, channels=3, size=32), torch.zeros(1, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.eval()(x)
+    assert forward_flops(net, x) == counter.get_total_flops() > 0
+
+
+def test_layers_we_do_not_know_are_left_to_torchs_counter():
+    class Bilinear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4, 6))
+
+        def forward(self, x):
+            return x.flatten(1) @ self.w
+
+    assert forward_flops(Bilinear(), torch.ones(1, 4)) == 2 * 4 * 6
