@@ -72,7 +72,7 @@ def perceptron() -> nn.Module:
 def with_batch_norm() -> nn.Module:
     """A small network with BatchNorm and dropout."""
     features = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
-    # Dropout draws from torch's global stream, which the loop must have seeded wherever a network is trained.
+    # Dropout and BatchNorm show whether anything but the addressed streams and the data has a say.
     return FeatureNet(features, nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 4)), (64,))
 
 

@@ -29,37 +29,9 @@ from fedalloy.probe import small_settings
 from fedalloy.training import params
 
 
-def settings():
-    """A perceptron and a network with BatchNorm and dropout, both of kinds that can be sent to a worker."""
-    mlp = functools.partial(create, "mlp", classes=4, channels=1, size=8, hidden=16)
-    cnn = functools.partial(create, "selective-cnn", classes=4, channels=1, size=16)
-    first = small_settings()[0]
-    larger = torch.nn.functional.interpolate(first.sites[0].train.x, size=(16, 16))
-    assert larger.shape[-1] == 16
-    return replace(first, networks=[mlp]), _resized(first, cnn)
-
-
-def _resized(setting, network):
-    pools = {}
-
-    def grown(samples):
-        if samples is None:
-            return None
-        key = id(samples.x)
-        if key not in pools:
-            pools[key] = torch.nn.functional.interpolate(samples.x, size=(16, 16))
-        return replace(samples, x=pools[key])
-
-    sites = [
-        replace(s, train=grown(s.train), test=grown(s.test), validation=grown(s.validation)) for s in setting.sites
-    ]
-    public = replace(setting.public, samples=grown(setting.public.samples))
-    return replace(setting, sites=sites, networks=[network], public=public)
-
-
-@pytest.fixture(scope="module", params=[0, 1], ids=["mlp", "dropout"])
+@pytest.fixture(scope="module", params=[0, 1], ids=["perceptron", "BatchNorm and dropout"])
 def setting(request):
-    return settings()[request.param]
+    return small_settings()[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +42,7 @@ def pool(setting):
 
 @pytest.fixture(scope="module")
 def plain():
-    return settings()[0]
+    return small_settings()[0]
 
 
 @pytest.fixture(scope="module")
