@@ -225,7 +225,7 @@ class DrawsFromPython(FedAvg):
 
 @bad
 class DrawsFromNumpy(FedAvg):
-    def weigh(self, sizes):
+    def weigh(self, sizes, counts):
         return list(np.random.rand(len(sizes)))  # noqa: NPY002
 
 
@@ -322,7 +322,7 @@ class SendsBesideTheWire(FedAvg):
         SIDE_CHANNEL[me.id] = me.n
         return super().train(me, msg)
 
-    def weigh(self, sizes):
+    def weigh(self, sizes, counts):
         return [sum(SIDE_CHANNEL.values()) + n for n in sizes]
 
 

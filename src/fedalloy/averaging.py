@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,44 @@ def weighted_sum(models: Sequence[Mapping[str, Tensor]], weights: Sequence[float
     """
     names = [name for name, tensor in models[0].items() if tensor.is_floating_point()]
     return {name: _sum([m[name] for m in models], weights) for name in names}
+
+
+Discrepancy = Literal["kl", "l1", "l2", "cosine"]
+
+
+def disco_weights(
+    sizes: Sequence[int],
+    counts: Sequence[Tensor],
+    a: float = 0.5,
+    b: float = 0.1,
+    metric: Discrepancy = "kl",
+    normalise: bool = True,
+) -> list[float]:
+    """FedDisco's weights p_k ~ relu(n_k - a d_k + b): less for clients whose labels are far from uniform, in float64.
+
+    n_k is a client's share of the samples, d_k the discrepancy of its label distribution from the uniform one; both are
+    relative to the clients given here. If no weight is left positive, the sizes are the weights.
+
+    >>> halves, nearly, alone = torch.tensor([5, 5]), torch.tensor([9, 1]), torch.tensor([1, 0])
+    >>> [round(p, 6) for p in shares(disco_weights([50, 30, 20], [halves, nearly, alone]))]
+    [0.72588, 0.27412, 0.0]
+    """
+    n = shares(sizes)
+    d = [_discrepancy(c, metric) for c in counts]
+    if normalise and sum(d) > 0:
+        d = [x / sum(d) for x in d]
+    weights = [max(0.0, n_k - a * d_k + b) for n_k, d_k in zip(n, d, strict=True)]
+    return weights if sum(weights) > 0 else n
+
+
+def _discrepancy(counts: Tensor, metric: Discrepancy) -> float:
+    labels = counts.double() / counts.sum()
+    uniform = torch.full_like(labels, 1 / len(labels))
+    if metric == "kl":
+        return float(torch.special.xlogy(labels, labels / uniform).sum())
+    if metric == "cosine":
+        return 1 - float(torch.cosine_similarity(labels, uniform, dim=0))
+    return float(torch.linalg.vector_norm(labels - uniform, ord=1 if metric == "l1" else 2))
 
 
 def _sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

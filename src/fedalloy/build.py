@@ -61,6 +61,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         holdout=holdout,
         augment=augmentation(exp.data.augment, data.black),
         layout=exp.layout,
+        scale=data.scale,
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedalloy import rng, tree
 from fedalloy.costs import Meter, metered
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples
+from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout, laid_out
 from fedalloy.registry import Registry, refuse_unknown_choices
@@ -80,7 +80,13 @@ class Client:
     public: PublicSet | None = None
     augment: Augmentation | None = None
     layout: Layout = "auto"
+    scale: Scale = field(default_factory=Scale)
     meter: Meter = field(default_factory=Meter)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: channels, height, width."""
+        return tuple(self.train.x.shape[1:])
 
     @property
     def n(self) -> int:
@@ -99,6 +105,10 @@ class Client:
     def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """The client's network holding a copy of these weights."""
         return load(self.build(), weights)
+
+    def generator(self, make: Network) -> nn.Module:
+        """A generator as it is before any training, the same for all clients and the server."""
+        return initial_generator(make, self.seed, self.layout, self.train.x.device, self.meter)
 
 
 @dataclass(frozen=True)
@@ -140,6 +150,14 @@ class Federation(Protocol):
         """Training samples of each client: the server's roster."""
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: channels, height, width."""
+
+    @property
+    def scale(self) -> Scale:
+        """How inputs were normalised."""
+
+    @property
     def public(self) -> PublicSet | None:
         """The public set, if there is one."""
 
@@ -149,6 +167,9 @@ class Federation(Protocol):
 
     def build(self) -> nn.Module:
         """The server's network as it is before any training."""
+
+    def generator(self, make: Network) -> nn.Module:
+        """A generator as it is before any training, the same for all clients and the server."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         """The clients of this round, ascending; the same for every method of a comparison."""
@@ -261,10 +282,21 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
 _BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
 
 
-def initial(network: Network, seed: int, layout: Layout = "auto", device: str | torch.device = "cpu") -> nn.Module:
+def initial(
+    network: Network,
+    seed: int,
+    layout: Layout = "auto",
+    device: str | torch.device = "cpu",
+    purpose: str = "init",
+) -> nn.Module:
     """Build a network with its initial weights, which depend on the seed only, in its memory layout on its device."""
-    with _BUILDING, rng.seeded(seed, "init"):
+    with _BUILDING, rng.seeded(seed, purpose):
         return laid_out(network().to(device), layout)
+
+
+def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
+    """Build a generator from a stream of its own; its passes are counted apart from the classifier's."""
+    return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
 
 
 class Engine(Protocol):
@@ -320,6 +352,7 @@ __all__ = [
     "action",
     "hyper_parameters",
     "initial",
+    "initial_generator",
     "method",
     "methods",
     "reply",

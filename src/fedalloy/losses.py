@@ -18,6 +18,19 @@ def ce(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
+def kl(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
+    """KL(softmax(target / tau) || softmax(logits / tau)): summed over classes, mean over the batch.
+
+    There is no factor tau^2; a method whose paper has one writes it. Gradients flow into both: detach a teacher.
+
+    >>> round(kl(torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.8, 0.2]]).log()).item(), 6)
+    0.03669
+    """
+    return F.kl_div(
+        F.log_softmax(logits / tau, 1), F.log_softmax(target / tau, 1), reduction="batchmean", log_target=True
+    )
+
+
 def sq_dist(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Squared distance of a network's trainable parameters from an anchor: summed, never averaged, buffers left out.
 

@@ -90,9 +90,12 @@ def refuse_unknown_choices(thing: object, where: str) -> None:
     fedalloy.errors.UsageError: walk.pace = 'fst' is unknown; did you mean 'fast'?
     """
     for name, hint in get_type_hints(type(thing)).items():
-        words = [str(word) for word in get_args(hint)]
         value = getattr(thing, name, None)
-        if get_origin(hint) is Literal and value not in words:
+        choices = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]  # `Literal[...] | None` too
+        if value is None and get_origin(hint) is not Literal:
+            continue
+        words = [str(word) for part in choices for word in get_args(part)]
+        if choices and value not in words:
             raise UsageError(f"{where}.{name} = {value!r} is unknown; {suggest(str(value), words)}")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
 from fedalloy.costs import Meter, forward_flops
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples
+from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
@@ -45,6 +45,7 @@ class Setting:
     holdout: Samples | None = None
     augment: Augmentation | None = None
     layout: Layout = "auto"
+    scale: Scale = field(default_factory=Scale)
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -149,6 +150,7 @@ class Setting:
             public=self.public if self.public is not None and self.public.holder == "all" else None,
             augment=self.augment,
             layout=self.layout,
+            scale=self.scale,
         )
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
@@ -164,6 +166,7 @@ class Setting:
             network=self.network(SERVER),
             augment=self.augment,
             layout=self.layout,
+            scale=self.scale,
             meter=meter,
         )
 

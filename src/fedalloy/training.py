@@ -160,12 +160,20 @@ class FlatSGD:
 
 
 def fit(
-    net: nn.Module, me: Client, loss: Loss, *, samples: Samples | None = None, stage: str = "batches", steps: int = 0
+    net: nn.Module,
+    me: Client,
+    loss: Loss,
+    *,
+    samples: Samples | None = None,
+    stage: str = "batches",
+    steps: int = 0,
+    after: Callable[[], None] | None = None,
 ) -> None:
     """Train a network for one round of local work on the client's data, or on other samples.
 
     `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
-    phases draws two orders; `steps` replaces the number of steps.
+    phases draws two orders; `steps` replaces the number of steps; `after()` is called after each step, for a second
+    network that learns beside this one.
     """
     samples = me.train if samples is None else samples
     optimiser = me.work.optimiser_for(net, me.round)
@@ -184,6 +192,8 @@ def fit(
             nn.utils.clip_grad_norm_(parameters, me.work.clip)
         optimiser.step()
         me.meter.steps += 1
+        if after is not None:
+            after()
 
 
 def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bool = False) -> Iterator[Tensor]:
@@ -267,6 +277,45 @@ def address_dropout(net: nn.Module, stream: torch.Generator) -> nn.Module:
             if type(child) is nn.Dropout:
                 setattr(module, name, AddressedDropout(child.p, stream))
     return net
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """A network that only answers: in eval mode, and no gradient is computed for its weights.
+
+    Gradients still pass through it to its input, which is how a generator learns from a teacher.
+
+    >>> any(p.requires_grad for p in frozen(nn.Linear(2, 2)).parameters())
+    False
+    """
+    return net.eval().requires_grad_(False)
+
+
+@contextmanager
+def aside(net: nn.Module, stream: torch.Generator) -> Iterator[None]:
+    """Passes through a network in training that leave no trace in how it trains on real data.
+
+    BatchNorm uses the batch and keeps its running statistics as they are; dropout draws from `stream` instead of its
+    own. A method whose extra term has weight 0 is then FedAvg to the bit, whatever the network.
+
+    >>> layer = nn.BatchNorm1d(1)
+    >>> with aside(layer, torch.Generator()):
+    ...     _ = layer(torch.tensor([[5.0], [7.0]]))
+    >>> layer.running_mean
+    tensor([0.])
+    """
+    norms = [m for m in net.modules() if isinstance(m, _BATCH_NORM) and m.track_running_stats]
+    drops = [(m, m.stream) for m in net.modules() if isinstance(m, AddressedDropout)]
+    for norm in norms:
+        norm.track_running_stats = not norm.training  # in eval mode the statistics are only read
+    for drop, _ in drops:
+        drop.stream = stream
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+        for drop, own in drops:
+            drop.stream = own
 
 
 def params(net: nn.Module) -> dict[str, Any]:

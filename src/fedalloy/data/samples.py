@@ -21,6 +21,26 @@ from fedalloy.errors import DataError
 Array = NDArray[Any]
 
 
+@dataclass(frozen=True)
+class Scale:
+    """How inputs were normalised, channel by channel, so that a generator's images can be normalised alike.
+
+    >>> Scale((0.5,), (0.25,)).normalise(torch.ones(1, 1, 1, 1))
+    tensor([[[[2.]]]])
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Raw values, such as pixels in [0, 1], as a network sees them."""
+        return (x - x.new_tensor(self.mean).view(-1, 1, 1)) / x.new_tensor(self.std).view(-1, 1, 1)
+
+    def restore(self, x: Tensor) -> Tensor:
+        """What a network sees, as raw values."""
+        return x * x.new_tensor(self.std).view(-1, 1, 1) + x.new_tensor(self.mean).view(-1, 1, 1)
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Labelled images or features with everything needed to use them; it is checked when it is made.
@@ -69,6 +89,11 @@ class Dataset:
             raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")
         if self.client_ids is not None and self.client_ids.shape != self.y.shape:
             raise self._wrong(f"client ids {self.client_ids.shape} must be one per training label {self.y.shape}")
+
+    @property
+    def scale(self) -> Scale:
+        """How the inputs are normalised."""
+        return Scale(self.mean, self.std)
 
     @property
     def black(self) -> tuple[float, ...]:

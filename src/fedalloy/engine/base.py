@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedalloy import rng
-from fedalloy.core import Client, Message, Method, Reply
+from fedalloy.core import Client, Message, Method, Network, Reply, initial_generator
 from fedalloy.costs import Ledger, Meter, metered
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples
+from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.training import LocalWork
@@ -77,6 +77,16 @@ class Round:
         return self._setting.sizes
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: channels, height, width."""
+        return tuple(self._setting.sites[0].train.x.shape[1:])
+
+    @property
+    def scale(self) -> Scale:
+        """How inputs were normalised."""
+        return self._setting.scale
+
+    @property
     def public(self) -> PublicSet | None:
         """The public set, if there is one."""
         return self._setting.public
@@ -89,6 +99,10 @@ class Round:
     def build(self) -> nn.Module:
         """The server's network as it is before any training."""
         return metered(self._setting.build(SERVER), self.meter)
+
+    def generator(self, make: Network) -> nn.Module:
+        """A generator as it is before any training."""
+        return initial_generator(make, self.seed, self._setting.layout, self._setting.device, self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         """The clients of this round, ascending."""

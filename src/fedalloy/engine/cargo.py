@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedalloy.core import Augmentation, Network
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples
+from fedalloy.data.samples import Samples, Scale
 from fedalloy.engine.arena import mapped, shared
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
@@ -35,6 +35,7 @@ class Cargo:
     participation: Participation
     augment: Augmentation | None
     layout: Layout
+    scale: Scale
     public: tuple[int, bool, str] | None
 
 
@@ -68,6 +69,7 @@ def pack(setting: Setting) -> Cargo:
         participation=setting.participation,
         augment=setting.augment,
         layout=setting.layout,
+        scale=setting.scale,
         public=None if public is None else (len(setting.sites), public.labelled, public.holder),
     )
 
@@ -93,6 +95,7 @@ def unpack(cargo: Cargo) -> Setting:
         participation=cargo.participation,
         augment=cargo.augment,
         layout=cargo.layout,
+        scale=cargo.scale,
         public=public,
     )
 

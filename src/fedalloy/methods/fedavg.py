@@ -6,13 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from fedalloy.averaging import average, weighted_sum
+from fedalloy.averaging import Discrepancy, average, disco_weights, weighted_sum
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.errors import UsageError
 from fedalloy.losses import ce
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
+CacheInit = Literal["seen_only", "init_model", "global"]
+Weights = Literal["size", "uniform", "disco"]
 REFRESH = 100  # rounds after which a running sum is taken anew
 
 
@@ -41,15 +45,36 @@ class FedAvg(Method):
     the exact one in the last bits. `cache_dtype = "bfloat16"` halves the cache; OCA then carries rounding errors of
     about 0.2 % of each weight, and no longer equals ACA when all clients take part. Neither touches the training.
 
+    `weights = "disco"` weighs clients as FedDisco does (Ye et al., ICML 2023), under every method that averages;
+    clients then also send how many samples of each class they hold. See `feddisco` for `disco_a` to `disco_normalise`.
+
     >>> FedAvg(weights="uniform").oca
     True
     """
 
-    weights: Literal["size", "uniform"] = "size"
+    weights: Weights = "size"
     oca: bool = True
-    cache_init: Literal["seen_only", "init_model", "global"] = "seen_only"
+    cache_init: CacheInit | None = None
     cache_dtype: Literal["float32", "bfloat16"] = "float32"
     exact_up_to: int = 2000
+    disco_a: float = 0.5
+    disco_b: float = 0.1
+    disco_metric: Discrepancy = "kl"
+    disco_normalise: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.disco_a < 0 or self.disco_b < 0:
+            raise UsageError(f"{self.name}.disco_a and disco_b must not be negative")
+        if self.weights == "disco" and self.empty_slots() != "seen_only":
+            raise UsageError(
+                f"{self.name}.weights = 'disco' needs every client's label counts, which clients not yet seen have "
+                f"not sent; write cache_init = 'seen_only'"
+            )
+
+    def empty_slots(self) -> CacheInit:
+        """What stands in the cache for clients not yet seen."""
+        return self.cache_init or "seen_only"
 
     def init(self, fed: Federation) -> Tree:
         """The server starts from one common model."""
@@ -57,7 +82,8 @@ class FedAvg(Method):
         state: dict[str, Any] = {"model": start, "cache": {}}
         if self.oca:
             state["sizes"] = torch.tensor(fed.sizes)
-            state |= {"start": start} if self.cache_init == "init_model" else {}
+            state |= {"counts": {}} if self.weights == "disco" else {}
+            state |= {"start": start} if self.empty_slots() == "init_model" else {}
         return state
 
     def round(self, s: State, fed: Federation) -> State:
@@ -72,14 +98,21 @@ class FedAvg(Method):
         """Local SGD on cross-entropy, from the received model."""
         net = me.net(msg["model"])
         fit(net, me, lambda x, y: ce(net(x), y))
-        return reply(model=params(net), n=me.n)
+        return reply(model=params(net), **self.about(me))
+
+    def about(self, me: Client) -> Mapping[str, Any]:
+        """What the server is told of a client's data: its size and, for FedDisco's weights, its label counts."""
+        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.weights == "disco" else {"n": me.n}
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id."""
-        return average([r["model"] for r in replies], self.weigh([r["n"] for r in replies]), s["model"])
+        counts = [r["counts"] for r in replies] if self.weights == "disco" else []
+        return average([r["model"] for r in replies], self.weigh([r["n"] for r in replies], counts), s["model"])
 
-    def weigh(self, sizes: Sequence[int]) -> list[float]:
-        """The weight of each client before normalisation."""
+    def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor]) -> list[float]:
+        """The weight of each client before normalisation; only FedDisco's look at the label counts."""
+        if self.weights == "disco":
+            return disco_weights(sizes, counts, self.disco_a, self.disco_b, self.disco_metric, self.disco_normalise)
         return [float(n) for n in sizes] if self.weights == "size" else [1.0] * len(sizes)
 
     def cached(self, s: State, replies: Sequence[Message]) -> Mapping[str, Tree]:
@@ -88,6 +121,8 @@ class FedAvg(Method):
             return {}
         fresh = {str(r.client): self.stored(r["model"]) for r in replies}
         cache = {**s["cache"], **fresh}
+        if self.weights == "disco":  # they depend on who is there, so that no sum can be carried on
+            return {"cache": cache, "counts": {**s["counts"], **{str(r.client): r["counts"] for r in replies}}}
         if len(cache) <= self.exact_up_to:
             return {"cache": cache}
         return {"cache": cache, "sum": self.running_sum(s, cache, fresh)}
@@ -100,7 +135,7 @@ class FedAvg(Method):
 
     def running_sum(self, s: State, cache: Tree, fresh: Tree) -> Tree:
         """sum_k n_k c_k, moved by what the active clients changed; taken anew every `REFRESH` rounds."""
-        weights = self.weigh(s["sizes"].tolist())
+        weights = self.weigh(s["sizes"].tolist(), [])
         if "sum" not in s.body or (s.round + 1) % REFRESH == 0:
             seen = sorted(int(k) for k in cache)
             return weighted_sum([cache[str(k)] for k in seen], [weights[k] for k in seen])
@@ -114,15 +149,17 @@ class FedAvg(Method):
 
     def overall(self, s: State) -> Tree:
         """OCA: the average over the last known model of every client."""
-        weights = self.weigh(s["sizes"].tolist())
         seen = sorted(int(k) for k in s["cache"])
         if not seen:
             return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
-        models, parts = [s["cache"][str(k)] for k in seen], [weights[k] for k in seen]
+        sizes = s["sizes"].tolist()
+        counts = [s["counts"][str(k)] for k in seen] if self.weights == "disco" else []
+        models, parts = [s["cache"][str(k)] for k in seen], self.weigh([sizes[k] for k in seen], counts)
         if "sum" in s.body:
             models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]
-        unseen = sum(weights) - sum(weights[k] for k in seen)
-        if self.cache_init != "seen_only" and len(seen) < len(weights):
+        slots = self.empty_slots()
+        if slots != "seen_only" and len(seen) < len(sizes):
             # Clients not yet seen all hold the same model, so that they enter as one term.
-            models, parts = [*models, s["start"] if self.cache_init == "init_model" else s["model"]], [*parts, unseen]
+            unseen = sum(self.weigh([n for k, n in enumerate(sizes) if str(k) not in s["cache"]], []))
+            models, parts = [*models, s["start"] if slots == "init_model" else s["model"]], [*parts, unseen]
         return average(models, parts, s["model"])

@@ -35,4 +35,4 @@ class FedProx(FedAvg):
         """Local SGD on CE + mu/2 ||w - w^t||^2."""
         net = me.net(msg["model"])
         fit(net, me, lambda x, y: ce(net(x), y) + self.mu / 2 * sq_dist(net, msg["model"]))
-        return reply(model=params(net), n=me.n)
+        return reply(model=params(net), **self.about(me))

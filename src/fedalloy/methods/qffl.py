@@ -10,7 +10,7 @@ import torch
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
-from fedalloy.methods.fedavg import FedAvg
+from fedalloy.methods.fedavg import FedAvg, Weights
 from fedalloy.training import fit, params, predict
 from fedalloy.tree import Tree
 
@@ -40,7 +40,7 @@ class QFFL(FedAvg):
 
     q: float = 1e-4
     sampling: Literal["uniform", "size"] = "uniform"
-    weights: Literal["size", "uniform"] = "uniform"
+    weights: Weights = "uniform"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class QFFL(FedAvg):
         with me.meter.paused():
             loss = ce(predict(net, me.train), me.train.labels)
         fit(net, me, lambda x, y: ce(net(x), y))
-        return reply(model=params(net), loss=loss.float(), n=me.n)
+        return reply(model=params(net), loss=loss.float(), **self.about(me))
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w <- w - sum_k Delta_k / sum_k h_k, with g_k = (w - w_k) / eta and eta the local learning rate."""

@@ -1,0 +1,46 @@
+"""KDIA's generator, FedCG's: a feature map from noise and a label, by transposed convolutions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class ConditionalGenerator(nn.Module):
+    """Four transposed convolutions from (noise, label embedding) to a feature map, with a sigmoid at the end.
+
+    The sigmoid keeps generated features in (0, 1) although real ones, after a ReLU, are unbounded: the paper's choice.
+    The kernels grow the map from 1x1 to the feature's size, by one pixel a layer for KDIA's 5x5; for features that are
+    vectors all kernels are 1x1.
+
+    >>> make = ConditionalGenerator((16, 5, 5), classes=10)
+    >>> sum(p.numel() for p in make.parameters()), make(torch.randn(4, 100), torch.arange(4)).shape
+    (890724, torch.Size([4, 16, 5, 5]))
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 512) -> None:
+        super().__init__()
+        self.shape, self.classes, self.noise = shape, classes, noise
+        channels, height, across = (*shape, 1, 1)[:3]
+        self.embedding = nn.Embedding(classes, classes)
+        layers: list[nn.Module] = []
+        widths = [noise + classes, width, width // 2, width // 4, channels]
+        for i, (inputs, outputs) in enumerate(pairwise(widths)):
+            kernel = (_kernel(height, i), _kernel(across, i))
+            layers.append(nn.ConvTranspose2d(inputs, outputs, kernel, bias=False))
+            layers += [nn.Sigmoid()] if i == 3 else [nn.BatchNorm2d(outputs), nn.LeakyReLU(0.2, inplace=True)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Features of the shape that a classifier's head expects."""
+        both = torch.cat([z, self.embedding(labels)], 1)
+        out: Tensor = self.layers(both[:, :, None, None])
+        return out.view(-1, *self.shape)
+
+
+def _kernel(size: int, layer: int) -> int:
+    """The kernel of one of four layers that together grow one pixel to `size`."""
+    whole, rest = divmod(size - 1, 4)
+    return 1 + whole + (layer < rest)
