@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test lint bench bench-peers clean help
 
 help:
 	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
 	@echo "make bench   speed and memory: the pool, growth, the raw PyTorch loop (some minutes)"
+	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
 demo: $(READY)
@@ -27,6 +28,9 @@ bench: $(READY)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/round_cost.py
+
+bench-peers: $(READY)
+	$(BIN)/python bench/peers.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedalloy needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parent.parent
 HOME = ROOT / "build" / "peers"
 TORCH = torch.__version__.split("+")[0]
 WARM_UP, PASSES = 2, 5
-ROUNDS = {"W1": 4, "W2": 10}  # rounds of one pass: a few seconds
+ROUNDS = {"W1": 4, "W2": 8}  # rounds of one pass: a few seconds
 TARGETS = {"pfl": 0.75, "flower": 0.55}  # ours / theirs, at most
 PATIENCE = 30  # seconds that a peer may take to end
 
@@ -79,9 +79,7 @@ def install(peer: Peer) -> None:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             said = (done.stderr or done.stdout).strip().splitlines() or ["it gave no reason"]
-            raise PeerError(
-                f"{peer.package} could not be installed, and there is nothing to compare with: {said[-1]}"
-            )
+            raise PeerError(f"{peer.package} could not be installed, and there is nothing to compare with: {said[-1]}")
     ready.write_text(wanted)
 
 

@@ -12,7 +12,7 @@ import fedalloy.methods  # noqa: F401  # registers them all
 from fedalloy import check
 from fedalloy.averaging import average
 from fedalloy.check import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
-from fedalloy.core import Card, Method, action, methods, reply
+from fedalloy.core import Card, Method, action, methods, quick, reply
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
 from fedalloy.methods import QFFL, FedAvg, Local
@@ -23,7 +23,7 @@ bad = dataclass(frozen=True, kw_only=True)  # what @method does, without the reg
 
 @pytest.mark.parametrize("name", list(methods))
 def test_registering_a_method_is_being_tested(name):
-    check_method(methods[name]())
+    check_method(quick(methods[name]))
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,8 @@ def test_an_option_that_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", OURS)
 def test_killed_after_any_round_and_resumed_is_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
-    words = [f"method={name}", "public=own", "public.samples=40", "public.labelled=true"]
+    words = [f"method={name}", *(f"method.{key}={value}" for key, value in methods[name].card.quick.items())]
+    words += ["public=own", "public.samples=40", "public.labelled=true"]
 
     def copy(record: Mapping[str, Any]) -> None:
         # The folder as a kill at this moment would leave it.

@@ -227,8 +227,12 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     _load_plugins(plugins)
     from fedalloy.check import checks_passed
     from fedalloy.config import Choice, build_method
+    from fedalloy.core import methods
 
-    for line in checks_passed(build_method(Choice(name=name))):
+    options = methods[name].card.quick
+    if options:
+        _say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
+    for line in checks_passed(build_method(Choice(name=name, options=dict(options)))):
         _say(f"ok  {line}")
 
 

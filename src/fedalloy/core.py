@@ -192,7 +192,10 @@ class Federation(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a method is, for lists, docs and checks; a card never executes."""
+    """What a method is, for lists, docs and checks; a card never executes.
+
+    `quick` holds options with which the method's checks take seconds; everything it does must still be done.
+    """
 
     paper: str
     up: str
@@ -203,6 +206,7 @@ class Card:
     any_network: bool = False
     features: bool = False
     remembers: str = "nothing"
+    quick: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Method:
@@ -247,6 +251,11 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
         return frozen
 
     return add
+
+
+def quick(method: type[Method]) -> Method:
+    """A method with the options that make a trial of it quick."""
+    return method(**method.card.quick)
 
 
 def hyper_parameters(method: Method) -> dict[str, Any]:
@@ -355,6 +364,7 @@ __all__ = [
     "initial_generator",
     "method",
     "methods",
+    "quick",
     "reply",
     "run",
 ]

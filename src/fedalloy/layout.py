@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 Layout = Literal["auto", "nchw", "channels_last"]
 
@@ -29,3 +29,14 @@ def laid_out(net: nn.Module, layout: Layout = "auto") -> nn.Module:
     if resolve(net, layout) == "channels_last":
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # torch's stubs lack it
     return net
+
+
+def in_layout_of(x: Tensor, weight: Tensor) -> Tensor:
+    """A map in the layout of the weights it is to meet; layers that only follow would else convert at every step.
+
+    >>> x, weight = torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 2, 2).to(memory_format=torch.channels_last)
+    >>> in_layout_of(x, weight).is_contiguous(memory_format=torch.channels_last)
+    True
+    """
+    last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)

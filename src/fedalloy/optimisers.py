@@ -30,7 +30,9 @@ def adam(
     own = optimiser.param_groups[0]["params"]
     for number, entry in (moments or {}).items():
         parameter = own[int(number)]
-        optimiser.state[parameter] = {name: entry[name].clone() for name in MOMENTS}
+        # In the parameter's memory layout: the fused step goes through memory and knows no strides.
+        moved = {name: torch.empty_like(parameter).copy_(entry[name]) for name in MOMENTS[1:]}
+        optimiser.state[parameter] = {"step": entry["step"].clone(), **moved}
     return optimiser
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy import tree
-from fedalloy.core import methods, run
+from fedalloy.core import methods, quick, run
 from fedalloy.engine.cargo import pack, release, unpack
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.pool import Pool, WorkerError, can_cross
@@ -59,7 +59,7 @@ def finish(method, engine, rounds=3):
 
 @pytest.mark.parametrize("name", list(methods))
 def test_pool_and_threads_equal_serial_bit_for_bit(name, setting, pool):
-    method = methods[name]()
+    method = quick(methods[name])
     expected = tree.digest(finish(method, Serial(setting)))
     assert tree.digest(finish(method, pool)) == expected
     assert tree.digest(finish(method, Threads(setting, workers=3))) == expected

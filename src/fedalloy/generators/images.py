@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
+from fedalloy.layout import in_layout_of
 
 
 class UpsampledConv(nn.Conv2d):
@@ -76,5 +77,6 @@ class ImageGenerator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Images from noise."""
-        images: Tensor = self.layers(self.linear(z).view(-1, *self.small))
+        small = in_layout_of(self.linear(z).view(-1, *self.small), self.layers[1].weight)
+        images: Tensor = self.layers(small)
         return self.scale.normalise(images)

@@ -4,8 +4,29 @@ from fedalloy.core import methods
 from fedalloy.methods.centralised import Centralised
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
+from fedalloy.methods.feddisco import FedDisco
+from fedalloy.methods.fedgen import FedGen
+from fedalloy.methods.fedgkd import FedGKD
+from fedalloy.methods.fedkf import FedKF, FedKFMinus
 from fedalloy.methods.fedprox import FedProx
+from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.local import Local
+from fedalloy.methods.moon import MOON
 from fedalloy.methods.qffl import QFFL
 
-__all__ = ["QFFL", "Centralised", "FedAvg", "FedAvgM", "FedProx", "Local", "methods"]
+__all__ = [
+    "KDIA",
+    "MOON",
+    "QFFL",
+    "Centralised",
+    "FedAvg",
+    "FedAvgM",
+    "FedDisco",
+    "FedGKD",
+    "FedGen",
+    "FedKF",
+    "FedKFMinus",
+    "FedProx",
+    "Local",
+    "methods",
+]

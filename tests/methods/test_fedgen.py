@@ -1,0 +1,428 @@
+"""FedGen: losses and steps by hand, what makes it FedAvg, what the generator learns from, and what it all costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedalloy.check import check_method
+from fedalloy.core import Message, State
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import UsageError
+from fedalloy.generators import FeatureGenerator
+from fedalloy.methods import FedAvg, FedGen
+from fedalloy.methods.fedgen import average_ce, diversity_loss, label_distribution, weighted_ce
+from fedalloy.models import FeatureNet, create
+from fedalloy.participation import Participation
+from fedalloy.setting import Site
+from fedalloy.training import LocalWork, load, params
+from fedalloy.tree import equal
+
+SMALL = {"noise": 3, "hidden": 8, "generator_steps": 3, "generator_batch": 6}
+
+
+def plain():
+    """Four inputs, five features after a ReLU, three classes."""
+    return FeatureNet(nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Sequential(nn.Linear(5, 3)), (5,))
+
+
+def rich():
+    """BatchNorm and dropout on both sides of the cut, where a second pass would leave a trace."""
+    features = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.ReLU())
+    head = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3))
+    return FeatureNet(features, head, (5,))
+
+
+def close(a, b, atol=1e-6):
+    return all(torch.allclose(t.double(), b[name].double(), rtol=0, atol=atol) for name, t in a.items())
+
+
+# The losses
+
+
+def test_label_distribution_by_hand():
+    counts = [torch.tensor([6, 2, 0]), torch.tensor([0, 2, 0])]
+    assert label_distribution(counts).tolist() == pytest.approx([0.6, 0.4, 0.0])
+    # By size: 8 (6, 2, 0) + 2 (0, 2, 0) = (48, 20, 0).
+    assert label_distribution(counts, [8, 2]).tolist() == pytest.approx([48 / 68, 20 / 68, 0.0])
+    assert label_distribution(counts).dtype == torch.float32
+
+
+def test_averaged_logits_by_hand():
+    # Heads say (ln 3, 0) and (0, ln 9); with a = (3/4, 1/4) the mean is (0.75 ln 3, 0.5 ln 3).
+    logits = torch.tensor([[[math.log(3), 0.0]], [[0.0, math.log(9)]]])
+    expected = math.log(1 + math.exp((0.5 - 0.75) * math.log(3)))
+    assert average_ce(logits, torch.tensor([0]), [0.75, 0.25]).item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_equal_heads_speak_as_one():
+    logits = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(6) % 3
+    together = average_ce(logits.expand(4, 6, 3), labels, [0.1, 0.2, 0.3, 0.4])
+    assert together.item() == pytest.approx(F.cross_entropy(logits[0], labels).item(), abs=1e-6)
+    counts = [torch.tensor([5, 1, 2]), torch.tensor([0, 3, 2]), torch.tensor([1, 1, 4]), torch.tensor([2, 0, 0])]
+    per_label = weighted_ce(logits.expand(4, 6, 3), labels, counts)  # the weights of a label sum to one
+    assert per_label.item() == pytest.approx(F.cross_entropy(logits[0], labels).item(), abs=1e-6)
+
+
+def test_weighted_ce_weighs_each_label_by_itself():
+    # CE of head k on samples (0, 1): (a, b) and (c, d). Client 0 has all of label 0 and 1/4 of label 1.
+    logits = torch.tensor([[[0.0, 1.0], [0.5, 0.0]], [[2.0, 0.0], [0.0, 3.0]]])
+    labels, counts = torch.tensor([0, 1]), [torch.tensor([7, 1]), torch.tensor([0, 3])]
+    (a, b), (c, d) = ((math.log(1 + math.exp(x)) for x in pair) for pair in ((1.0, 0.5), (-2.0, -3.0)))
+    ours = weighted_ce(logits, labels, counts).item()
+    assert ours == pytest.approx((1.0 * a + 0.25 * b) / 2 + (0.0 * c + 0.75 * d) / 2, abs=1e-6)
+    # The product of means, to which the weights fall together by a slip in broadcasting, is something else.
+    assert abs(ours - ((a + b) / 2 * (1.0 + 0.25) / 2 + (c + d) / 2 * (0.0 + 0.75) / 2)) > 0.04
+
+
+def test_weighted_ce_knows_labels_that_nobody_has():
+    counts = [torch.tensor([2, 0, 1]), torch.tensor([2, 0, 3])]
+    assert weighted_ce(torch.zeros(2, 2, 3), torch.tensor([0, 2]), counts).item() == pytest.approx(math.log(3))
+
+
+def test_diversity_by_hand():
+    noise, features = torch.tensor([[0.0, 0.0], [1.0, 3.0]]), torch.tensor([[0.0, 0.0, 0.0], [1.0, -2.0, 3.0]])
+    # Two of the four pairs differ: mean square 5, mean distance 2.
+    assert diversity_loss(noise, features).item() == pytest.approx(math.exp(-2 * 5 * 2 / 4), rel=1e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 64])
+def test_diversity_lies_in_0_1_and_is_1_where_rows_coincide(rows):
+    draw = torch.Generator().manual_seed(rows)
+    noise, features = torch.rand(rows, 4, generator=draw), torch.randn(rows, 2, 3, 3, generator=draw)
+    assert 0 < diversity_loss(noise, features).item() < 1
+    assert diversity_loss(noise[:1].expand(rows, 4), features).item() == 1.0
+    assert diversity_loss(noise, features[:1].expand(rows, 2, 3, 3)).item() == 1.0
+
+
+def test_diversity_pushes_features_apart():
+    noise, features = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [1.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(diversity_loss(noise, features), features)
+    assert gradient[0] > 0 > gradient[1]
+
+
+# The client
+
+
+@pytest.fixture
+def skewed(small_setting):
+    """Four clients, two of them active in each round."""
+    return small_setting(
+        [5, 9, 12, 7],
+        networks=[plain],
+        work=LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.9, weight_decay=1e-3),
+        participation=Participation(policy="fraction", fraction=0.5),
+    )
+
+
+def constant_generator(feature, **options):
+    """A generator whose features are the same for all noise and labels."""
+    make = FeatureGenerator((len(feature),), 2, **options)
+    nn.init.zeros_(make.out.weight)
+    make.out.bias.data = torch.tensor(feature)
+    return params(make)
+
+
+def test_a_step_by_hand(rows, small_setting):
+    # Untrained head, one real sample with feature (0, 0) of class 0, one generated feature (2, 4) of class 1:
+    # p = 1/2, so that the biases' gradients are (-1/2, 1/2) + 3 (1/2, -1/2) and the weights' 3 (1/2, -1/2) x (2, 4).
+    data = rows([[0.0, 0.0]], [0])
+
+    def network():
+        return FeatureNet(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 2)), (2,))
+
+    setting = small_setting(
+        [], sites=[Site(data, data)], networks=[network], classes=2, work=LocalWork(batch=1, lr=0.1)
+    )
+    body = {
+        "model": {"head.0.weight": torch.zeros(2, 2), "head.0.bias": torch.zeros(2)},
+        "generator": constant_generator([2.0, 4.0], noise=3, hidden=8),
+        "labels": torch.tensor([0.0, 1.0]),
+    }
+    sent = FedGen(weight=3.0, **SMALL).train(setting.client(0, 2, {}), Message("train", 0, body)).body
+    assert torch.allclose(sent["model"]["head.0.bias"], torch.tensor([-0.1, 0.1]))
+    assert torch.allclose(sent["model"]["head.0.weight"], torch.tensor([[-0.3, -0.6], [0.3, 0.6]]))
+    assert sent["n"] == 1
+    assert sent["counts"].tolist() == [1, 0]
+    assert sent.keys() == {"model", "n", "counts"}
+
+
+# In round 600 both schedules have long reached their floor; the weight brings the terms back to sight.
+@pytest.mark.parametrize(
+    ("t", "weight", "alpha", "beta"), [(2, 0.5, 10 * 0.98**2, 3 * 0.98**2), (600, 5e3, 1e-4, 1e-4)]
+)
+def test_the_latent_term_by_hand(t, weight, alpha, beta, rows, small_setting):
+    # The head is the identity. Real feature (1, 0); G gives (2, 4) for both terms.
+    data = rows([[1.0, 0.0]], [0])
+
+    def network():
+        return FeatureNet(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 2)), (2,))
+
+    setting = small_setting(
+        [], sites=[Site(data, data)], networks=[network], classes=2, work=LocalWork(batch=1, lr=0.1)
+    )
+    body = {
+        "model": {"head.0.weight": torch.eye(2), "head.0.bias": torch.zeros(2)},
+        "generator": constant_generator([2.0, 4.0], noise=3, hidden=8),
+        "labels": torch.tensor([1.0, 0.0]),
+    }
+    method = FedGen(weight=weight, latent_kl=True, latent_weight=3.0, **SMALL)
+    sent = method.train(setting.client(0, t, {}), Message("train", 0, body)).body
+    # Of the first class: p of the real logits, q of the generated ones; the gradients of the logits' first part are
+    # p - 1 for CE, p - q for KL with q as its target, q - 1 for CE on the generated feature with label 0.
+    p, q = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(2))
+    bias = (p - 1) + weight * (alpha * (q - 1) + beta * (p - q))
+    assert torch.allclose(sent["model"]["head.0.bias"], torch.tensor([-0.1 * bias, 0.1 * bias]), atol=1e-5)
+
+
+def test_the_gradient_of_generated_features_reaches_the_head_only(skewed):
+    one_step = replace(skewed, work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
+    body = {"model": params(plain()), "generator": params(FeatureGenerator((5,), 3, 3, 8)), "labels": torch.ones(3) / 3}
+    ours, fedavg = (
+        m.train(one_step.client(0, 2, {}), Message("train", 0, body)).body["model"]
+        for m in (FedGen(weight=5.0, **SMALL), FedAvg())
+    )
+    same = {name: torch.equal(t, fedavg[name]) for name, t in ours.items()}
+    assert same == {"features.0.weight": True, "features.0.bias": True, "head.0.weight": False, "head.0.bias": False}
+
+
+def test_the_label_distribution_is_what_labels_are_drawn_from(skewed):
+    # A head that learns from one generated label only comes to prefer it.
+    body = {"model": params(plain()), "generator": params(FeatureGenerator((5,), 3, 3, 8))}
+    biases = []
+    for label in range(3):
+        only = F.one_hot(torch.tensor(label), 3).float()
+        msg = Message("train", 0, {**body, "labels": only})
+        biases.append(FedGen(weight=50.0, **SMALL).train(skewed.client(0, 2, {}), msg).body["model"]["head.0.bias"])
+    assert [int(b.argmax()) for b in biases] == [0, 1, 2]
+
+
+def test_training_leaves_the_generator_as_it_was_sent(skewed):
+    generator = params(FeatureGenerator((5,), 3, 3, 8))
+    before = {name: t.clone() for name, t in generator.items()}
+    body = {"model": params(plain()), "generator": generator, "labels": torch.ones(3) / 3}
+    FedGen(**SMALL).train(skewed.client(0, 2, {}), Message("train", 0, body))
+    assert equal(generator, before)  # with BatchNorm's statistics, which a pass in training mode would move
+
+
+# The degenerate cases
+
+
+def averaging(state):
+    return {name: state[name] for name in ("model", "cache")}
+
+
+@pytest.mark.parametrize("latent_kl", [False, True])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("network", [plain, rich])
+def test_weight_zero_is_fedavg_bit_for_bit(network, optimiser, latent_kl, skewed, play):
+    setting = replace(skewed, networks=[network], work=replace(skewed.work, optimiser=optimiser))
+    zero, some, fedavg = (
+        play(m, setting, 3)
+        for m in (
+            FedGen(weight=0.0, latent_kl=latent_kl, **SMALL),
+            FedGen(weight=0.5, latent_kl=latent_kl, **SMALL),
+            FedAvg(),
+        )
+    )
+    for a, b in zip(zero.states, fedavg.states, strict=True):
+        assert equal(averaging(a), averaging(b))
+    assert not equal(some.model, fedavg.model)
+    assert zero.rounds[2].ledger.passes()["generator_forward"] > 0  # the term was there, and weighed nothing
+
+
+def test_the_first_round_is_fedavg_and_the_second_is_not(skewed, play):
+    ours, fedavg = (play(m, replace(skewed, networks=[rich]), 2) for m in (FedGen(weight=9.0, **SMALL), FedAvg()))
+    assert equal(averaging(ours.states[1]), averaging(fedavg.states[1]))
+    assert not equal(ours.model, fedavg.model)
+    first, second = (dict(r.ledger.down) for r in ours.rounds)
+    assert first == dict(fedavg.rounds[0].ledger.down)
+    assert second["generator"] > 0
+
+
+def test_it_stays_fedavg_until_a_reply_has_come(skewed, play):
+    silent = replace(skewed, participation=replace(skewed.participation, late_drop=0.999999))
+    played = play(FedGen(**SMALL), silent, 2)
+    assert played.rounds[1].lost
+    assert equal(played.states[0].body, played.states[2].body)
+    assert "generator" not in played.rounds[1].ledger.down
+
+
+def test_both_views(skewed, play):
+    method = FedGen(**SMALL)
+    state = play(method, skewed, 3).states[-1]
+    assert method.models(state).keys() == {"aca", "oca"}
+    assert FedGen(oca=False, **SMALL).models(State(0, {"model": state["model"]})).keys() == {"aca"}
+
+
+# The server
+
+
+def taught(method, setting, rounds=1):
+    """The server's states after each round, and the replies to each."""
+    engine, states, heard = Serial(setting), [], []
+    state = State(0, method.init(engine.open(method, 0)))
+    for t in range(1, rounds + 1):
+        fed = engine.open(method, t)
+        ask = fed.ask
+        fed.ask = lambda *args, _ask=ask, **body: heard.append(_ask(*args, **body)) or heard[-1]
+        state = method.round(state, fed)
+        states.append(state)
+    return states, heard
+
+
+@pytest.mark.parametrize("network", [plain, rich])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"diversity": 0.0, "weights": "uniform"},
+        {"server_loss": "weighted_ce", "generator_weight_decay": 0.01},
+        {"variant": "reference"},
+        {"variant": "paper", "relu": False},
+    ],
+    ids=str,
+)
+def test_the_generator_learns_as_written(options, network, skewed):
+    """Two rounds of the server's part, written plainly: head by head, one Adam that is never taken apart."""
+    setting = replace(skewed, networks=[network])
+    method = FedGen(**SMALL, **options)
+    states, heard = taught(method, setting, 2)
+    engine = Serial(setting)
+    generator = engine.open(method, 1).generator(
+        lambda: FeatureGenerator((5,), 3, noise=3, hidden=8, relu=options.get("relu", True))
+    )
+    optimiser = torch.optim.Adam(
+        generator.parameters(), lr=1e-4, weight_decay=options.get("generator_weight_decay", 0.0)
+    )
+    for t, (state, replies) in enumerate(zip(states, heard, strict=True), 1):
+        counts, n = torch.stack([r["counts"] for r in replies]).double(), torch.tensor([r["n"] for r in replies])
+        a = n / n.sum() if "weights" not in options else torch.ones(len(n)) / len(n)
+        mixed = (counts * n[:, None] if options.get("variant") == "reference" else counts).sum(0)
+        labels = (mixed / mixed.sum()).float()
+        assert torch.allclose(state["labels"], labels)
+        assert state["labels"].sum().item() == pytest.approx(1.0, abs=1e-6)
+        nets = [load(network(), r["model"]).eval() for r in replies]
+        stream = engine.open(method, t).rng("generated")
+        for _ in range(3):
+            y = torch.multinomial(labels, 6, replacement=True, generator=stream)
+            draw = torch.randn if options.get("variant") == "paper" else torch.rand
+            eps = draw(6, 3, generator=stream)
+            z = generator(eps, y)
+            if options.get("server_loss") == "weighted_ce":
+                loss = torch.tensor(0.0)
+                for k, net in enumerate(nets):
+                    each = F.cross_entropy(net.head(z), y, reduction="none")
+                    loss = loss + sum(each[b] * counts[k, y[b]] / counts[:, y[b]].sum() for b in range(6)) / 6
+            else:
+                loss = F.cross_entropy(sum(a[k] * net.head(z) for k, net in enumerate(nets)), y)
+            pairs = [(eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(6) for j in range(6)]
+            optimiser.zero_grad()
+            (loss + options.get("diversity", 1.0) * torch.exp(-sum(pairs) / 36)).backward()
+            optimiser.step()
+        ours = dict(state["generator"])
+        for name in ("hidden.0.bias", "hidden.1.running_mean"):
+            del ours[name]  # BatchNorm takes this bias away: its gradient is rounding, which Adam blows up
+        assert close(ours, params(generator))
+    start = params(engine.open(method, 1).generator(lambda: FeatureGenerator((5,), 3, noise=3, hidden=8)))
+    assert not close(start, states[0]["generator"], atol=1e-4)
+    assert state["moments"]["0"]["step"].item() == 6  # Adam went on where it was
+
+
+def test_the_heads_come_to_recognise_generated_features(skewed):
+    method = FedGen(noise=3, hidden=32, generator_steps=200, generator_batch=32, generator_lr=1e-2, relu=False)
+    work = LocalWork(epochs=30, batch=4, lr=0.1)
+    (state,), (replies,) = taught(method, replace(skewed, work=work))
+    generator = load(FeatureGenerator((5,), 3, 3, 32, relu=False), state["generator"]).eval()
+    y = torch.multinomial(state["labels"], 200, replacement=True, generator=torch.Generator().manual_seed(1))
+    z = generator(torch.rand(200, 3, generator=torch.Generator().manual_seed(2)), y)
+    n = sum(r["n"] for r in replies)
+    logits = sum(r["n"] / n * load(plain(), r["model"]).head(z) for r in replies)
+    assert (logits.argmax(1) == y).float().mean() > 0.95
+
+
+# Costs
+
+
+@pytest.fixture
+def letters(small_setting, random_sites):
+    sites = random_sites([4, 6], shape=(1, 32, 32), classes=26)
+    network = lambda: create("lenet5", classes=26, channels=1, size=32)  # noqa: E731
+    return small_setting([], sites=sites, networks=[network], classes=26, work=LocalWork(epochs=2, batch=2))
+
+
+def test_bytes(letters, play):
+    model, generator = 252_264, 46_456 * 4 + 2 * 256 * 4 + 8  # BatchNorm's statistics, and its counter in eight bytes
+    first, second = (r.ledger for r in play(FedGen(generator_steps=1), letters, 2).rounds)
+    for ledger in (first, second):
+        up = dict(ledger.up)
+        assert up.pop("framing") > 0
+        assert up == {"weights": 2 * model, "counts": 2 * 26 * 8, "scalars": 2 * 8}
+    assert first.down["weights"] == first.down.total() - first.down["framing"] == 2 * model
+    assert second.down["weights"] == 2 * model
+    assert second.down["generator"] == 2 * generator
+    assert second.down.total() - second.down["framing"] == 2 * (model + generator + 26 * 4)
+    assert (model + generator + 26 * 4) / model == pytest.approx(1.745, abs=1e-3)
+
+
+def test_passes(letters, play):
+    first, second = (r.ledger for r in play(FedGen(generator_steps=4), letters, 2).rounds)
+    steps = 2 * (2 + 3)
+    assert (first.clients.steps, first.clients.forward, first.clients.backward) == (steps, steps, steps)
+    assert first.clients.generator_forward == 0
+    assert (second.clients.steps, second.clients.forward, second.clients.backward) == (steps, 1.5 * steps, 1.5 * steps)
+    assert (second.clients.generator_forward, second.clients.generator_backward) == (steps, 0)
+
+
+@pytest.mark.parametrize("network", [plain, rich])
+def test_the_server_passes_each_head_in_each_step(network, skewed, play):
+    # A product for all heads and one head after the other count alike: half a pass for each of two clients.
+    for ledger in (r.ledger for r in play(FedGen(**SMALL), replace(skewed, networks=[network]), 2).rounds):
+        server = ledger.server
+        assert (server.steps, server.generator_forward, server.generator_backward) == (3, 3, 3)
+        assert (server.forward, server.backward) == (3 * 2 * 0.5, 3 * 2 * 0.5)
+
+
+# The contract
+
+
+@pytest.mark.parametrize("options", [{"latent_kl": True, "server_loss": "weighted_ce"}, {"weights": "disco"}], ids=str)
+def test_contract(options):
+    check_method(FedGen(noise=2, hidden=4, generator_steps=1, generator_batch=4, **options))
+
+
+def test_variants():
+    kinds = {
+        v: (FedGen(variant=v).noise_kind, FedGen(variant=v).by_size) for v in ("recommended", "paper", "reference")
+    }
+    assert kinds == {"recommended": ("uniform", False), "paper": ("normal", False), "reference": ("uniform", True)}
+    by_hand = FedGen(variant="reference", distribution="normal", labels="counts")
+    assert (by_hand.noise_kind, by_hand.by_size) == ("normal", False)
+
+
+def test_a_network_without_a_cut_is_refused(small_setting, small, play):
+    with pytest.raises(UsageError, match=r"make it a FeatureNet"):
+        play(FedGen(), small_setting([4, 4], networks=[small]), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"weight": -1.0}, r"fedgen\.weight = -1.0 must not be negative"),
+        ({"diversity": -0.5}, r"fedgen\.diversity = -0.5 must not be negative"),
+        ({"generator_batch": 1}, r"fedgen\.generator_batch = 1 must be at least 2"),
+        ({"noise": 0}, r"fedgen\.noise = 0 must be at least 1"),
+        ({"generator_lr": 0.0}, r"fedgen\.generator_lr = 0.0 must be positive"),
+        ({"latent_weight": 0.0}, r"fedgen\.latent_weight = 0.0 must be positive"),
+        ({"labels": "count"}, r"fedgen\.labels = 'count' is unknown; did you mean 'counts'\?"),
+    ],
+)
+def test_impossible_options_are_refused(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        FedGen(**options)

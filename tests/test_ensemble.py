@@ -1,0 +1,86 @@
+"""Stacked heads: what each head says alone, in value and in gradient, without touching anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedalloy.ensemble import stacked_heads
+from fedalloy.models import FeatureNet, create
+from fedalloy.training import params
+
+HEADS = {
+    "linear": ((6,), lambda: [nn.Linear(6, 3)]),
+    "without bias": ((6,), lambda: [nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3)]),
+    "flatten, dropout, relu": (
+        (2, 3, 1),
+        lambda: [nn.Flatten(), nn.Dropout(0.5), nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)],
+    ),
+    "pooling first": ((6, 2, 2), lambda: [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)]),
+    "LayerNorm": ((6,), lambda: [nn.Linear(6, 5), nn.LayerNorm(5), nn.Dropout(0.5), nn.Linear(5, 3)]),
+    "BatchNorm": ((6,), lambda: [nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)]),
+    "nested": ((6,), lambda: [nn.Sequential(nn.Linear(6, 5), nn.ReLU()), nn.Linear(5, 3)]),
+}
+
+
+def networks(name, count):
+    shape, layers = HEADS[name]
+    nets = []
+    for k in range(count):
+        torch.manual_seed(k)
+        nets.append(FeatureNet(nn.Sequential(nn.Identity()), nn.Sequential(*layers()), shape))
+        for buffer in nets[-1].buffers():
+            if buffer.is_floating_point():
+                buffer.uniform_(0.5, 1.5)  # statistics that differ between clients
+    return nets
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", HEADS)
+def test_each_head_says_what_it_says_alone(name, count):
+    nets = networks(name, count)
+    models = [params(net) for net in nets]
+    z = torch.randn(4, *nets[0].feature_shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    towards = torch.randn(count, 4, 3, generator=torch.Generator().manual_seed(2))
+    together = stacked_heads(networks(name, 1)[0], models)(z)
+    alone = torch.stack([net.head.eval()(z.clone()) for net in nets])
+    assert together.shape == (count, 4, 3)
+    assert torch.allclose(together, alone, atol=1e-6)
+    ours, plain = (torch.autograd.grad((out * towards).sum(), z)[0] for out in (together, alone))
+    assert torch.allclose(ours, plain, atol=1e-6)
+    assert ours.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_features_and_models_are_left_as_they_were(name):
+    nets = networks(name, 2)
+    models = [params(net) for net in nets]
+    before = [{n: t.clone() for n, t in m.items()} for m in models]
+    net = networks(name, 1)[0]
+    own = params(net)
+    z = torch.randn(4, *net.feature_shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    inner = z * 1
+    kept = inner.detach().clone()
+    heads = stacked_heads(net, models)
+    first = heads(inner)
+    first.sum().backward()
+    assert torch.equal(inner, kept)
+    assert torch.equal(heads(z), first)
+    assert all(torch.equal(m[n], t) for m, old in zip(models, before, strict=True) for n, t in old.items())
+    assert all(torch.equal(t, own[n]) for n, t in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_heads_are_constants_even_if_the_models_still_learn():
+    nets = networks("LayerNorm", 2)
+    live = [dict(net.named_parameters()) for net in nets]
+    stacked_heads(nets[0], live)(torch.zeros(4, 6, requires_grad=True)).sum().backward()
+    assert all(p.grad is None for net in nets for p in net.parameters())
+
+
+def test_a_real_network():
+    nets = [create("simple-cnn", classes=10, channels=3, size=32) for _ in range(2)]
+    z = torch.rand(3, *nets[0].feature_shape)
+    together = stacked_heads(nets[0], [params(net) for net in nets])(z)
+    assert torch.allclose(together, torch.stack([net.head.eval()(z) for net in nets]), atol=1e-6)
