@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy.errors import UsageError
@@ -82,7 +83,8 @@ def _discrepancy(counts: Tensor, metric: Discrepancy) -> float:
     if metric == "kl":
         return float(torch.special.xlogy(labels, labels / uniform).sum())
     if metric == "cosine":
-        return 1 - float(torch.cosine_similarity(labels, uniform, dim=0))
+        # Half the squared distance of the directions: exactly 0 where labels are uniform, which 1 - cos is not.
+        return float((F.normalize(labels, dim=0) - F.normalize(uniform, dim=0)).square().sum()) / 2
     return float(torch.linalg.vector_norm(labels - uniform, ord=1 if metric == "l1" else 2))
 
 

@@ -32,6 +32,7 @@ KINDS = {
     "logits": "logits",
     "soft": "logits",
     "counts": "counts",
+    "labels": "counts",
     "data": "data",
 }
 

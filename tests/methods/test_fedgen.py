@@ -407,7 +407,7 @@ def test_variants():
 
 
 def test_a_network_without_a_cut_is_refused(small_setting, small, play):
-    with pytest.raises(UsageError, match=r"make it a FeatureNet"):
+    with pytest.raises(UsageError, match="fedgen needs a network in two parts"):
         play(FedGen(), small_setting([4, 4], networks=[small]), 1)
 
 

@@ -483,7 +483,7 @@ def test_unfit_options_are_refused(options, sentence):
 
 
 def test_a_network_of_ones_own_must_tell_the_shape_of_its_features(small_setting, small, play):
-    with pytest.raises(UsageError, match=r"kdia needs the shape .* make it a FeatureNet\(features, head, shape\)"):
+    with pytest.raises(UsageError, match=r"kdia needs a network in two parts; make .* a FeatureNet"):
         play(KDIA(**TINY), small_setting([3], networks=[small]), 1)
 
 

@@ -208,5 +208,5 @@ def test_impossible_options_are_refused(options, message):
 
 
 def test_a_network_that_cannot_project_is_refused(small_setting, small, play):
-    with pytest.raises(UsageError, match="moon compares what enters the output layer; make Small a FeatureNet"):
+    with pytest.raises(UsageError, match="moon needs a network in two parts; make Small a FeatureNet"):
         play(MOON(), small_setting([4], networks=[small]), 1)

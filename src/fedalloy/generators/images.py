@@ -77,6 +77,6 @@ class ImageGenerator(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Images from noise."""
-        small = in_layout_of(self.linear(z).view(-1, *self.small), self.layers[1].weight)
+        small = in_layout_of(self.linear(z).view(-1, *self.small), self.layers.get_parameter("1.weight"))
         images: Tensor = self.layers(small)
         return self.scale.normalise(images)

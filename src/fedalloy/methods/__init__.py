@@ -2,6 +2,7 @@
 
 from fedalloy.core import methods
 from fedalloy.methods.centralised import Centralised
+from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
 from fedalloy.methods.feddisco import FedDisco
@@ -19,6 +20,7 @@ __all__ = [
     "MOON",
     "QFFL",
     "Centralised",
+    "DataFreeKD",
     "FedAvg",
     "FedAvgM",
     "FedDisco",

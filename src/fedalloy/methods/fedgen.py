@@ -17,7 +17,7 @@ from fedalloy.errors import UsageError
 from fedalloy.generators import FeatureGenerator
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.models import FeatureNet
+from fedalloy.models import FeatureNet, in_two_parts
 from fedalloy.optimisers import adam, kept_moments
 from fedalloy.training import aside, fit, frozen, load, params
 from fedalloy.tree import Tree
@@ -106,7 +106,7 @@ class FedGen(FedAvg):
 
     def init(self, fed: Federation) -> Tree:
         """FedAvg's start; the generator comes with the first replies."""
-        _in_two_parts(fed.build())
+        in_two_parts(fed.build(), self.name)
         return super().init(fed)
 
     def round(self, s: State, fed: Federation) -> State:
@@ -125,7 +125,7 @@ class FedGen(FedAvg):
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on CE(h(x), y) + weight * CE(head(G(eps, y~)), y~), y~ drawn from the global label distribution."""
-        net = _in_two_parts(me.net(msg["model"]))
+        net = in_two_parts(me.net(msg["model"]), self.name)
         if "generator" not in msg:
             fit(net, me, lambda x, y: ce(net(x), y))
             return reply(model=params(net), **self.about(me))
@@ -155,7 +155,7 @@ class FedGen(FedAvg):
 
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """The generator after `generator_steps` steps of its Adam, whose moments last, against the replies' heads."""
-        net = _in_two_parts(fed.build())
+        net = in_two_parts(fed.build(), self.name)
         heads = stacked_heads(net, [r["model"] for r in replies])
         sizes, counts = [r["n"] for r in replies], [r["counts"] for r in replies]
         a, labels = shares(self.weigh(sizes, counts)), label_distribution(counts, sizes if self.by_size else None)
@@ -246,11 +246,3 @@ def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
 def _decayed(start: float, round: int) -> float:
     """The schedule of both weights in FedGen's own client loss."""
     return max(1e-4, start * 0.98**round)
-
-
-def _in_two_parts(net: nn.Module) -> FeatureNet:
-    if not isinstance(net, FeatureNet):
-        raise UsageError(
-            "fedgen needs the shape of the network's features; make it a FeatureNet(features, head, shape)"
-        )
-    return net

@@ -16,7 +16,7 @@ from fedalloy.errors import UsageError
 from fedalloy.generators import ConditionalGenerator
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import CacheInit, FedAvg
-from fedalloy.models import FeatureNet
+from fedalloy.models import FeatureNet, in_two_parts
 from fedalloy.optimisers import adam
 from fedalloy.training import aside, batches, fit, frozen, load, params
 from fedalloy.tree import Tree
@@ -129,7 +129,7 @@ class KDIA(FedAvg):
         never = torch.zeros(len(fed.sizes), dtype=torch.int64)
         state = {**super().init(fed), "last": never, "times": never.clone()}
         if self.lambda_gen:
-            state["generator"] = params(self.new_generator(fed, _in_two_parts(fed.build())))
+            state["generator"] = params(self.new_generator(fed, in_two_parts(fed.build(), self.name)))
         return state
 
     def round(self, s: State, fed: Federation) -> State:
@@ -169,7 +169,7 @@ class KDIA(FedAvg):
 
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """The generator after this round's steps against the active clients' heads (lines 11 to 18, Eq. 3 and 4)."""
-        net = _in_two_parts(fed.build())
+        net = in_two_parts(fed.build(), self.name)
         heads = stacked_heads(net, [r["model"] for r in replies])
         counts = [r["counts"] for r in replies] if self.weights == "disco" else []
         generator = load(self.new_generator(fed, net), s["generator"]).train()
@@ -208,7 +208,7 @@ class KDIA(FedAvg):
         """Local SGD on CE + lambda_kd KL + lambda_gen CE of the head on generated features (Eq. 13)."""
         net = me.net(msg["model"])
         teacher = frozen(me.net(msg["teacher"])) if self.lambda_kd else None
-        generated = self.generated(me, _in_two_parts(net), msg["generator"]) if self.lambda_gen else None
+        generated = self.generated(me, in_two_parts(net, self.name), msg["generator"]) if self.lambda_gen else None
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
@@ -274,9 +274,3 @@ def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
 def _from_pool(classes: int, size: int, batch: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:
     pool = torch.randint(classes, (size,), generator=draw)
     return (pool[positions] for positions in batches(size, batch, steps, draw))
-
-
-def _in_two_parts(net: nn.Module) -> FeatureNet:
-    if not isinstance(net, FeatureNet):
-        raise UsageError("kdia needs the shape of the network's features; make it a FeatureNet(features, head, shape)")
-    return net

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedalloy.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.costs import Meter
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.models import FeatureNet
+from fedalloy.models import FeatureNet, in_two_parts
 from fedalloy.training import fit, frozen, params
 
 
@@ -59,9 +59,9 @@ class MOON(FedAvg):
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on CE + mu l_con; the client keeps what it ends with as its next previous model."""
-        net = projecting(me.net(msg["model"]))
+        net = in_two_parts(me.net(msg["model"]), self.name)
         if me.memory:
-            glob, prev = (projecting(frozen(me.net(w))) for w in (msg["model"], me.memory["model"]))
+            glob, prev = (in_two_parts(frozen(me.net(w)), self.name) for w in (msg["model"], me.memory["model"]))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z = net.project(x)
@@ -94,10 +94,3 @@ def seen(net: FeatureNet, x: Tensor, meter: Meter) -> Tensor:
     z = net.project(x)
     meter.count(z, 0.5)  # only the output layer is left out, so this is a whole pass, not the features' half
     return z
-
-
-def projecting(net: nn.Module) -> FeatureNet:
-    """The network, if it can tell what enters its output layer."""
-    if not isinstance(net, FeatureNet):
-        raise UsageError(f"moon compares what enters the output layer; make {type(net).__name__} a FeatureNet")
-    return net

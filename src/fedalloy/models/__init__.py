@@ -16,6 +16,6 @@ from fedalloy.models import (  # noqa: F401
     simple_cnn,
     wrn,
 )
-from fedalloy.models.base import FeatureNet, ModelFactory, create, model, models, parameter_count
+from fedalloy.models.base import FeatureNet, ModelFactory, create, in_two_parts, model, models, parameter_count
 
-__all__ = ["FeatureNet", "ModelFactory", "create", "model", "models", "parameter_count"]
+__all__ = ["FeatureNet", "ModelFactory", "create", "in_two_parts", "model", "models", "parameter_count"]

@@ -49,6 +49,20 @@ class FeatureNet(nn.Module):
         return logits
 
 
+def in_two_parts(net: nn.Module, method: str) -> FeatureNet:
+    """The network as one that knows its features; a method that needs their shape asks for it here.
+
+    >>> in_two_parts(nn.Linear(4, 2), "moon")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: moon needs a network in two parts; make Linear a FeatureNet(features, head, shape)
+    """
+    if not isinstance(net, FeatureNet):
+        kind = type(net).__name__
+        raise UsageError(f"{method} needs a network in two parts; make {kind} a FeatureNet(features, head, shape)")
+    return net
+
+
 ModelFactory = Callable[..., FeatureNet]
 """Makes a network from the keywords `classes`, `channels`, `size` and options of its own, which have defaults."""
 
