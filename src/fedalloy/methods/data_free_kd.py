@@ -102,7 +102,8 @@ class DataFreeKD(Centralised):
 
         def loss(z: Tensor, _: Tensor) -> Tensor:
             images = generator(z)
-            judgement[:] = feature, answers = judged(teacher, images)
+            feature, answers = judged(teacher, images)
+            judgement[:] = feature, answers
             return kl(answers.detach(), student(images.detach()))  # Eq. 6
 
         def improve_generator() -> None:

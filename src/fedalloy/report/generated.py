@@ -1,68 +1,55 @@
-"""What a generator has learned, class by class: some of its images, their averages, and those of real images."""
+"""What an image generator has learned, class by class: its images, as a teacher sorts them, and their averages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedalloy.data.samples import Samples, Scale
-
-
-@dataclass(frozen=True)
-class Generated:
-    """Images of a generator by the class that a teacher sees in them, as raw pixels."""
-
-    samples: Sequence[Tensor]  # for each class the first few images that were made of it, perhaps none
-    averages: Tensor  # one image for each class, NaN where none was made
-    counts: Tensor  # how many images were made of each class
+from fedalloy.generators import ImageGenerator
+from fedalloy.training import predict
 
 
 @torch.no_grad()
-def generated_by_class(
-    batches: Iterable[Tensor], teacher: nn.Module, classes: int, scale: Scale, each: int = 8
-) -> Generated:
-    """Sort batches of normalised images by the class that the teacher, in eval mode, assigns to them.
+def labelled_images(
+    generator: ImageGenerator, teacher: torch.nn.Module, stream: torch.Generator, number: int, batch: int = 64
+) -> Samples:
+    """So many images, normalised like real ones, each with the class that the teacher sees in it.
 
-    >>> teacher = nn.Flatten()  # the brighter pixel is the class
-    >>> found = generated_by_class([torch.tensor([[[[0.25, 0.5]]], [[[0.0, 1.0]]]])], teacher, 2, Scale())
-    >>> found.counts.tolist(), [len(some) for some in found.samples], found.averages[1].tolist()
-    ([0, 2], [0, 2], [[[0.125, 0.75]]])
+    Both networks are put into eval mode, so that an image depends on its own noise only, which comes from `stream`.
+
+    >>> brighter = torch.nn.Sequential(torch.nn.AvgPool2d(4), torch.nn.Flatten())  # of two channels, which one
+    >>> made = labelled_images(ImageGenerator((2, 4, 4), Scale(), noise=3, width=2), brighter, torch.Generator(), 5)
+    >>> made.inputs.shape, made.labels.tolist() == made.inputs.mean((2, 3)).argmax(1).tolist()
+    (torch.Size([5, 2, 4, 4]), True)
     """
-    teacher.eval()
-    samples: list[list[Tensor]] = [[] for _ in range(classes)]
-    parts = []
-    for images in batches:
-        labels, raw = teacher(images).argmax(1), scale.restore(images)
-        parts.append(_sums(raw, labels, classes))
-        for image, label in zip(raw, labels.tolist(), strict=True):
-            if len(samples[label]) < each:
-                samples[label].append(image)
-    sums, counts = (torch.stack(part).sum(0) for part in zip(*parts, strict=True))
-    blank = sums.new_empty(0, *sums.shape[1:])
-    return Generated([torch.stack(some) if some else blank for some in samples], _averages(sums, counts), counts)
+    generator.eval()
+    device = next(generator.parameters()).device
+    noise = torch.randn(number, generator.noise, generator=stream)
+    images = torch.cat([generator(z.to(device)) for z in torch.split(noise, batch)])
+    unlabelled = Samples(images, torch.zeros(number, dtype=torch.int64), torch.arange(number, device=device))
+    return Samples(images, predict(teacher, unlabelled).argmax(1), unlabelled.index)
 
 
-def real_averages(samples: Samples, classes: int, scale: Scale, batch: int = 1024) -> Tensor:
-    """The average image of each class as raw pixels; NaN for a class without samples.
+def first_of_class(samples: Samples, label: int, scale: Scale, most: int = 8) -> Tensor:
+    """The first few images of a class, as raw pixels; perhaps there are none.
+
+    >>> three = Samples(torch.zeros(3, 1, 2, 2), torch.tensor([0, 2, 2]), torch.arange(3))
+    >>> [len(first_of_class(three, label, Scale(), most=1)) for label in range(3)]
+    [1, 0, 1]
+    """
+    return scale.restore(samples.take(torch.nonzero(samples.labels == label).flatten()[:most])[0])
+
+
+def class_averages(samples: Samples, classes: int, scale: Scale, batch: int = 1024) -> Tensor:
+    """The average image of each class as raw pixels, in float64; NaN for a class without images.
 
     >>> two = Samples(torch.tensor([0.0, 1.0]).view(2, 1, 1, 1), torch.tensor([1, 1]), torch.arange(2))
-    >>> real_averages(two, 2, Scale((0.5,), (0.5,))).flatten().tolist()
+    >>> class_averages(two, 2, Scale((0.5,), (0.5,))).flatten().tolist()
     [nan, 0.75]
     """
-    taken = [samples.take(positions) for positions in torch.split(torch.arange(len(samples)), batch)]
-    parts = [_sums(scale.restore(x), y, classes) for x, y in taken]
-    return _averages(*(torch.stack(part).sum(0) for part in zip(*parts, strict=True)))
-
-
-def _sums(images: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """For each class the sum of its images, and their number."""
-    member = F.one_hot(labels, classes).double().T
-    return (member @ images.double().flatten(1)).view(classes, *images.shape[1:]), member.sum(1).long()
-
-
-def _averages(sums: Tensor, counts: Tensor) -> Tensor:
-    return sums / counts.view(-1, 1, 1, 1)
+    sums = torch.zeros(classes, *samples.x.shape[1:], dtype=torch.float64, device=samples.x.device)
+    for positions in torch.split(torch.arange(len(samples)), batch):
+        x, y = samples.take(positions)
+        sums.index_add_(0, y, scale.restore(x.double()))
+    return sums / samples.counts(classes).view(-1, 1, 1, 1)

@@ -1,0 +1,196 @@
+"""Pictures of what a run has made besides a model: generated images (FedKF), the teacher's weights and features (KDIA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from matplotlib.figure import Figure
+
+import fedalloy.methods  # noqa: F401  # registers the built-in methods
+from fedalloy import rng, tree
+from fedalloy.build import Built, build
+from fedalloy.config import build_method, experiment
+from fedalloy.core import Method, Network, State, methods
+from fedalloy.data.samples import Dataset
+from fedalloy.errors import DataError, UsageError
+from fedalloy.files import make_folder
+from fedalloy.generators import ConditionalGenerator, ImageGenerator
+from fedalloy.methods import KDIA, DataFreeKD, FedKF
+from fedalloy.models import in_two_parts
+from fedalloy.report.generated import class_averages, first_of_class, labelled_images
+from fedalloy.report.generated_plot import averages_picture, generated_picture
+from fedalloy.report.similarity_plot import similarity_picture
+from fedalloy.report.svg import save
+from fedalloy.report.trifreqs_plot import took_part, trifreqs_picture, weights_over_rounds
+from fedalloy.setting import SERVER, pooled
+from fedalloy.similarity import feature_similarity
+from fedalloy.store import Say, Store, described
+from fedalloy.training import load, one_thread
+from fedalloy.tree import Tree
+
+EACH = 100  # images of each class, if they were made evenly
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run as its folder holds it after its last whole round; `build` makes its setting, which reads the data."""
+
+    folder: Path
+    meta: Mapping[str, Any]
+    method: Method
+    state: State
+    memories: Mapping[int, Tree]
+    build: Callable[[], Built]
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self.meta["clients"]["train_sizes"])
+
+    @property
+    def names(self) -> list[str]:
+        """The classes by name, or else by number."""
+        return self.meta["clients"]["label_names"] or [str(c) for c in range(self.meta["model"]["classes"])]
+
+    @property
+    def title(self) -> str:
+        """What stands above a picture of it."""
+        return f"{self.meta['label']} on {self.meta['data']['name']}, round {self.state.round}"
+
+
+def draw(
+    folder: str | Path,
+    client: int | None = None,
+    out: str | Path | None = None,
+    *,
+    central: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    say: Say = lambda _: None,
+) -> list[Path]:
+    """Draw what a run, finished or not, has made; returns the files, which lie in its folder unless `out` is given.
+
+    `client` says whose generator is drawn, `central` names a run of `centralised` whose features stand for real ones.
+    A data set or a network of your own must be given again.
+    """
+    run = _open(Path(folder), dataset, network)
+    with one_thread():
+        if isinstance(run.method, FedKF | DataFreeKD):
+            if central is not None:
+                raise UsageError(f"{run.method.name} makes images, not features; leave out --central")
+            pictures = _images(run, run.method, client)
+        elif isinstance(run.method, KDIA):
+            if client is not None:
+                raise UsageError(f"{run.method.name} has one generator, the server's; leave out --client")
+            pictures = _features(
+                run, run.method, None if central is None else _open(Path(central), dataset, network), say
+            )
+        else:
+            able = ", ".join(name for name, cls in methods.items() if issubclass(cls, FedKF | DataFreeKD | KDIA))
+            raise UsageError(f"{run.method.name} generates nothing that can be drawn; draw a run of one of: {able}")
+    target = Path(out) if out is not None else run.folder
+    make_folder(target)
+    return [save(figure, target / f"{name}.png") for name, figure in pictures.items()]
+
+
+def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Opened:
+    meta = described(folder)
+    exp = experiment(meta["experiment"])
+    saved = Store(folder).restore()
+    if saved is None:
+        raise DataError(f"the run in '{folder}' has not completed a round")
+    return Opened(folder, meta, build_method(exp.method), *saved, build=lambda: build(exp, dataset, network))
+
+
+def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict[str, Figure]:
+    """Images of one generator, sorted by the teacher, and the average ones beside the real ones."""
+    whose, weights = _generator(run, method, client)
+    setting = run.build().setting
+    me = setting.client(max(whose, 0), run.state.round, {})
+    make = partial(ImageGenerator, me.shape, me.scale, noise=method.noise, width=method.width, bn_eps=method.bn_eps)
+    made = labelled_images(
+        cast(ImageGenerator, load(me.generator(make), weights)),
+        me.net(_teacher(run.state, method)),
+        rng.generator(run.meta["seed"], "draw", run.state.round, whose),
+        EACH * setting.classes,
+    )
+    some = [first_of_class(made, label, setting.scale) for label in range(setting.classes)]
+    averages = class_averages(made, setting.classes, setting.scale)
+    real = class_averages(pooled([site.train for site in setting.sites]), setting.classes, setting.scale)
+    title = f"{run.title}: the generator of {'the server' if whose == SERVER else f'client {whose}'}"
+    return {
+        "generated": generated_picture(some, made.counts(setting.classes).tolist(), run.names, title=title),
+        "averages": averages_picture(averages, real, run.names, title=title),
+    }
+
+
+def _teacher(s: State, method: FedKF | DataFreeKD) -> Tree:
+    """The model that the generator learned from: OCA for FedKF, else the one model there is."""
+    sent = method.teacher(s) if isinstance(method, FedKF) else {}
+    return cast(Tree, sent.get("teacher", s["model"]))
+
+
+def _generator(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> tuple[int, Tree]:
+    """Whose generator is drawn, and its weights."""
+    begins = method.kd_from if isinstance(method, FedKF) else method.teacher_rounds + 1
+    if run.state.round < begins:
+        raise UsageError(
+            f"there are no generated images in '{run.folder}' yet: {method.name} begins to distil in round {begins}, "
+            f"and the run has completed {run.state.round}"
+        )
+    if isinstance(method, DataFreeKD) or method.generator_side == "server":
+        if client is not None:
+            raise UsageError(f"the generator in '{run.folder}' is the server's; leave out --client")
+        return SERVER, run.state["generator"]
+    owners = sorted(k for k, memory in run.memories.items() if "generator" in memory)
+    if client is not None and client not in range(run.clients):
+        raise UsageError(f"there is no client {client} in '{run.folder}'; clients go from 0 to {run.clients - 1}")
+    if not owners or (client is not None and client not in owners):
+        have = ", ".join(map(str, owners)) or "none"
+        who = "no client" if client is None else f"client {client}"
+        raise UsageError(f"{who} in '{run.folder}' has made images so far; clients with a generator: {have}")
+    whose = owners[0] if client is None else client
+    return whose, run.memories[whose]["generator"]
+
+
+def _features(run: Opened, method: KDIA, central: Opened | None, say: Say) -> dict[str, Figure]:
+    """The teacher's weights, recomputed from the records, and how close generated features come to real ones."""
+    present = took_part([record for record in Store(run.folder).records() if record["round"] <= run.state.round])
+    sizes: Sequence[int] = run.meta["clients"]["train_sizes"]
+    weights = weights_over_rounds(
+        present, sizes, mean=method.mean, use=method.freqs, seen_only=method.empty_slots() == "seen_only"
+    )
+    pictures = {"trifreqs": trifreqs_picture(weights, present, sizes, title=run.title)}
+    if central is None:
+        say("no similarity.png: it needs real features; name a run of centralised on the same data with --central")
+    elif "generator" not in run.state.body:
+        say(f"no similarity.png: {method.name} made no features, since lambda_gen = 0")
+    else:
+        pictures["similarity"] = similarity_picture(_similarity(run, method, central), run.names, title=run.title)
+    return pictures
+
+
+def _similarity(run: Opened, method: KDIA, central: Opened) -> list[float]:
+    if central.method.name != "centralised":
+        raise UsageError(f"'{central.folder}' is a run of {central.method.name}; --central needs one of centralised")
+    for what, place in (("data", ("digests", "data")), ("size of images", ("model", "input"))):
+        if run.meta[place[0]][place[1]] != central.meta[place[0]][place[1]]:
+            raise UsageError(f"'{central.folder}' and '{run.folder}' differ in the {what}; --central needs the same")
+    if run.meta["experiment"]["model"] != central.meta["experiment"]["model"]:
+        raise UsageError(f"'{central.folder}' and '{run.folder}' have different models; --central needs the same")
+    setting = run.build().setting
+    net = in_two_parts(setting.build(SERVER), method.name)
+    generator = method.new_generator(setting.client(0, run.state.round, {}), net)
+    load(generator, tree.to_device(run.state["generator"], setting.device))
+    load(net, tree.to_device(central.state["model"], setting.device))
+    found = feature_similarity(
+        cast(ConditionalGenerator, generator),
+        net,
+        pooled([site.train for site in setting.sites]),
+        rng.generator(run.meta["seed"], "draw", run.state.round),
+    )
+    return [float(value) for value in found]

@@ -1,0 +1,201 @@
+"""Data-free distillation: the teacher is Centralised's, and nothing after it has seen data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedalloy.core import State, run
+from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.engine.base import Round
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import UsageError
+from fedalloy.losses import kl
+from fedalloy.methods import Centralised, DataFreeKD
+from fedalloy.models import create
+from fedalloy.probe import with_batch_norm
+from fedalloy.training import LocalWork, load, params
+from fedalloy.tree import equal
+
+QUICK = {"noise": 8, "width": 4}
+
+
+def network():
+    return create("mlp", classes=3, channels=1, size=8, hidden=8)
+
+
+@pytest.fixture
+def setting(small_setting, random_sites):
+    def make(net=network, data=0, **options):
+        sites = random_sites([9, 12], shape=(1, 8, 8), seed=data)
+        work = options.pop("work", LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.5))
+        return small_setting([], sites=sites, networks=[net], work=work, **options)
+
+    return make
+
+
+# --- the teacher ------------------------------------------------------------------------------------------------------
+
+
+def test_the_teacher_is_centralised_and_then_stays_bit_for_bit(setting, play):
+    ours, pooled = play(DataFreeKD(teacher_rounds=2, steps=3, **QUICK), setting(), 4), play(Centralised(), setting(), 2)
+    for mine, theirs in zip(ours.states[:3], pooled.states, strict=True):
+        assert equal(mine["model"], theirs["model"])
+    for later in ours.states[3:]:
+        assert equal(later["model"], ours.states[2]["model"])
+
+
+def test_while_the_teacher_learns_nothing_else_does(setting, play):
+    first, *_, last = play(DataFreeKD(teacher_rounds=2, **QUICK), setting(), 2).states
+    assert all(equal(first[name], last[name]) for name in ("student", "generator", "moments"))
+    assert not equal(first["model"], last["model"])
+
+
+def test_a_batch_normed_teacher_keeps_its_statistics_and_the_student_makes_its_own(setting, play):
+    states = play(DataFreeKD(teacher_rounds=1, steps=3, **QUICK), setting(with_batch_norm, classes=4), 2).states
+    assert equal(states[1]["model"], states[2]["model"])
+    assert int(states[2]["student"]["features.1.num_batches_tracked"]) == 3
+
+
+# --- the student ------------------------------------------------------------------------------------------------------
+
+
+def test_after_the_teacher_no_data_is_touched(setting, monkeypatch):
+    method = DataFreeKD(teacher_rounds=2, steps=3, **QUICK)
+    taught = run(method, Serial(setting()), 2)
+    plain = run(method, Serial(setting()), 4, taught)
+
+    def refuse(_):
+        raise AssertionError("the data was pooled")
+
+    monkeypatch.setattr(Round, "pool", refuse)
+    assert equal(run(method, Serial(setting(data=1)), 4, taught).body, plain.body)
+    with pytest.raises(AssertionError, match="pooled"):
+        run(method, Serial(setting()), 1)
+
+
+def test_the_student_does_not_start_as_the_teacher_did(setting, play):
+    start = play(DataFreeKD(**QUICK), setting(), 0).states[0]
+    assert equal(start["model"], play(Centralised(), setting(), 0).states[0]["model"])
+    assert all(not torch.equal(start["student"][name], t) for name, t in start["model"].items())
+
+
+def test_weights_to_start_from_would_give_the_student_the_teachers(setting, play):
+    given = params(network())
+    with pytest.raises(UsageError, match="would start as its teacher; leave out `start`"):
+        play(DataFreeKD(**QUICK), setting(lambda: load(network(), given)), 0)
+
+
+def test_the_student_comes_near_the_teacher(setting, play):
+    method = DataFreeKD(teacher_rounds=3, steps=100, **QUICK)
+    played = play(method, setting(work=LocalWork(work="fixed_steps", steps=20, batch=8, lr=0.2)), 4)
+    before, after = played.states[3], played.states[4]
+    generator = load(method.new_generator(played.rounds[0]), after["generator"])
+    images = generator(torch.randn(64, 8, generator=torch.Generator().manual_seed(5)))
+
+    def distance(state: State) -> float:
+        teacher, student = (load(network(), state[name]) for name in ("model", "student"))
+        return kl(teacher(images), student(images)).item()
+
+    assert distance(after) < 0.1 * distance(before)
+
+
+def test_an_augmentation_is_not_for_noise(setting):
+    def turn(x, _):
+        return x.flip(3)  # noise has no fourth dimension
+
+    method = DataFreeKD(teacher_rounds=1, steps=2, **QUICK)
+    taught = run(method, Serial(setting()), 1)
+    assert equal(
+        run(method, Serial(setting(augment=turn)), 2, taught).body, run(method, Serial(setting()), 2, taught).body
+    )
+
+
+# --- the equations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("entropy", "activation"), [("normalised", "mean"), ("plain", "sum")])
+def test_one_step_by_hand(entropy, activation, setting):
+    federation = setting(work=LocalWork(batch=4, lr=0.1))
+    options = {"lambda_1": 0.2, "lambda_2": 0.02, "generator_lr": 0.01, "entropy": entropy, "activation": activation}
+    method, engine = DataFreeKD(teacher_rounds=1, steps=1, **options, **QUICK), Serial(federation)
+    taught = run(method, engine, 1)
+    fed = engine.open(method, 2)
+    after = method.round(taught, fed)
+    # The same by hand: the same noise in the same order, the equations written out.
+    teacher, student = (load(network(), taught[name]) for name in ("model", "student"))
+    generator = load(method.new_generator(fed), taught["generator"])
+    z = torch.randn(4, 8, generator=fed.rng("generator"))[torch.randperm(4, generator=fed.rng("batches"))]
+    images = generator(z)
+    feature, answers = judged(teacher, images)
+    p = answers.softmax(1).detach()
+    distance = (p * (p.log() - student(images.detach()).log_softmax(1))).sum(1).mean()
+    gradients = torch.autograd.grad(distance, list(student.parameters()))
+    for (name, w), g in zip(student.named_parameters(), gradients, strict=True):
+        assert torch.allclose(after["student"][name], w - 0.1 * g, atol=1e-6), name
+    literal = entropy == "plain"
+    total = (
+        entropy_loss(answers, normalised=not literal)
+        + 0.2 * one_hot_loss(answers)
+        + 0.02 * activation_loss(feature, summed=literal)
+    )
+    optimiser = torch.optim.Adam(generator.parameters(), lr=0.01)
+    total.backward()
+    optimiser.step()
+    for name, wanted in generator.state_dict().items():
+        assert torch.allclose(after["generator"][name].float(), wanted.float(), atol=1e-6), name
+
+
+def test_the_generator_learns_from_the_teacher_and_goes_on(setting, play):
+    method = DataFreeKD(teacher_rounds=3, steps=50, **QUICK)
+    played = play(method, setting(work=LocalWork(work="fixed_steps", steps=50, batch=16, lr=0.2)), 5)
+    assert [float(s["moments"]["0"]["step"]) for s in played.states[4:]] == [50, 100]
+    teacher = load(network(), played.states[-1]["model"])
+    z = torch.randn(256, 8, generator=torch.Generator().manual_seed(5))
+
+    def judgement(state: State) -> float:
+        generator = load(method.new_generator(played.rounds[0]), state["generator"]).train()
+        return method.generator_loss(*judged(teacher, generator(z))).item()
+
+    losses = [judgement(s) for s in played.states[3:]]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_every_round_has_noise_of_its_own(setting):
+    method, engine = DataFreeKD(**QUICK), Serial(setting())
+    a, b = (method.learner(engine.open(method, t), batches=2).train for t in (11, 12))
+    assert a.x.shape == (8, 8)
+    assert not torch.equal(a.x, b.x)
+
+
+# --- what it costs, what it refuses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("work", [LocalWork(epochs=3, batch=4), LocalWork(epochs=1, batch=7, drop_last=True)])
+def test_passes_and_bytes(work, setting, play):
+    played = play(DataFreeKD(teacher_rounds=1, steps=5, **QUICK), setting(work=work), 2)
+    teaching, distilling = (r.ledger for r in played.rounds)
+    assert teaching.up["data"] == 21 * (64 * 4 + 8)
+    assert not distilling.up
+    assert not distilling.down
+    counts = distilling.server
+    # For each batch: the student and the teacher once there and back, the generator once.
+    assert (counts.steps, counts.forward, counts.backward) == (5, 10, 10)
+    assert (counts.generator_forward, counts.generator_backward) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ({"teacher_rounds": 0}, "teacher_rounds = 0 must be at least 1"),
+        ({"steps": 0}, "steps = 0 must be at least 1"),
+        ({"width": 1}, "width = 1 must be at least 2"),
+        ({"lambda_1": -0.1}, "lambda_1 = -0.1 must not be negative"),
+        ({"generator_lr": 0.0}, "generator_lr = 0.0 must be positive"),
+    ],
+)
+def test_impossible_options_are_refused(option, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        replace(DataFreeKD(), **option)
