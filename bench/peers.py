@@ -5,6 +5,9 @@ on. All three train the same network on the same data: two processes of one torc
 epochs and number of clients, no evaluation. They take their rounds in turn, several at a time, in one run; the others
 wait meanwhile. The first rounds warm up. Medians and quartiles are those of the ratios, pass by pass.
 
+Ray, which carries Flower's simulation, looks for a cloud provider's metadata service even when its dashboard and its
+usage statistics are off. So everything is measured in a network namespace that has nothing but loopback (Linux).
+
     python bench/peers.py             W1 and W2, some minutes; the first time also the downloads
     python bench/peers.py --only W2
 """
@@ -187,35 +190,51 @@ def compare(work: Workload) -> tuple[Series, list[str]]:
     return {name: values[1:] for name, values in found.items()}, versions
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Install, measure, print a table; answer with 1 if a peer cannot be had."""
-    parser = argparse.ArgumentParser(description="A round of FedAvg here, in pfl and in Flower's simulation.")
-    parser.add_argument("--only", choices=list(ROUNDS), help="one workload")
-    only = parser.parse_args(arguments).only
-    HOME.mkdir(parents=True, exist_ok=True)
+def cut_off(arguments: Sequence[str]) -> int:
+    """Run this program again where no other host can be reached."""
+    inside = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__, "--measure", *arguments]
+    try:
+        return subprocess.call(["unshare", "--map-root-user", "--net", *inside])
+    except FileNotFoundError:
+        raise PeerError("there is no command 'unshare' here, and Ray must not reach the network; use Linux") from None
+
+
+def measure(workloads: Sequence[Workload]) -> None:
+    """Run the workloads and print the table."""
     wanted = ", ".join(f"{name} {target:.2f}" for name, target in TARGETS.items())
     table = _table(
         f"Seconds of a round, medians of {PASSES} passes; ours / theirs with quartiles; targets: {wanted}",
         ["ours", *TARGETS, *(f"ours / {name}" for name in TARGETS)],
     )
+    load = os.getloadavg()
+    versions: list[str] = []
+    with one_thread():
+        for work in workloads:
+            found, versions = compare(work)
+            ratios = (_spread(_ratios(found, "ours", name)) for name in TARGETS)
+            table.add_row(work.name, *(f"{statistics.median(s):.3f}" for s in found.values()), *ratios)
+    console = Console(width=120)
+    console.print(table)
+    console.print(f"{', '.join(versions)}, torch {torch.__version__}; load before the start {load[0]:.2f}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install, measure, print a table; answer with 1 if a peer cannot be had."""
+    parser = argparse.ArgumentParser(description="A round of FedAvg here, in pfl and in Flower's simulation.")
+    parser.add_argument("--only", choices=list(ROUNDS), help="one workload")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)  # installed and cut off already
+    given = parser.parse_args(arguments)
     try:
+        if given.measure:
+            measure([w for w in (W1, W2) if given.only in (None, w.name)])
+            return 0
+        HOME.mkdir(parents=True, exist_ok=True)
         for peer in PEERS:
             install(peer)
-        load = os.getloadavg()
-        with one_thread():
-            for work in (w for w in (W1, W2) if only in (None, w.name)):
-                found, versions = compare(work)
-                ratios = (_spread(_ratios(found, "ours", name)) for name in TARGETS)
-                table.add_row(work.name, *(f"{statistics.median(s):.3f}" for s in found.values()), *ratios)
+        return cut_off(["--only", given.only] if given.only else [])
     except PeerError as error:
         print(error, file=sys.stderr)
         return 1
-    console = Console(width=120)
-    console.print(table)
-    console.print(
-        f"{', '.join(versions)}, torch {torch.__version__}; load before the start {load[0]:.2f}, {load[1]:.2f}"
-    )
-    return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from shared import Clock, data, network, task
 
 BACKEND: Any = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-    "init_args": {"num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1", "log_to_driver": False},
+    "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
 }
 
 client, server = ClientApp(), ServerApp()

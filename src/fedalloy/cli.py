@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, resume, list, partition, report, export, check.
+"""The command line: demo, run, compare, resume, list, partition, report, draw, export, check.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` answers at once.
 """
@@ -153,13 +153,14 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @cli.command("list")
 @click.argument("what", type=click.Choice(["methods", "models", "data", "partitions"]), default="methods")
 @click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
+@click.option("--privacy", is_flag=True, help="Say of each method what leaves a client, and what it is sent.")
 @PLUGIN
-def list_command(what: str, filters: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
     """List methods, models, data sets or partitions, e.g. `fedalloy list --where any_network=yes`."""
     _load_plugins(plugins)
     from fedalloy.listing import listing
 
-    _console().print(listing(what, filters))
+    _console().print(listing(what, filters, privacy=privacy))
 
 
 @cli.command()
@@ -202,6 +203,23 @@ def report(folders: tuple[str, ...], select: Any, out: str) -> None:
     runs = _read_runs(folders)
     _show(runs, select)
     _write_report(runs, Path(out), _command("report", *folders), select)
+
+
+@cli.command("draw")
+@click.argument("folder", metavar="RUN")
+@click.option("--client", type=int, help="Whose generator, if clients have their own; default: the first that has one.")
+@click.option("--central", metavar="RUN", help="A run of centralised on the same data, for KDIA's real features.")
+@click.option("--out", "-o", metavar="FOLDER", help="Where to write; default: the run's folder.")
+@PLUGIN
+def draw_command(
+    folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
+) -> None:
+    """Draw what a run generates: FedKF's images by class, the weights and features of KDIA's teacher."""
+    _load_plugins(plugins)
+    from fedalloy.draw import draw
+
+    paths = draw(folder, client, out, central=central, say=_say)
+    _say(f"written: {', '.join(map(str, paths))}")
 
 
 @cli.command()

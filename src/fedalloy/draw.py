@@ -1,4 +1,4 @@
-"""Pictures of what a run has made besides a model: generated images (FedKF), the teacher's weights and features (KDIA)."""
+"""Pictures of what a run has made besides a model: generated images (FedKF), a teacher's weights, features (KDIA)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, cast
 from matplotlib.figure import Figure
 
 import fedalloy.methods  # noqa: F401  # registers the built-in methods
-from fedalloy import rng, tree
+from fedalloy import rng
 from fedalloy.build import Built, build
 from fedalloy.config import build_method, experiment
 from fedalloy.core import Method, Network, State, methods
@@ -26,7 +26,7 @@ from fedalloy.report.generated_plot import averages_picture, generated_picture
 from fedalloy.report.similarity_plot import similarity_picture
 from fedalloy.report.svg import save
 from fedalloy.report.trifreqs_plot import took_part, trifreqs_picture, weights_over_rounds
-from fedalloy.setting import SERVER, pooled
+from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.similarity import feature_similarity
 from fedalloy.store import Say, Store, described
 from fedalloy.training import load, one_thread
@@ -37,7 +37,7 @@ EACH = 100  # images of each class, if they were made evenly
 
 @dataclass(frozen=True)
 class Opened:
-    """A run as its folder holds it after its last whole round; `build` makes its setting, which reads the data."""
+    """A run as its folder holds it after its last whole round; `build` reads its data and makes its setting."""
 
     folder: Path
     meta: Mapping[str, Any]
@@ -45,6 +45,13 @@ class Opened:
     state: State
     memories: Mapping[int, Tree]
     build: Callable[[], Built]
+
+    def setting(self) -> Setting:
+        """The run's setting, if the data is still what it was."""
+        built = self.build()
+        if built.digests["data"] != self.meta["digests"]["data"]:
+            raise DataError(f"the data set '{built.dataset.name}' is not the one that the run in '{self.folder}' had")
+        return built.setting
 
     @property
     def clients(self) -> int:
@@ -86,9 +93,8 @@ def draw(
         elif isinstance(run.method, KDIA):
             if client is not None:
                 raise UsageError(f"{run.method.name} has one generator, the server's; leave out --client")
-            pictures = _features(
-                run, run.method, None if central is None else _open(Path(central), dataset, network), say
-            )
+            reference = _open(Path(central), dataset, network) if central is not None else None
+            pictures = _features(run, run.method, reference, say)
         else:
             able = ", ".join(name for name, cls in methods.items() if issubclass(cls, FedKF | DataFreeKD | KDIA))
             raise UsageError(f"{run.method.name} generates nothing that can be drawn; draw a run of one of: {able}")
@@ -109,7 +115,7 @@ def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Ope
 def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict[str, Figure]:
     """Images of one generator, sorted by the teacher, and the average ones beside the real ones."""
     whose, weights = _generator(run, method, client)
-    setting = run.build().setting
+    setting = run.setting()
     me = setting.client(max(whose, 0), run.state.round, {})
     make = partial(ImageGenerator, me.shape, me.scale, noise=method.noise, width=method.width, bn_eps=method.bn_eps)
     made = labelled_images(
@@ -182,11 +188,11 @@ def _similarity(run: Opened, method: KDIA, central: Opened) -> list[float]:
             raise UsageError(f"'{central.folder}' and '{run.folder}' differ in the {what}; --central needs the same")
     if run.meta["experiment"]["model"] != central.meta["experiment"]["model"]:
         raise UsageError(f"'{central.folder}' and '{run.folder}' have different models; --central needs the same")
-    setting = run.build().setting
+    setting = run.setting()
     net = in_two_parts(setting.build(SERVER), method.name)
     generator = method.new_generator(setting.client(0, run.state.round, {}), net)
-    load(generator, tree.to_device(run.state["generator"], setting.device))
-    load(net, tree.to_device(central.state["model"], setting.device))
+    load(generator, run.state["generator"])
+    load(net, central.state["model"])
     found = feature_similarity(
         cast(ConditionalGenerator, generator),
         net,

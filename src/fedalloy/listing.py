@@ -7,28 +7,33 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-import fedalloy.methods  # noqa: F401  # registers the built-in methods
-from fedalloy.core import Card, methods
+from fedalloy.core import Card, Method, methods
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
+from fedalloy.methods import FedAvg
 from fedalloy.models import models
 from fedalloy.registry import suggest
 
 
-def listing(what: str, filters: Sequence[str] = ()) -> Table:
+def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) -> Table:
     """A table of everything registered of one kind; methods can be filtered by their card.
+
+    With `privacy` it says of methods only what leaves a client and what travels.
 
     >>> listing("methods", ["any_network=yes"]).row_count >= 1
     True
     """
     if filters and what != "methods":
         raise UsageError("--where filters methods by their card; leave it out for other lists")
+    if privacy and what != "methods":
+        raise UsageError("--privacy is about methods; leave it out for other lists")
     makers: dict[str, Callable[[], Table]] = {
-        "methods": lambda: _methods(filters),
+        "methods": lambda: _privacy(filters) if privacy else _methods(filters),
         "models": _models,
         "data": _data,
         "partitions": _partitions,
@@ -38,11 +43,8 @@ def listing(what: str, filters: Sequence[str] = ()) -> Table:
 
 def _methods(filters: Sequence[str]) -> Table:
     table = _table()
-    wanted = [_filter(text) for text in filters]
-    for name, cls in methods.items():
+    for name, cls in _chosen(filters):
         card = cls.card
-        if not all(_fits(getattr(card, key), value) for key, value in wanted):
-            continue
         needs = [
             "clients may have different networks" if card.any_network else "all clients have the same network",
             *(["needs a public set"] if card.public else []),
@@ -59,6 +61,30 @@ def _methods(filters: Sequence[str]) -> Table:
             options,
         )
     return table
+
+
+def _privacy(filters: Sequence[str]) -> Table:
+    chosen = _chosen(filters)
+    table = Table("Method", "What leaves a client", "Sent up", "Sent down", box=SIMPLE_HEAD, caption_justify="left")
+    for name, cls in chosen:
+        table.add_row(Text(name, style="bold"), cls.card.leaves_client, cls.card.up, cls.card.down)
+    table.columns[0].no_wrap = True
+    if any(issubclass(cls, FedAvg) for _, cls in chosen):
+        table.caption = (
+            'With weights = "disco", every method that averages models also sends how many samples of each class a '
+            "client holds."
+        )
+    return table
+
+
+def _chosen(filters: Sequence[str]) -> list[tuple[str, type[Method]]]:
+    """The methods whose cards pass all filters."""
+    wanted = [_filter(text) for text in filters]
+    return [
+        (name, cls)
+        for name, cls in methods.items()
+        if all(_fits(getattr(cls.card, key), value) for key, value in wanted)
+    ]
 
 
 def _filter(text: str) -> tuple[str, str]:

@@ -27,8 +27,8 @@ def labelled_images(
     device = next(generator.parameters()).device
     noise = torch.randn(number, generator.noise, generator=stream)
     images = torch.cat([generator(z.to(device)) for z in torch.split(noise, batch)])
-    unlabelled = Samples(images, torch.zeros(number, dtype=torch.int64), torch.arange(number, device=device))
-    return Samples(images, predict(teacher, unlabelled).argmax(1), unlabelled.index)
+    rows = torch.arange(number, device=device)
+    return Samples(images, predict(teacher, Samples(images, torch.zeros_like(rows), rows)).argmax(1), rows)
 
 
 def first_of_class(samples: Samples, label: int, scale: Scale, most: int = 8) -> Tensor:
