@@ -207,7 +207,7 @@ def section(name: str, cls: type[Method]) -> str:
 
 def keys_table(cls: type) -> str:
     """The keys of one section: type, default, meaning."""
-    nested = {"options", *SECTIONS, "model", "method", "methods"} if cls is Experiment else {"options"}
+    nested = {"options", *SECTIONS, "model", "method", "methods", "published"} if cls is Experiment else {"options"}
     fields = [f for f in dataclasses.fields(cls) if f.name not in nested]
     sentences = SENTENCES[cls]
     if [f.name for f in fields] != list(sentences):

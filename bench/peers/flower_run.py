@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
+import ray
 import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -16,7 +19,7 @@ from shared import Clock, data, network, task
 
 BACKEND: Any = {
     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-    "init_args": {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False},
+    "init_args": {"num_cpus": 2, "include_dashboard": False, "_node_ip_address": "127.0.0.1", "log_to_driver": False},
 }
 
 client, server = ClientApp(), ServerApp()
@@ -67,4 +70,9 @@ def serve(grid: Grid, _: Context) -> None:
 
 
 if __name__ == "__main__":
-    run_simulation(server, client, num_supernodes=task().clients, backend_config=BACKEND)
+    try:
+        run_simulation(server, client, num_supernodes=task().clients, backend_config=BACKEND)
+    except Exception:  # the server's thread would wait for ever for clients that never started
+        traceback.print_exc()
+        ray.shutdown()
+        os._exit(1)

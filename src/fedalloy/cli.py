@@ -357,6 +357,7 @@ def _resumable(*words: str) -> Iterator[None]:
 
 
 def _show(runs: list[Run], select: Any = "last") -> None:
+    from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
     from fedalloy.report.verdict import verdict
     from fedalloy.results import rows
@@ -366,6 +367,9 @@ def _show(runs: list[Run], select: Any = "last") -> None:
     console = _console()
     console.print()
     console.print(comparison_table(table, width=console.width, names=names))
+    for other in beside(runs, table):
+        console.print()
+        console.print(other.table())
     if len(names) > 1:
         console.print()
         console.print(verdict(table, names=names), highlight=False)

@@ -106,6 +106,27 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Published:
+    """A paper's table, shown beside our figures; `where` says for which values of other keys it holds.
+
+    Each row is a method's label, its view, and one text for each metric as the paper prints it, in our table's units.
+    """
+
+    source: str
+    metrics: tuple[Literal["amp", "fm", "wlp", "test"], ...]
+    rows: tuple[tuple[str, ...], ...]
+    where: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != 2 + len(self.metrics):
+                raise UsageError(
+                    f"published: the row {list(row)} has {len(row)} entries; give the method, the view "
+                    f"and {len(self.metrics)} figures ({', '.join(self.metrics)})"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """Everything that is needed to repeat a run.
 
@@ -135,6 +156,7 @@ class Experiment:
     participation: Participation = field(default_factory=Participation)
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
+    published: tuple[Published, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -152,7 +174,7 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Any]:
         """The experiment as it would stand in a file, defaults written out."""
-        return {key: value for key, value in _plain(self).items() if value not in (None, {})}
+        return {key: value for key, value in _plain(self).items() if value not in (None, {}, [])}
 
 
 # Sections whose other keys are options of the thing they name.
@@ -173,6 +195,8 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
         elif key in _CLOSED:
             built[key] = construct(_CLOSED[key], value, key)
+        elif key == "published":
+            built[key] = tuple(_published(part) for part in value)
         elif key == "methods":
             built[key] = {name: _labelled(name, part) for name, part in value.items()}
         else:
@@ -185,6 +209,13 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     for choice in (exp.method, *exp.methods.values()):
         build_method(choice)
     return exp
+
+
+def _published(part: Any) -> Published:
+    if not isinstance(part, Mapping):
+        raise UsageError("published must be tables; write [[published]]")
+    rows = [tuple(row) if isinstance(row, list) else row for row in part.get("rows", [])]
+    return construct(Published, {**part, "rows": tuple(rows)}, "published")
 
 
 def build_method(choice: Choice) -> Method:

@@ -5,7 +5,9 @@ from fedalloy.methods.centralised import Centralised
 from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
+from fedalloy.methods.fedcog import FedCOG
 from fedalloy.methods.feddisco import FedDisco
+from fedalloy.methods.fedftg import FedFTG
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedgkd import FedGKD
 from fedalloy.methods.fedkf import FedKF, FedKFMinus
@@ -23,7 +25,9 @@ __all__ = [
     "DataFreeKD",
     "FedAvg",
     "FedAvgM",
+    "FedCOG",
     "FedDisco",
+    "FedFTG",
     "FedGKD",
     "FedGen",
     "FedKF",

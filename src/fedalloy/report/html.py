@@ -16,6 +16,7 @@ from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
 from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves
+from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells
 from fedalloy.report.verdict import verdict
@@ -90,6 +91,7 @@ def render(
         seeds=len({run.seed for run in runs}),
         headings=headings,
         body=body,
+        published=beside(runs, table),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],

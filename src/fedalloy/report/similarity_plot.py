@@ -23,25 +23,23 @@ def similarity_picture(similarity: Sequence[float], names: Sequence[str], *, tit
     values = np.asarray(similarity, dtype=np.float64)
     names = [shortened(name, 20) for name in names]
     row = 0.26 if len(names) <= 40 else 0.17
-    width, above, below = 7.2, 0.85, 0.5
+    width, right, above, below = 7.2, 0.85, 0.85, 0.5
     height = above + below + row * len(names)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     left = widest(figure, names) + 0.3
-    axes = figure.add_axes((left / width, below / height, (width - left - 0.25) / width, row * len(names) / height))
+    axes = figure.add_axes((left / width, below / height, (width - left - right) / width, row * len(names) / height))
     figure.text(0.15 / width, 1 - 0.13 / height, title, va="top", fontsize=11)
     line = "Mean cosine similarity of generated features to those of a centrally trained network"
     figure.text(0.15 / width, 1 - 0.36 / height, line, va="top", color=QUIET)
     axes.barh(range(len(names)), np.nan_to_num(values), height=0.68, color=HUES[0], alpha=0.85)
-    for place, value in enumerate(values):
+    for place, value in enumerate(values):  # in a column of their own: beside the bars the mean's line would cross them
         text = "no samples" if np.isnan(value) else f"{value:.2f}"
-        axes.annotate(
-            text, (np.nan_to_num(max(value, 0.0)), place), (3, 0), textcoords="offset points", va="center",
-            fontsize=8 if row > 0.2 else 6.5, color=QUIET,
-        )  # fmt: skip
+        across = axes.get_yaxis_transform()
+        axes.text(1.01, place, text, transform=across, va="center", fontsize=8 if row > 0.2 else 6.5, color=QUIET)
     mean = float(np.nanmean(values))
     axes.axvline(mean, color=INK, linewidth=1, linestyle=(0, (4, 2)))
-    axes.set(xlim=(min(0.0, float(np.nanmin(values))), 1.08), ylim=(len(names) - 0.5, -0.5))
+    axes.set(xlim=(min(0.0, float(np.nanmin(values))), 1), ylim=(len(names) - 0.5, -0.5))
     axes.annotate(f"mean {mean:.2f}", (mean, -0.5), (0, 3), textcoords="offset points", ha="center", va="bottom")
     axes.set_xticks([tick for tick in (-1, -0.5, 0, 0.2, 0.4, 0.6, 0.8, 1) if tick >= axes.get_xlim()[0]])
     axes.set_yticks(range(len(names)), names, color=INK, fontsize=9 if row > 0.2 else 7)

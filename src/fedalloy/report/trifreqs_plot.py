@@ -70,13 +70,13 @@ def trifreqs_picture(
     """A map of the weights, clients by rounds, and below it the share of those who took part in the round.
 
     >>> weights = weights_over_rounds([[0], [1]], [10, 30])
-    >>> [axes.get_ylabel() for axes in trifreqs_picture(weights, [[0], [1]], [10, 30]).axes[:2]]
-    ['Client', 'Share']
+    >>> [axes.get_ylabel() for axes in trifreqs_picture(weights, [[0], [1]], [10, 30]).axes]
+    ['Client', '', 'Share']
     """
     rounds, clients = weights.shape
     edges = np.arange(rounds + 1) + 0.5
     down = float(np.clip(0.2 * clients, 1.6, 6.5))
-    left, right, above, between, below, low = 0.65, 1.75, 0.62, 0.38, 0.5, 1.35
+    left, right, above, between, below, low = 0.85, 1.6, 0.72, 0.42, 0.5, 1.35
     height = above + down + between + low + below
     figure = Figure(figsize=(WIDE, height))
     FigureCanvasAgg(figure)
@@ -90,19 +90,21 @@ def trifreqs_picture(
     figure.text(0.15 / WIDE, 1 - 0.36 / height, line, va="top", color=QUIET)
 
     main = figure.add_axes(box(below + low + between, down))
-    norm = PowerNorm(0.5, vmin=0, vmax=float(np.nanmax(weights)))  # a root scale keeps small weights visible
+    norm = PowerNorm(
+        0.5, vmin=0, vmax=float(np.nan_to_num(weights).max()) or 1.0
+    )  # a root scale keeps small weights visible
     main.pcolormesh(edges, np.arange(clients + 1) - 0.5, weights.T, cmap=BLUES, norm=norm, rasterized=True)
     main.set(xlim=(edges[0], edges[-1]), ylim=(clients - 0.5, -0.5), ylabel="Client")
     main.grid(False)
-    main.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    main.set_xticks([])  # the rounds are named below the other plot
     main.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=max(int(down / 0.25), 4)))
     for spine in main.spines.values():
         spine.set_visible(False)
     scale = figure.add_axes(box(height - above - min(down, 2.0), min(down, 2.0), WIDE - right + 0.15, 0.14))
-    bar = figure.colorbar(ScalarMappable(norm, BLUES), cax=scale, format=PercentFormatter(1.0, 0, " %"))
+    bar = figure.colorbar(ScalarMappable(norm, BLUES), cax=scale, format=PercentFormatter(1.0, None, " %"))
     bar.outline.set_visible(False)
     bar.ax.minorticks_off()
-    bar.ax.set_title("weight", color=QUIET, fontsize=8, pad=4)
+    bar.ax.set_title("weight", color=QUIET, fontsize=8, pad=8)
 
     axes = figure.add_axes(box(below, low))
     rounded = np.arange(1, rounds + 1)
@@ -112,11 +114,11 @@ def trifreqs_picture(
     for name, table, hue, dash in lines:
         held = shares_of(table, present)
         axes.plot(rounded, held, color=hue, linestyle=dash, marker="o" if rounds <= 40 else "", markersize=3)
-        ends.append((float(held[np.isfinite(held)][-1]), name, hue))
+        ends.append((float(held[-1]), name, hue))
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.02), xlabel="Round", ylabel="Share")
     axes.set_title("What this round's clients hold together", color=INK)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     ends.sort()
     for place, (_, name, hue) in zip(spread([end for end, *_ in ends], 0.15, 0.0, 1.0), ends, strict=True):
         axes.text(1.012, place / 1.02, name, transform=axes.transAxes, va="center", color=hue)

@@ -1,0 +1,77 @@
+"""Our figures beside a paper's, where an experiment names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from fedalloy.report.format import MISSING, view_name
+from fedalloy.report.table import MEASURES
+from fedalloy.results import Row, Run, combine
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A paper's table with our figures: what it is, its headings, and its lines as text."""
+
+    source: str
+    headings: Sequence[str]
+    body: Sequence[Sequence[str]]
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+        table.title = f"Beside {self.source}"
+        for i, heading in enumerate(self.headings):
+            table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
+        for line in self.body:
+            table.add_row(*line)
+        return table
+
+
+def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
+    """The published tables that hold for these runs, with our figures; methods that were not run are left out.
+
+    >>> beside([], [])
+    []
+    """
+    if not runs:
+        return []
+    experiment = runs[0].meta.get("experiment", {})
+    tables = [_one(table, rows) for table in experiment.get("published", []) if _holds(table, experiment)]
+    return [table for table in tables if table.body]
+
+
+def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
+    return all(_value(experiment, key) == wanted for key, wanted in table.get("where", {}).items())
+
+
+def _value(experiment: Mapping[str, Any], key: str) -> Any:
+    """What stands under a dotted key."""
+    found: Any = experiment
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:
+    columns = {column.metric: column for column in MEASURES if column.metric}
+    chosen = [columns[metric] for metric in table["metrics"]]
+    printed = {(label, view): figures for label, view, *figures in table["rows"]}
+    headings = ["Method", "View"]
+    for column in chosen:
+        headings += [column.heading, "paper"]
+
+    def lines() -> Iterator[list[str]]:
+        for line in combine(rows):
+            figures = printed.get((line.label, line.view))
+            if figures is not None:
+                ours = [column.write(line, rows) for column in chosen]
+                pairs = [text for pair in zip(ours, figures, strict=True) for text in pair]
+                yield [line.label, view_name(line.view) or MISSING, *pairs]
+
+    return Beside(table["source"], headings, list(lines()))

@@ -1,0 +1,78 @@
+"""A paper's figures beside ours: only where they hold, only for what was run, and as the paper prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedalloy.config import experiment
+from fedalloy.errors import UsageError
+from fedalloy.report.format import TIMES
+from fedalloy.report.html import render
+from fedalloy.report.published import beside
+from fedalloy.results import rows
+
+TABLE = {
+    "source": "Somebody 2020, Table 1",
+    "where": {"partition.alpha": 0.1},
+    "metrics": ["amp", "fm"],
+    "rows": [["FedAvg", "aca", "75.61 ± 0.92", "7.97"], ["FedAvg", "oca", "78.38", "5.33"], ["Other", "aca", "1", "2"]],
+}
+
+
+@pytest.fixture
+def run(make_run):
+    def make(alpha=0.1, seed=0, accuracy=0.75, published=(TABLE,)):
+        exp = experiment({"partition": {"alpha": alpha}, "published": list(published)}).to_dict()
+        views = {view: [[accuracy - 0.1, accuracy + 0.1]] for view in ("aca", "oca")}
+        return make_run(label="FedAvg", seed=seed, views=views, experiment=exp)
+
+    return make
+
+
+def table_of(runs):
+    return beside(runs, [row for r in runs for row in rows(r)])
+
+
+def test_ours_stands_before_the_papers_and_what_was_not_run_is_left_out(run):
+    (found,) = table_of([run()])
+    assert found.source == "Somebody 2020, Table 1"
+    assert list(found.headings) == ["Method", "View", "AMP %", "paper", f"FM {TIMES}10³", "paper"]
+    assert [list(line) for line in found.body] == [
+        ["FedAvg", "ACA", "75.00", "75.61 ± 0.92", "10.00", "7.97"],
+        ["FedAvg", "OCA", "75.00", "78.38", "10.00", "5.33"],
+    ]
+
+
+def test_seeds_are_averaged(run):
+    (found,) = table_of([run(seed=0, accuracy=0.7), run(seed=1, accuracy=0.8)])
+    assert found.body[0][2].startswith("75.00 ± ")
+
+
+def test_figures_of_another_setting_are_not_shown(run):
+    assert table_of([run(alpha=0.5)]) == []
+
+
+def test_an_experiment_without_figures_has_no_such_table(run):
+    assert table_of([run(published=())]) == []
+
+
+def test_the_page_shows_them(run):
+    assert "Beside Somebody 2020, Table 1" in render([run()], title="t")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rows": [["FedAvg", "aca", "1"]]}, "has 3 entries; give the method, the view and 2 figures"),
+        ({"metrics": ["amp", "f1"]}, "must be"),
+        ({"sources": "x"}, "did you mean 'source'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(change, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        experiment({"published": [{**TABLE, **change}]})
+
+
+def test_one_table_is_not_a_list_of_tables():
+    with pytest.raises(UsageError, match=r"\[\[published\]\]"):
+        experiment({"published": TABLE})
