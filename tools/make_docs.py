@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedalloy.architectures import Budget, ModelPart
 from fedalloy.config import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.core import Method
 from fedalloy.data import NORMALISATIONS, datasets, files
@@ -89,6 +90,15 @@ SENTENCES: dict[type, dict[str, str]] = {
         "labelled": "Whether methods may use its labels.",
         "holder": "Who holds it: the server alone, or the clients too.",
     },
+    ModelPart: {
+        "name": "A registered network; its options follow.",
+        "clients": "The ids that have it.",
+        "share": "The share of all clients that have it, in ascending id, from those nobody has named.",
+    },
+    Budget: {
+        "unit": "What is limited: the network's parameters, or the FLOPs of a forward pass of one sample.",
+        "limits": "One limit for each client, or a few that are dealt in equal runs, in ascending id.",
+    },
     Stop: {
         "metric": "The metric of `target` and `patience`; the best of the method's views counts.",
         "target": "Stop as soon as the metric reaches this.",
@@ -105,6 +115,8 @@ SECTIONS = {
     "training": LocalWork,
     "participation": Participation,
     "public": PublicPart,
+    "models": ModelPart,
+    "budget": Budget,
     "stop": Stop,
 }
 
@@ -207,7 +219,11 @@ def section(name: str, cls: type[Method]) -> str:
 
 def keys_table(cls: type) -> str:
     """The keys of one section: type, default, meaning."""
-    nested = {"options", *SECTIONS, "model", "method", "methods", "published"} if cls is Experiment else {"options"}
+    apart = {*SECTIONS, "model", "method", "methods", "published"} if cls is Experiment else set()
+        {"options", *SECTIONS, "model", "models", "method", "methods", "published"}
+        if cls is Experiment
+        else {"options"}
+    )
     fields = [f for f in dataclasses.fields(cls) if f.name not in nested]
     sentences = SENTENCES[cls]
     if [f.name for f in fields] != list(sentences):

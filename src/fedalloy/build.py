@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import models, rng
+from fedalloy.architectures import assign
 from fedalloy.config import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
 from fedalloy.core import Augmentation, Network
+from fedalloy.costs import forward_flops
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader
@@ -24,6 +26,7 @@ from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.errors import UsageError
 from fedalloy.files import read_weights
+from fedalloy.models import parameter_count
 from fedalloy.setting import SERVER, Setting, Site
 from fedalloy.training import load as load_weights
 
@@ -50,9 +53,12 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
     public = _public(exp.public, data, pool, aside, exp)
+    server = _started(network or _network(exp.model, data, pool), exp.start)
+    networks = _networks(exp, data, pool, part.clients) if exp.models else [server]
     setting = Setting(
         sites=[_site(pool, holdout, rows, part, k) for k in range(part.clients)],
-        networks=[_started(network or _network(exp.model, data, pool), exp.start)],
+        networks=networks,
+        server=server if exp.models else None,
         classes=data.classes,
         seed=exp.seed,
         work=exp.training,
@@ -91,9 +97,20 @@ def _load(part: DataPart) -> Dataset:
     return load(part.name, **check_options(part, reader(part.name), "data"))
 
 
-def _network(choice: Choice, data: Dataset, pool: Samples) -> Network:
+def _networks(exp: Experiment, data: Dataset, pool: Samples, clients: int) -> list[Network]:
+    """Each client's network; equal ones are one object, by which they are told to be equal."""
+    makers = [_network(Choice(name=part.name, options=part.options), data, pool, "models") for part in exp.models]
+    costs: list[float] = []
+    if exp.budget is not None:
+        example = pool.take([0])[0]
+        size = parameter_count if exp.budget.unit == "parameters" else partial(forward_flops, example=example)
+        costs = [size(maker()) for maker in makers]
+    return [makers[number] for number in assign(exp.models, clients, exp.budget, costs)]
+
+
+def _network(choice: Choice, data: Dataset, pool: Samples, where: str = "model") -> Network:
     given = ("classes", "channels", "size")
-    options = check_options(choice, models.models[choice.name], "model", given)
+    options = check_options(choice, models.models[choice.name], where, given)
     _, channels, height, width = pool.x.shape
 
     if height != width:
@@ -111,20 +128,28 @@ def _name(network: Network) -> str:
 
 
 def tried(setting: Setting) -> nn.Module:
-    """The initial network, after one sample went through it, so that what does not fit is found before a run begins."""
+    """The server's initial network, after one sample went through it and through every client's.
+
+    What does not fit is thus found before a run begins.
+    """
     x = setting.sites[0].train.take([0])[0]
     if setting.augment is not None:
         x = _augmented(setting.augment, x, setting.seed)
-    net = setting.build(SERVER).eval()
+    for client in {network: k for k, network in enumerate(setting.networks)}.values():
+        _answers(setting.build(client), x, setting.classes)
+    return _answers(setting.build(SERVER), x, setting.classes)
+
+
+def _answers(net: nn.Module, x: Tensor, classes: int) -> nn.Module:
     try:
         with torch.no_grad():
-            out = net(x)
+            out = net.eval()(x)
     except (RuntimeError, ValueError) as error:
         raise UsageError(f"the network cannot take inputs of shape {_shape(x)}: {error}") from error
-    if tuple(out.shape) != (1, setting.classes):
+    if tuple(out.shape) != (1, classes):
         raise UsageError(
             f"the network answers an input with an output of shape {_shape(out)}; "
-            f"it must be one number for each of the {setting.classes} classes"
+            f"it must be one number for each of the {classes} classes"
         )
     return net
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from fedalloy.architectures import Budget, ModelPart
 from fedalloy.core import Method, methods
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
@@ -150,6 +151,8 @@ class Experiment:
     data: DataPart = field(default_factory=DataPart)
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
     model: Choice = field(default_factory=lambda: Choice(name="simple-cnn"))
+    models: tuple[ModelPart, ...] = ()
+    budget: Budget | None = None
     method: Choice = field(default_factory=lambda: Choice(name="fedavg"))
     methods: Mapping[str, Choice] = field(default_factory=dict)
     training: LocalWork = field(default_factory=LocalWork)
@@ -168,6 +171,8 @@ class Experiment:
         if self.evaluate_every < 1:
             raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
         _check_seed("seed", self.seed)
+        if self.budget is not None and not self.models:
+            raise UsageError("[budget] chooses among several networks; give them under [[models]]")
         waits = self.stop.target is not None or self.stop.patience is not None
         if waits and self.stop.metric == "validation" and self.partition.validation == 0:
             raise UsageError("stop.metric = 'validation' needs a validation share; write partition.validation = 0.1")
@@ -179,7 +184,7 @@ class Experiment:
 
 # Sections whose other keys are options of the thing they name.
 _OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
-_CLOSED = {"training": LocalWork, "participation": Participation, "stop": Stop}
+_CLOSED = {"training": LocalWork, "participation": Participation, "stop": Stop, "budget": Budget}
 _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
@@ -195,8 +200,8 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
         elif key in _CLOSED:
             built[key] = construct(_CLOSED[key], value, key)
-        elif key == "published":
-            built[key] = tuple(_published(part) for part in value)
+        elif key in _LISTS:
+            built[key] = tuple(_LISTS[key](part) for part in _tables(key, value))
         elif key == "methods":
             built[key] = {name: _labelled(name, part) for name, part in value.items()}
         else:
@@ -211,11 +216,22 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     return exp
 
 
-def _published(part: Any) -> Published:
-    if not isinstance(part, Mapping):
-        raise UsageError("published must be tables; write [[published]]")
+def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, Sequence) or not all(isinstance(part, Mapping) for part in value):
+        raise UsageError(f"{key} must be tables; write [[{key}]]")
+    return value
+
+
+def _published(part: Mapping[str, Any]) -> Published:
     rows = [tuple(row) if isinstance(row, list) else row for row in part.get("rows", [])]
     return construct(Published, {**part, "rows": tuple(rows)}, "published")
+
+
+def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
+    return _open_section(ModelPart, part, "models")
+
+
+_LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _published, "models": _one_of_several}
 
 
 def build_method(choice: Choice) -> Method:
@@ -274,7 +290,7 @@ def _hints(thing: Any) -> dict[str, Any]:
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    if typing.get_origin(hint) is tuple and isinstance(value, list):
+    if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (hint, *typing.get_args(hint))):
         value = tuple(value)  # TOML and JSON have only lists
     try:
         return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
@@ -383,7 +399,7 @@ def _check_seed(where: str, seed: int) -> None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, DataPart | PartitionPart | Choice | PublicPart):
+    if isinstance(value, DataPart | PartitionPart | Choice | PublicPart | ModelPart):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
         # An option may be None where that is not its default, so those are kept.
         return {k: v for k, v in own.items() if v is not None} | _plain(value.options)

@@ -43,7 +43,8 @@ class TwoHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.cut = _position(net.features, shared)
-        self.net, self.own, self.head = net, fresh.features[self.cut :], head
+        self.net, self.head = net, head
+        self.own = nn.Sequential(*list(fresh.features)[self.cut :])
         self.meter = meter or Meter()
 
     def start(self, x: Tensor) -> Tensor:
@@ -104,8 +105,8 @@ def generator_loss(made: Tensor, *, saturating: bool = True) -> Tensor:
     """E log(1 - f(g(z))), to be minimised, of logits (Eq. 3); or -E log f(g(z)), whose slope is steep where f is small.
 
     >>> unreal = torch.tensor([-2.0], requires_grad=True)
-    >>> [torch.autograd.grad(generator_loss(unreal, saturating=s), unreal)[0].item() for s in (True, False)]
-    [-0.11920291930437088, -0.8807970285415649]
+    >>> [round(torch.autograd.grad(generator_loss(unreal, saturating=s), unreal)[0].item(), 4) for s in (True, False)]
+    [-0.1192, -0.8808]
     """
     return -F.softplus(made).mean() if saturating else F.softplus(-made).mean()
 
@@ -124,4 +125,5 @@ def gradient_penalty(judge: Callable[[Tensor], Tensor], real: Tensor, made: Tens
     share = torch.rand(pairs, *[1] * (real.dim() - 1), generator=stream).to(real.device, non_blocking=True)
     between = (share * real + (1 - share) * made).requires_grad_()
     (slope,) = torch.autograd.grad(judge(between).sigmoid().sum(), between, create_graph=True)
-    return (torch.linalg.vector_norm(slope, dim=1) - 1).square().mean()
+    penalty: Tensor = (torch.linalg.vector_norm(slope, dim=1) - 1).square().mean()
+    return penalty

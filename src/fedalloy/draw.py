@@ -155,11 +155,12 @@ def _generator(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> t
     owners = sorted(k for k, memory in run.memories.items() if "generator" in memory)
     if client is not None and client not in range(run.clients):
         raise UsageError(f"there is no client {client} in '{run.folder}'; clients go from 0 to {run.clients - 1}")
-    if not owners or (client is not None and client not in owners):
-        have = ", ".join(map(str, owners)) or "none"
-        who = "no client" if client is None else f"client {client}"
-        raise UsageError(f"{who} in '{run.folder}' has made images so far; clients with a generator: {have}")
+    if not owners:
+        raise UsageError(f"no client in '{run.folder}' has made images yet; go on with the run first")
     whose = owners[0] if client is None else client
+    if whose not in owners:
+        have = ", ".join(map(str, owners))
+        raise UsageError(f"client {client} in '{run.folder}' has made no images yet; these have: {have}")
     return whose, run.memories[whose]["generator"]
 
 
@@ -181,13 +182,17 @@ def _features(run: Opened, method: KDIA, central: Opened | None, say: Say) -> di
 
 
 def _similarity(run: Opened, method: KDIA, central: Opened) -> list[float]:
+    """For each class the similarity of generated features to those of the central network on all training data."""
     if central.method.name != "centralised":
         raise UsageError(f"'{central.folder}' is a run of {central.method.name}; --central needs one of centralised")
-    for what, place in (("data", ("digests", "data")), ("size of images", ("model", "input"))):
-        if run.meta[place[0]][place[1]] != central.meta[place[0]][place[1]]:
-            raise UsageError(f"'{central.folder}' and '{run.folder}' differ in the {what}; --central needs the same")
-    if run.meta["experiment"]["model"] != central.meta["experiment"]["model"]:
-        raise UsageError(f"'{central.folder}' and '{run.folder}' have different models; --central needs the same")
+    alike = {
+        "data": [r.meta["digests"]["data"] for r in (run, central)],
+        "size of their images": [r.meta["model"]["input"] for r in (run, central)],
+        "model": [r.meta["experiment"]["model"] for r in (run, central)],
+    }
+    for what, (ours, theirs) in alike.items():
+        if ours != theirs:
+            raise UsageError(f"'{run.folder}' and '{central.folder}' differ in the {what}; --central needs the same")
     setting = run.setting()
     net = in_two_parts(setting.build(SERVER), method.name)
     generator = method.new_generator(setting.client(0, run.state.round, {}), net)

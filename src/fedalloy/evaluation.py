@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import metrics
-from fedalloy.core import Method, State
+from fedalloy.core import Method, Network, State
 from fedalloy.data.samples import Samples
 from fedalloy.setting import SERVER, Setting, pooled
-from fedalloy.training import load, predict
+from fedalloy.training import load, predict, side_by_side
 from fedalloy.tree import Tree
 
 PERSONAL = "personal"
@@ -25,11 +25,27 @@ PERSONAL = "personal"
 def evaluate(
     setting: Setting, method: Method, state: State, memories: Mapping[int, Tree], threads: int = 1
 ) -> dict[str, Any]:
-    """The record of a round's views: the summary over clients and each client's own figures."""
-    views = {name: _shared(setting, weights, threads) for name, weights in method.models(state).items()}
+    """The record of a round's views: the summary over clients and each client's own figures.
+
+    Equal models, such as ACA and OCA where all clients take part, are evaluated once.
+    """
+    models = method.models(state)
+    kept: list[Tree] = []
+    which = {name: _place(weights, kept) for name, weights in models.items()}
+    found = side_by_side(lambda weights: _shared(setting, weights, threads), kept, threads)
+    views = {name: found[place] for name, place in which.items()}
     if method.personal(setting.client(0, state.round, memories.get(0, {}))) is not None:
-        views[PERSONAL] = _personal(setting, method, state.round, memories)
+        views[PERSONAL] = _personal(setting, method, state.round, memories, threads)
     return views
+
+
+def _place(weights: Tree, kept: list[Tree]) -> int:
+    """Where in the list these weights stand; they are added if none there are equal."""
+    for place, other in enumerate(kept):
+        if weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights):
+            return place
+    kept.append(weights)
+    return len(kept) - 1
 
 
 def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
@@ -44,22 +60,31 @@ def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
     return view
 
 
-def _personal(setting: Setting, method: Method, round: int, memories: Mapping[int, Tree]) -> dict[str, Any]:
+def _personal(
+    setting: Setting, method: Method, round: int, memories: Mapping[int, Tree], threads: int
+) -> dict[str, Any]:
     confusion = np.zeros((len(setting.sites), setting.classes, setting.classes), dtype=np.int64)
     loss = np.zeros(len(setting.sites))
-    right = seen = 0.0
-    for k, site in enumerate(setting.sites):
-        me = setting.client(k, round, memories.get(k, {}))
-        weights = method.personal(me)
-        assert weights is not None
-        net = me.net(weights)
-        confusion[k : k + 1], loss[k : k + 1] = _tally(net, [site.test], setting.classes)
-        if site.validation is not None and len(site.validation):
-            right += _accuracy(net, site.validation) * len(site.validation)
-            seen += len(site.validation)
+    right = np.zeros(len(setting.sites))  # of each client's validation share
+
+    def evaluate_some(clients: Sequence[int]) -> None:
+        nets: dict[Network, nn.Module] = {}  # built once: only the weights differ
+        for k in clients:
+            me, site = setting.client(k, round, memories.get(k, {})), setting.sites[k]
+            weights = method.personal(me)
+            assert weights is not None
+            if me.network not in nets:
+                nets[me.network] = setting.build(k)
+            net = load(nets[me.network], weights)
+            confusion[k : k + 1], loss[k : k + 1] = _tally(net, [site.test], setting.classes)
+            if site.validation is not None and len(site.validation):
+                right[k] = _accuracy(net, site.validation) * len(site.validation)
+
+    side_by_side(evaluate_some, [setting.ids[first::threads] for first in range(threads)], threads)
     view = _view(setting, confusion, loss)
+    seen = sum(len(site.validation) for site in setting.sites if site.validation is not None)
     if seen:
-        view["validation"] = right / seen
+        view["validation"] = sum(right.tolist()) / seen
     return view
 
 

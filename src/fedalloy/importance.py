@@ -28,7 +28,9 @@ def importance(scores: Tensor, max_share: float = 1.0) -> Tensor:
     shares = _normalised(scores, torch.ones_like(scores))
     most = max(max_share, 1 / len(scores))
     full = torch.zeros_like(scores, dtype=torch.bool)
-    for _ in range(len(scores) - 1):  # each pass fills at least one more client of a sample that is not done
+    for _ in range(
+        len(scores) - 1 if most < 1 else 0
+    ):  # each pass fills at least one more client of a sample that is not done
         full |= shares > most
         room = 1 - most * full.sum(0)
         shares = torch.where(full, most, room * _normalised(scores * ~full, (~full).double()))
@@ -42,7 +44,7 @@ def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def ensemble(shares: Tensor, logits: Tensor, tau: float = 1.0, kind: Ensemble = "prob") -> Tensor:
-    """The teacher's probabilities (N, classes): sum_k ahat_ki s(w_k; x_i), from shares (K, N) and logits (K, N, classes).
+    """The teacher sum_k ahat_ki s(w_k; x_i) as probabilities (N, C), from shares (K, N) and logits (K, N, C).
 
     DaFKD's paper weighs probabilities (Eq. 8), its code logits, whose weighted sum then goes through the softmax.
 

@@ -271,6 +271,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "flops_per_sample": forward_flops(net, example),
             "layout": resolve(net, exp.layout),
         },
+        "models": _client_models(setting) if exp.models else [],
         "versions": {
             "fedalloy": fedalloy.__version__,
             "torch": torch.__version__,
@@ -281,6 +282,14 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
         "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
     }
+
+
+def _client_models(setting: Setting) -> list[dict[str, Any]]:
+    """The clients' networks, where they differ: how large each is, and who has it."""
+    owners: dict[Network, list[int]] = {}
+    for client in setting.ids:
+        owners.setdefault(setting.network(client), []).append(client)
+    return [{"parameters": parameter_count(setting.build(ids[0])), "clients": ids} for ids in owners.values()]
 
 
 def _class_counts(setting: Setting) -> list[list[int]]:

@@ -33,7 +33,10 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every method of a comparison meets; `networks` holds one network for all clients, or one for each."""
+    """What every method of a comparison meets.
+
+    `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
+    """
 
     sites: Sequence[Site]
     networks: Sequence[Network]
@@ -46,6 +49,7 @@ class Setting:
     augment: Augmentation | None = None
     layout: Layout = "auto"
     scale: Scale = field(default_factory=Scale)
+    server: Network | None = None
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -86,7 +90,9 @@ class Setting:
         return sum(self.sizes) / len(self.sizes)
 
     def network(self, client: int) -> Network:
-        """The network of a client; the server has the first."""
+        """The network of a client, or of the server."""
+        if client == SERVER and self.server is not None:
+            return self.server
         return self.networks[max(client, 0) % len(self.networks)]
 
     def build(self, client: int) -> nn.Module:
@@ -100,10 +106,10 @@ class Setting:
 
     @cached_property
     def same_network(self) -> bool:
-        """Whether all clients' networks have equal names and shapes, found from the networks themselves."""
+        """Whether all networks, the server's too, have equal names and shapes, found from the networks themselves."""
         shapes = [
             {name: tuple(t.shape) for name, t in initial(network, self.seed).state_dict().items()}
-            for network in dict.fromkeys(self.networks)
+            for network in dict.fromkeys([self.network(SERVER), *self.networks])
         ]
         return all(shape == shapes[0] for shape in shapes)
 

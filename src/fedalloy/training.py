@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from fedalloy.core import Client
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+A = TypeVar("A")
+B = TypeVar("B")
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -243,11 +245,19 @@ def predict(net: nn.Module, samples: Samples, batch: int = 256, threads: int = 1
             out: Tensor = net(samples.take(positions)[0])
             return out
 
-    rows = torch.split(torch.arange(len(samples)), batch)
+    return torch.cat(side_by_side(logits, torch.split(torch.arange(len(samples)), batch), threads))
+
+
+def side_by_side(do: Callable[[A], B], items: Iterable[A], threads: int) -> list[B]:
+    """What a function makes of each item, in their order; threads share out the items.
+
+    >>> side_by_side(len, ["a", "bc"], threads=2)
+    [1, 2]
+    """
     if threads == 1:
-        return torch.cat([logits(positions) for positions in rows])
+        return [do(item) for item in items]
     with ThreadPoolExecutor(threads) as crew:
-        return torch.cat(list(crew.map(logits, rows)))
+        return list(crew.map(do, items))
 
 
 class AddressedDropout(nn.Module):

@@ -89,7 +89,7 @@ def test_weights_to_start_from_would_give_the_student_the_teachers(setting, play
 
 
 def test_the_student_comes_near_the_teacher(setting, play):
-    method = DataFreeKD(teacher_rounds=3, steps=100, **QUICK)
+    method = DataFreeKD(teacher_rounds=3, steps=100, generator_lr=1e-3, **QUICK)
     played = play(method, setting(work=LocalWork(work="fixed_steps", steps=20, batch=8, lr=0.2)), 4)
     before, after = played.states[3], played.states[4]
     generator = load(method.new_generator(played.rounds[0]), after["generator"])
@@ -149,7 +149,7 @@ def test_one_step_by_hand(entropy, activation, setting):
 
 
 def test_the_generator_learns_from_the_teacher_and_goes_on(setting, play):
-    method = DataFreeKD(teacher_rounds=3, steps=50, **QUICK)
+    method = DataFreeKD(teacher_rounds=3, steps=50, generator_lr=1e-3, **QUICK)
     played = play(method, setting(work=LocalWork(work="fixed_steps", steps=50, batch=16, lr=0.2)), 5)
     assert [float(s["moments"]["0"]["step"]) for s in played.states[4:]] == [50, 100]
     teacher = load(network(), played.states[-1]["model"])

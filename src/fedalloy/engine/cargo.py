@@ -36,6 +36,7 @@ class Cargo:
     augment: Augmentation | None
     layout: Layout
     scale: Scale
+    server: Network | None
     public: tuple[int, bool, str] | None
 
 
@@ -70,6 +71,7 @@ def pack(setting: Setting) -> Cargo:
         augment=setting.augment,
         layout=setting.layout,
         scale=setting.scale,
+        server=setting.server,
         public=None if public is None else (len(setting.sites), public.labelled, public.holder),
     )
 
@@ -96,6 +98,7 @@ def unpack(cargo: Cargo) -> Setting:
         augment=cargo.augment,
         layout=cargo.layout,
         scale=cargo.scale,
+        server=cargo.server,
         public=public,
     )
 

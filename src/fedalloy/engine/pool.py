@@ -185,11 +185,11 @@ class _Worker:
 
 def can_cross(method: Method, setting: Setting) -> bool:
     """Whether a method and its networks can be sent to a worker: what a notebook or a script defines cannot."""
-    things = [type(method), *map(_maker, setting.networks), setting.augment]
+    things = [type(method), *map(_maker, setting.networks), _maker(setting.server), setting.augment]
     if any(getattr(thing, "__module__", None) == "__main__" for thing in things):
         return False
     try:
-        pickle.dumps((method, setting.networks, setting.augment))
+        pickle.dumps((method, setting.networks, setting.server, setting.augment))
     except (pickle.PicklingError, AttributeError, TypeError):
         return False
     return True

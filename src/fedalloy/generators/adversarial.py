@@ -16,7 +16,13 @@ Kind = Literal["conditional", "unconditional"]
 
 
 def adversarial_generator(
-    shape: tuple[int, ...], scale: Scale, classes: int, *, kind: Kind = "conditional", noise: int = 100, width: int = 128
+    shape: tuple[int, ...],
+    scale: Scale,
+    classes: int,
+    *,
+    kind: Kind = "conditional",
+    noise: int = 100,
+    width: int = 128,
 ) -> nn.Module:
     """The generator of this kind for images of this shape: `make(noise, labels)`, whether or not labels are looked at.
 

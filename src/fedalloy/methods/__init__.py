@@ -2,6 +2,7 @@
 
 from fedalloy.core import methods
 from fedalloy.methods.centralised import Centralised
+from fedalloy.methods.dafkd import DaFKD
 from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
@@ -22,6 +23,7 @@ __all__ = [
     "MOON",
     "QFFL",
     "Centralised",
+    "DaFKD",
     "DataFreeKD",
     "FedAvg",
     "FedAvgM",

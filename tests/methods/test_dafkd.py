@@ -1,0 +1,557 @@
+"""DaFKD: what it equals, one step by hand on client and server, what stays private, what travels, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedalloy.averaging import average
+from fedalloy.check import check_method, small_settings
+from fedalloy.core import Message, State, act, run
+from fedalloy.data.samples import Scale
+from fedalloy.domains import gradient_penalty
+from fedalloy.engine.base import Round
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import UsageError
+from fedalloy.generators import adversarial_generator
+from fedalloy.generators.adversarial import DoublingImages, HalvingImages, PerceptronImages
+from fedalloy.methods import DaFKD, FedAvg
+from fedalloy.models import create
+from fedalloy.models.base import parameter_count
+from fedalloy.participation import Participation
+from fedalloy.training import LocalWork, load, params
+from fedalloy.tree import equal
+
+TINY = dict(DaFKD.card.quick)  # twelve samples in batches of four, three steps
+MLP, WITH_BATCH_NORM = small_settings()
+HALF = Participation(policy="fraction", fraction=0.5)
+
+
+def network():
+    return create("mlp", classes=3, channels=1, size=8, hidden=6)
+
+
+@pytest.fixture
+def setting(small_setting, random_sites):
+    def make(sizes=(9, 12, 7, 10), participation=HALF, net=network, **options):
+        work = options.pop("work", LocalWork(epochs=2, batch=4, lr=0.05, momentum=0.5))
+        sites = random_sites(list(sizes), shape=(1, 8, 8))
+        return small_setting([], sites=sites, networks=[net], work=work, participation=participation, **options)
+
+    return make
+
+
+def close(a, b, atol=1e-6):
+    return all(torch.allclose(t.double(), b[name].double(), rtol=0, atol=atol) for name, t in a.items())
+
+
+def answers(method, federation, state, round):
+    """What the round's clients answer to `train`, and keep."""
+    sent = {name: state[name] for name in ("model", "generator", "head") if name in state.body}
+    active = federation.active(round)
+    return {k: act(method, federation.client(k, round, {}), Message("train", k, sent)) for k in active}
+
+
+# --- what it equals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("federation", [MLP, WITH_BATCH_NORM], ids=["mlp", "batch norm and dropout"])
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ({}, "uniform"),
+        ({"sharing": False}, "uniform"),
+        ({"generator_output": "features"}, "uniform"),
+        ({"variant": "reference", "gradient_penalty": 0.0}, "size"),
+        ({"weights": "disco", "oca": True}, "disco"),
+    ],
+    ids=repr,
+)
+def test_without_game_and_distillation_it_is_fedavg_bit_for_bit(options, weights, federation, play):
+    method = DaFKD(**TINY | {"adversarial": 0.0, "distil_steps": 0} | options)
+    plain, same = play(FedAvg(weights=weights), federation, 3), play(method, federation, 3)
+    for a, b in zip(plain.states, same.states, strict=True):
+        assert equal(a["model"], b["model"])
+    if method.oca:
+        assert equal(FedAvg(weights=weights).overall(plain.states[-1]), method.overall(same.states[-1]))
+
+
+@pytest.mark.parametrize("options", [{"adversarial": 0.0}, {"distil_steps": 0}])
+def test_either_of_them_makes_a_difference(options, setting, play):
+    plain = play(FedAvg(weights="uniform"), setting(), 1).model
+    assert not close(play(DaFKD(**TINY | options), setting(), 1).model, plain, atol=1e-5)
+
+
+def test_one_client_alone_teaches_its_average_nothing(play):
+    """In eval mode, where the average answers as its only teacher does; BatchNorm in training mode does not."""
+    alone = replace(WITH_BATCH_NORM, sites=WITH_BATCH_NORM.sites[4:5], participation=Participation())
+    undistilled = play(DaFKD(**TINY | {"distil_steps": 0}), alone, 1).model
+    for mode, same in (("eval", True), ("train", False)):
+        found = play(DaFKD(**TINY | {"student_mode": mode, "distil_lr": 0.5}), alone, 1).model
+        assert close(found, undistilled) is same
+
+
+@pytest.mark.parametrize("kind", ["prob", "logit"])
+def test_equal_discriminators_are_no_correlation(kind, setting):
+    federation = setting()
+    full, plain = (DaFKD(**TINY, ensemble=kind, correlation=c) for c in (True, False))
+    fed = Serial(federation).open(full, 1)
+    state = State(0, full.init(fed))
+    replies = []
+    for k, answer in answers(full, federation, state, 1).items():
+        head = {name: torch.zeros_like(t) for name, t in answer.body["head"].items()}  # f = 1/2 everywhere
+        replies.append(Message("train", k, {**answer.body, "head": head}))
+    found = [m.distil(fed, replies, state["model"], state["generator"]) for m in (full, plain)]
+    assert close(found[0]["model"], found[1]["model"], atol=1e-7)
+    shares = found[0]["importance"]
+    assert torch.allclose(shares, found[1]["importance"])
+    active = federation.active(1)
+    assert set(shares[active].flatten().tolist()) <= {0.0, 0.5}
+    assert shares.sum() == shares[active].sum() > 0
+
+
+# --- a client ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"saturating": False, "adversarial": 2.0}, {"gradient_penalty": 0.3}, {"generator_output": "features"}],
+    ids=repr,
+)
+def test_one_step_by_hand(options, setting):
+    federation = setting(work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
+    method = DaFKD(**TINY | options)
+    state = State(0, method.init(Serial(federation).open(method, 0)))
+    me = federation.client(0, 1, {})
+    two = method.two_heads(me)
+    generator = method.new_generator(me, two).train()
+    features = method.generator_output == "features"
+    noise = me.rng("generator")
+
+    def made():
+        z = torch.randn(4, 4, generator=noise)
+        return generator(z, torch.randint(3, (4,), generator=noise))
+
+    def domain(x):
+        """The classifier's own trunk, whose feature has six numbers, and one more linear layer."""
+        z = x if features else two.net.features(x)
+        return F.linear(z, two.head[0].weight, two.head[0].bias)[:, 0]
+
+    x, y = me.train.take(torch.randperm(me.n, generator=me.rng("batches"))[:4])
+    samples = made().detach()
+    real, fake = two.head(two.net.features(x))[:, 0].sigmoid(), domain(samples).sigmoid()
+    adversarial = -(real.log().sum() + (1 - fake).log().sum()) / 8
+    loss = F.cross_entropy(two.net(x), y) + method.use.adversarial * adversarial
+    if method.use.gradient_penalty:
+        loss = loss + 0.3 * gradient_penalty(domain, x, samples, me.rng("generator/penalty"))
+    loss.backward()
+    with torch.no_grad():
+        for p in two.parameters():
+            p -= 0.1 * p.grad
+    adam = torch.optim.Adam(generator.parameters(), lr=1e-3, weight_decay=1e-3)
+    against = domain(made()).sigmoid()  # of the discriminator after its step
+    ((1 - against).log() if method.use.saturating else -against.log()).mean().backward()
+    adam.step()
+
+    answer = answers(method, replace(federation, participation=Participation()), state, 1)[0]
+    assert close(answer.body["model"], params(two.net))
+    assert close(answer.keep["head"], two.own_weights())
+    assert equal(answer.body["head"], answer.keep["head"])
+    assert close(answer.body["generator"], params(generator), atol=1e-5)
+    assert not equal(answer.body["generator"], state["generator"])
+
+
+def test_a_client_changes_nothing_that_it_was_sent(setting):
+    federation, method = setting(), DaFKD(**TINY)
+    state = State(0, method.init(Serial(federation).open(method, 0)))
+    copy = {name: {key: w.clone() for key, w in state[name].items()} for name in ("model", "generator")}
+    answers(method, federation, state, 1)
+    assert all(equal(state[name], copy[name]) for name in copy)
+
+
+def test_heads_differ_stay_and_go_on(setting):
+    federation, method = setting(), DaFKD(**TINY)
+    engine = Serial(federation)
+    state = run(method, engine, 1)
+    kept = {k: m["head"] for k, m in engine.memories.items()}
+    active = federation.active(1)
+    assert sorted(kept) == active
+    assert not equal(kept[active[0]], kept[active[1]])
+    assert all(set(m) == {"head"} for m in engine.memories.values())
+    run(method, engine, 2, state)
+    for k in active:
+        same = equal(engine.memories[k]["head"], kept[k])
+        assert same is (k not in federation.active(2))
+    # With a memory the discriminator begins where it was, without one from the head that all begin with.
+    me = federation.client(active[0], 2, {})
+    sent = {"model": state["model"], "generator": state["generator"]}
+    fresh, again = (
+        act(method, replace(me, memory=memory), Message("train", me.id, sent))
+        for memory in ({}, {"head": kept[active[0]]})
+    )
+    assert not equal(fresh.keep["head"], again.keep["head"])
+
+
+def test_the_code_has_one_head_for_all(setting, play):
+    federation = setting()
+    method = DaFKD(**TINY, personal_heads=False)
+    played = play(method, federation, 2)
+    assert played.engine.memories == {}
+    first = answers(method, federation, played.states[0], 1)
+    mean = average([a.body["head"] for a in first.values()], [1, 1], played.states[0]["head"])
+    assert equal(played.states[1]["head"], mean)
+    assert not equal(played.states[1]["head"], played.states[0]["head"])
+    assert played.rounds[1].ledger.down["weights"] > play(DaFKD(**TINY), federation, 2).rounds[1].ledger.down["weights"]
+
+
+def test_a_trunk_of_its_own_leaves_the_classifier_alone(setting, play):
+    """What the discriminator learns then reaches neither the classifier nor, without distillation, the server's model."""
+    federation = setting()
+    plain = play(FedAvg(weights="uniform"), federation, 2).model
+    for shared, same in ((0, True), (None, False)):
+        method = DaFKD(**TINY | {"distil_steps": 0}, shared_layers=shared)
+        assert close(play(method, federation, 2).model, plain) is same
+    unshared, none = (play(DaFKD(**TINY, **o), federation, 2) for o in ({"sharing": False}, {"shared_layers": 0}))
+    assert equal(unshared.model, none.model)
+    assert all("own.1.weight" in m["head"] for m in unshared.engine.memories.values())
+
+
+@pytest.mark.parametrize(
+    ("round", "trains"), [(1, (True, True)), (3, (True, True)), (4, (False, True)), (6, (False, False))]
+)
+def test_the_codes_game_ends_early(round, trains, setting):
+    federation = setting(participation=Participation())
+    method = DaFKD(**TINY, gan_window="early")
+    fed = Serial(federation).open(method, 0)
+    state = State(0, method.init(fed))
+    answer = answers(method, federation, state, round)[0]
+    start = method.two_heads(fed).own_weights()
+    assert (not equal(answer.keep["head"], start), not equal(answer.body["generator"], state["generator"])) == trains
+
+
+def test_in_an_early_round_only_five_epochs_count(setting, play):
+    federations = [setting(work=LocalWork(epochs=n, batch=4, lr=0.05), participation=Participation()) for n in (5, 8)]
+    for window, same in (("early", True), ("always", False)):
+        method = DaFKD(**TINY, gan_window=window)
+        five, eight = (play(method, f, 1).rounds[0].ledger.clients for f in federations)
+        assert (five.generator_backward == eight.generator_backward) is same
+        assert five.generator_backward == 5 * (2 + 3 + 2 + 3)
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("weights", "share"), [("uniform", [1, 1, 1]), ("size", [9, 17, 33])])
+def test_generators_are_averaged_with_their_statistics(weights, share, play):
+    method = DaFKD(**TINY, weights=weights)
+    sites = [WITH_BATCH_NORM.sites[i] for i in (0, 3, 5)]
+    federation = replace(WITH_BATCH_NORM, sites=sites, participation=Participation())
+    start, after = play(method, federation, 1).states
+    each = [a.body["generator"] for a in answers(method, federation, start, 1).values()]
+    assert equal(after["generator"], average(each, share, start["generator"]))
+    name = "layers.2.running_mean"
+    by_hand = sum(n * g[name].double() for n, g in zip(share, each, strict=True)) / sum(share)
+    assert torch.allclose(after["generator"][name].double(), by_hand, atol=1e-7)
+    assert by_hand.abs().max() > 0
+    assert int(after["generator"]["layers.2.num_batches_tracked"]) == 0  # a counter stays the server's
+
+
+def test_the_first_distillation_step_by_hand(setting):
+    """Two clients, three samples in one batch, one step: every number of Eq. 7 and 8 written out."""
+    federation = setting(sizes=(9, 12), participation=Participation())
+    options = {"distil_samples": 3, "distil_batch": 3, "distil_steps": 1, "distil_lr": 0.5, "distil_optimiser": "sgd"}
+    method = DaFKD(**TINY | options)
+    fed = Serial(federation).open(method, 1)
+    state = State(0, method.init(fed))
+    answered = answers(method, federation, state, 1)
+    replies = [Message("train", k, a.body) for k, a in answered.items()]
+    generator = average([r["generator"] for r in replies], [1, 1], state["generator"])
+    model = average([r["model"] for r in replies], [1, 1], state["model"])
+    # The same by hand.
+    number = int(torch.randint(2**62, (), generator=fed.rng("distillation")))
+    stream = torch.Generator().manual_seed(number)
+    z, labels = torch.randn(3, 4, generator=stream), torch.randint(3, (3,), generator=stream)
+    two = method.two_heads(fed)
+    x = load(method.new_generator(fed, two), generator).eval()(z, labels).detach()
+    alpha, s = [], []
+    for r in replies:
+        net = load(network(), r["model"])
+        feature = net.features(x)
+        alpha.append((feature @ r["head"]["head.0.weight"].T + r["head"]["head.0.bias"]).sigmoid()[:, 0])
+        s.append(net.head(feature).softmax(1))
+    teacher = sum(a[:, None] * p for a, p in zip(alpha, s, strict=True)) / (alpha[0] + alpha[1])[:, None]
+    student = load(network(), model)
+    q = student(x).softmax(1)
+    teacher = teacher.detach()
+    (teacher * (teacher.log() - q.log())).sum(1).mean().backward()
+    expected = {name: p.detach() - 0.5 * p.grad for name, p in student.named_parameters()}
+    found = method.distil(fed, replies, model, generator)
+    assert close(found["model"], expected)
+    assert not close(found["model"], model, atol=1e-5)
+    shares = torch.stack(alpha) / sum(alpha)
+    for c in teacher.argmax(1).unique():
+        assert torch.allclose(found["importance"][:, c], shares[:, teacher.argmax(1) == c].mean(1), atol=1e-6)
+
+
+def test_samples_come_from_the_new_generator_or_as_in_the_code_the_old(setting, monkeypatch):
+    federation, seen = setting(), []
+    real = DaFKD.pseudo_set
+
+    def note(self, where, two, weights, number):
+        seen.append(weights)
+        return real(self, where, two, weights, number)
+
+    monkeypatch.setattr(DaFKD, "pseudo_set", note)
+    for source in ("new", "old"):
+        seen.clear()
+        method = DaFKD(**TINY, pseudo_from=source)
+        start = State(0, method.init(Serial(federation).open(method, 0)))
+        after = run(method, Serial(federation), 1, start)
+        assert equal(seen[0], (after if source == "new" else start)["generator"])
+
+
+def test_distillation_begins_when_it_should(setting, play):
+    late = play(DaFKD(**TINY, kd_start=2), setting(), 2).states
+    without = play(DaFKD(**TINY | {"distil_steps": 0}), setting(), 2).states
+    assert equal(late[1]["model"], without[1]["model"])
+    assert not equal(late[2]["model"], without[2]["model"])
+
+
+def test_the_clients_models_and_the_trunk_are_left_as_they_are_by_a_features_generator(setting, play):
+    """The average's trunk is not distilled; its head is."""
+    options = {"generator_output": "features", "distil_lr": 0.5}
+    distilled = play(DaFKD(**TINY | options), setting(), 1).model
+    plain = play(DaFKD(**TINY | options | {"distil_steps": 0}), setting(), 1).model
+    assert {name: torch.equal(w, plain[name]) for name, w in distilled.items()} == {
+        name: name.startswith("features.") for name in plain
+    }
+
+
+def test_a_silent_round_changes_nothing(setting, play):
+    silent = setting(participation=replace(HALF, late_drop=0.999999))
+    start, after = play(DaFKD(**TINY), silent, 1).states
+    assert after.round == 1
+    assert equal(start.body, after.body)
+
+
+# --- heads that stay with their clients -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upload", ["scores", "predictions"])
+@pytest.mark.parametrize("options", [{}, {"sharing": False}, {"generator_output": "features"}, {"tau": 3.0}], ids=repr)
+def test_private_heads_teach_the_same(upload, options, play):
+    options = TINY | {"distil_lr": 0.5} | options
+    open_, private = (play(DaFKD(**options, upload=u), WITH_BATCH_NORM, 2) for u in ("head", upload))
+    for a, b in zip(open_.states, private.states, strict=True):
+        assert close(a["model"], b["model"])
+    assert not close(open_.model, play(DaFKD(**options, correlation=False), WITH_BATCH_NORM, 2).model)
+    assert all(set(m) == {"head"} for m in private.engine.memories.values())  # the model was kept for the scores only
+    assert ("importance" in private.states[-1].body) is (upload == "scores")
+
+
+def test_a_limited_share_works_with_scores_as_with_heads(setting, play):
+    limit = TINY | {"max_share": 0.55, "distil_lr": 0.5}
+    everyone = setting(participation=Participation())
+    heads, told = (play(DaFKD(**limit, upload=u), everyone, 2).model for u in ("head", "scores"))
+    assert close(heads, told)
+
+
+def test_without_an_answer_to_the_second_question_the_average_stays(setting, play, monkeypatch):
+    plain = play(DaFKD(**TINY | {"distil_steps": 0}), setting(), 1).model
+    real = Round.ask
+    monkeypatch.setattr(
+        Round, "ask", lambda self, action, *a, **b: [] if action == "score" else real(self, action, *a, **b)
+    )
+    assert equal(play(DaFKD(**TINY, upload="scores"), setting(), 1).model, plain)
+
+
+def test_a_sample_that_all_disown_is_taught_by_all_alike(setting):
+    """Also from products, which say nothing of it: the server has the models."""
+    federation = setting()
+    found = []
+    for upload in ("head", "predictions"):
+        method = DaFKD(**TINY, upload=upload)
+        engine = Serial(federation)
+        fed = engine.open(method, 1)
+        state = State(0, method.init(fed))
+        replies = []
+        for k, answer in answers(method, federation, state, 1).items():
+            head = {"head.0.weight": torch.zeros(1, 6), "head.0.bias": torch.full((1,), -1e4)}  # f = 0
+            engine.memories[k] = {"head": head, "model": answer.body["model"]}
+            replies.append(Message("train", k, {**answer.body, "head": head}))
+        found.append(method.distil(fed, replies, state["model"], state["generator"])["model"])
+    assert close(found[0], found[1])
+    assert not close(found[0], state["model"], atol=1e-5)
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+NORMS = 4 * 2 * (16 + 160 + 320 + 640) + 8 * 13  # running means and variances of ResNet-11, and thirteen counters
+WEIGHTS, TRUNK, HEAD = 4 * 383_642 + NORMS, 4 * 381_072 + NORMS, 4 * 257
+GENERATOR = 4 * (1_068_931 + 2 * (256 + 128 + 64)) + 8 * 3
+SAMPLES, N = 4, 8  # of the distillation; bytes of a number
+
+
+@pytest.mark.parametrize(
+    ("options", "down", "up"),
+    [
+        ({}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
+        ({"sharing": False}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + TRUNK + HEAD, GENERATOR, N)),
+        ({"correlation": False}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
+        ({"kd_start": 2}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
+        ({"personal_heads": False}, (WEIGHTS + HEAD, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
+        ({"upload": "scores"}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES)),
+        ({"upload": "predictions"}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES * 10)),
+    ],
+    ids=["head", "no sharing", "no correlation", "no distillation yet", "one head", "scores", "predictions"],
+)
+def test_bytes_of_the_papers_networks(options, down, up, small_setting, random_sites, play):
+    federation = small_setting(
+        [],
+        sites=random_sites([2], shape=(3, 32, 32), classes=10),
+        networks=[partial(create, "resnet11", classes=10, channels=3, size=32)],
+        classes=10,
+    )
+    method = DaFKD(generator_kind="unconditional", distil_samples=SAMPLES, distil_steps=1, **options)
+    ledger = play(method, federation, 1).rounds[0].ledger
+    for expected, counted in ((down, ledger.down), (up, ledger.up)):
+        rest = counted.total() - counted["weights"] - counted["generator"] - counted["framing"]
+        assert (counted["weights"], counted["generator"], rest) == expected
+
+
+def test_it_sends_3_8_times_what_fedavg_sends():
+    assert round((WEIGHTS + GENERATOR) / WEIGHTS, 1) == round((WEIGHTS + GENERATOR + HEAD) / WEIGHTS, 1) == 3.8
+    assert round((WEIGHTS + GENERATOR + TRUNK + HEAD) / WEIGHTS, 1) == 4.8
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({}, (3, 3, 2, 1)),  # real, made, made for the generator
+        ({"sharing": False}, (4, 4, 2, 1)),
+        ({"generator_output": "features"}, (2, 2, 2, 1)),
+        ({"gradient_penalty": 0.3}, (4, 4, 2, 1)),
+    ],
+    ids=repr,
+)
+def test_passes_of_a_local_batch(options, passes, setting, play):
+    clients = play(DaFKD(**TINY | options), setting(), 1).rounds[0].ledger.clients
+    counted = (clients.forward, clients.backward, clients.generator_forward, clients.generator_backward)
+    assert tuple(c / clients.steps for c in counted) == passes
+
+
+@pytest.mark.parametrize(
+    ("options", "forward", "clients"),
+    [
+        ({}, 4 * 3, 0),
+        ({"sharing": False}, 2 * 4 * 3, 0),
+        ({"correlation": False}, 4 * 3, 0),
+        ({"upload": "scores"}, 4 * 3, 4 * 3),
+        ({"upload": "predictions"}, 0, 4 * 3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("steps", [1, 7])
+def test_teachers_answer_once_a_round_however_many_steps_follow(options, forward, clients, steps, setting, play):
+    """Four teachers and three batches of samples; then forth and back for every step."""
+    federation = setting(participation=Participation())
+    ledger = play(DaFKD(**TINY | options | {"distil_steps": steps}), federation, 1).rounds[0].ledger
+    server = ledger.server
+    assert (server.steps, server.forward, server.backward) == (steps, forward + steps, steps)
+    assert (server.generator_forward, server.generator_backward) == (3, 0)
+    without = play(DaFKD(**TINY | options | {"distil_steps": 0}), federation, 1).rounds[0].ledger.clients
+    assert ledger.clients.forward - without.forward == clients
+
+
+# --- generators -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "made", "numbers"),
+    [
+        ((3, 32, 32), "unconditional", DoublingImages, 1_068_931),
+        ((1, 28, 28), "unconditional", HalvingImages, 328_764),
+        ((1, 28, 28), "conditional", PerceptronImages, 1_477_904),
+        ((3, 32, 32), "conditional", PerceptronImages, 3_822_464 - 10 * 0),
+    ],
+)
+def test_generators_have_their_published_sizes(shape, kind, made, numbers):
+    channels = shape[0]
+    generator = adversarial_generator(shape, Scale((0.5,) * channels, (0.5,) * channels), classes=10, kind=kind)
+    assert type(generator) is made
+    assert parameter_count(generator) == numbers
+    images = generator(torch.randn(3, 100, generator=torch.Generator().manual_seed(0)), torch.arange(3))
+    assert images.shape == (3, *shape)
+    assert -1 <= images.min() < -0.01 < 0.01 < images.max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["conditional", "unconditional"])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 16, 8), (3, 10, 12)])
+def test_generators_make_images_of_other_sizes_on_the_datas_scale(kind, shape):
+    generator = adversarial_generator(
+        shape, Scale((0.0,) * shape[0], (0.25,) * shape[0]), classes=5, kind=kind, noise=6, width=8
+    )
+    with torch.no_grad():
+        list(generator.modules())[-1].bias.fill_(50.0)  # white: the brightest pixel, which is 1 before normalisation
+    images = generator(torch.randn(2, 6), torch.tensor([0, 4]))
+    assert images.shape == (2, *shape)
+    assert torch.allclose(images, torch.full_like(images, 4.0))
+
+
+def test_only_the_papers_generator_looks_at_labels():
+    z = torch.randn(2, 6)
+    for kind, same in (("conditional", False), ("unconditional", True)):
+        generator = adversarial_generator((1, 8, 8), Scale(), classes=5, kind=kind, noise=6, width=8).eval()
+        assert torch.equal(generator(z, torch.tensor([0, 1])), generator(z, torch.tensor([3, 1]))) is same
+
+
+# --- the contract, and what is refused --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variant": "reference", "shared_layers": 0, "oca": True},
+        {"upload": "scores", "generator_output": "features", "max_share": 0.4},
+        {"upload": "predictions", "variant": "paper", "sharing": False, "weights": "disco"},
+    ],
+    ids=repr,
+)
+def test_options_keep_the_contract(options):
+    check_method(DaFKD(**TINY | options), MLP)
+
+
+def test_variants_choose_what_is_not_said():
+    paper, code = DaFKD(variant="paper").use, DaFKD(variant="reference").use
+    assert (paper.ensemble, paper.tau, paper.kd_scale, paper.weights) == ("prob", 1.0, "plain", "uniform")
+    assert (paper.personal_heads, paper.gan_window, paper.gradient_penalty) == (True, "always", 0.0)
+    assert (code.ensemble, code.tau, code.kd_scale, code.weights) == ("logit", 20.0, "tau2_mean", "size")
+    assert (code.personal_heads, code.gan_window, code.gradient_penalty) == (False, "early", 0.3)
+    mixed = DaFKD(variant="reference", gradient_penalty=0.0, personal_heads=True, distil_steps=0).use
+    assert (mixed.gradient_penalty, mixed.personal_heads, mixed.distil_steps, mixed.tau) == (0.0, True, 0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"adversarial": -1.0}, "adversarial = -1.0 must not be negative"),
+        ({"distil_steps": -1}, "distil_steps = -1 must not be negative"),
+        ({"tau": 0.0}, "tau = 0.0 must be positive"),
+        ({"distil_batch": 1}, "distil_batch = 1 must be at least 2"),
+        ({"max_share": 0.0}, r"max_share = 0.0 must lie in \(0, 1\]"),
+        ({"upload": "haed"}, "did you mean 'head'"),
+        ({"ensemble": "probs"}, "did you mean 'prob'"),
+        ({"generator_output": "features", "sharing": False}, "leave out sharing"),
+        ({"generator_output": "features", "shared_layers": 1}, "leave out sharing"),
+        ({"upload": "scores", "personal_heads": False}, "write personal_heads = true"),
+        ({"upload": "predictions", "max_share": 0.5}, "max_share = 1, or upload = 'scores'"),
+        ({"upload": "predictions", "ensemble": "logit"}, "write ensemble = 'prob'"),
+    ],
+)
+def test_impossible_options_are_refused(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        DaFKD(**options)

@@ -1,0 +1,268 @@
+"""`fedalloy draw` and `fedalloy list --privacy`: what is drawn is what the run's folder holds, and refusals say why."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedalloy.draw as drawing
+from fedalloy import build as build_module
+from fedalloy import tree
+from fedalloy.cli import main
+from fedalloy.config import build_method, experiment, override
+from fedalloy.core import methods
+from fedalloy.data import load
+from fedalloy.draw import draw
+from fedalloy.errors import DataError, UsageError
+from fedalloy.runner import simulate
+from fedalloy.store import Store
+from fedalloy.training import params
+from fedalloy.trifreqs import tri_freqs
+
+TINY: dict[str, Any] = {
+    "data": "tiny",
+    "model": {"name": "mlp", "hidden": [8]},
+    "rounds": 2,
+    "evaluate_every": 9,
+    "partition": {"name": "iid", "clients": 3},
+    "participation": {"policy": "trace", "trace": [[0, 1, 2], [1, 2]]},
+    "engine": "serial",
+}
+SMALL = ("method.noise=6", "method.width=4")
+Make = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def read_once() -> Iterator[None]:
+    """Unpacking the built-in data takes longer than a round on it."""
+    data = load("tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """The folder of a small run; the same one each time it is asked for."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def make(*changes: str) -> Path:
+        if changes not in made:
+            made[changes] = tmp_path_factory.mktemp("runs") / "run"
+            simulate(experiment(override(TINY, changes)), made[changes])
+        return made[changes]
+
+    return make
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
+    """What the functions that count and draw were given; nothing is written, which takes longest."""
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def watch(name: str) -> None:
+        real = getattr(drawing, name)
+
+        def watched(*args: Any, **named: Any) -> Any:
+            seen[name] = args
+            return real(*args, **named)
+
+        monkeypatch.setattr(drawing, name, watched)
+
+    for name in ("labelled_images", "generated_picture", "averages_picture", "trifreqs_picture", "similarity_picture"):
+        watch(name)
+    monkeypatch.setattr(drawing, "save", lambda figure, path: path)
+    return seen
+
+
+def restored(folder: Path) -> Any:
+    saved = Store(folder).restore()
+    assert saved is not None
+    return saved
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedkf", "fedkf-minus"])
+def test_a_clients_generator_and_its_teacher(
+    run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path, name: str
+) -> None:
+    folder = run(f"method={name}", *SMALL)
+    state, memories = restored(folder)
+    assert sorted(memories) == [1, 2]  # the first round, in which client 0 took part, has no distillation
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert draw(folder, out=tmp_path / "out") == [tmp_path / "out" / f"{n}.png" for n in ("generated", "averages")]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    generator, teacher, _, number = given["labelled_images"]
+    assert number == 1000
+    assert tree.equal(params(generator), memories[1]["generator"])
+    views = build_method(experiment(override(TINY, [f"method={name}", *SMALL])).method).models(state)
+    assert tree.equal(params(teacher), views["oca" if name == "fedkf" else "aca"])
+    assert not tree.equal(views["oca"], views["aca"])
+    samples, counts, names = given["generated_picture"]
+    assert sum(counts) == 1000
+    assert [len(some) for some in samples] == [min(n, 8) for n in counts]
+    assert names[0] == "T-shirt/top"
+    draw(folder, 2, tmp_path / "other")
+    assert tree.equal(params(given["labelled_images"][0]), memories[2]["generator"])
+
+
+def test_real_averages_are_those_of_all_training_data(
+    run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path
+) -> None:
+    folder = run("method=fedkf", *SMALL)
+    draw(folder, out=tmp_path)
+    data, split = load("tiny"), build_module.build(experiment(override(TINY, ["method=fedkf", *SMALL]))).partition
+    rows = np.concatenate(split.train)
+    coats = data.x[rows[data.y[rows] == 4]]
+    assert given["averages_picture"][1][4].numpy() == pytest.approx(coats.mean(0) / 255, abs=1e-6)
+
+
+def test_the_same_run_gives_the_same_pictures(run: Make, tmp_path: Path) -> None:
+    first, again = (draw(run("method=fedkf", *SMALL), out=tmp_path / name) for name in ("a", "b"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+
+
+def test_the_servers_generator(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    folder = run("method=fedkf", *SMALL, 'method.generator_side="server"')
+    draw(folder, out=tmp_path)
+    assert tree.equal(params(given["labelled_images"][0]), restored(folder)[0]["generator"])
+    with pytest.raises(UsageError, match=r"is the server's; leave out --client"):
+        draw(folder, 1)
+
+
+def test_data_free_distillation_is_drawn_too(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    folder = run("method=data-free", *SMALL, "method.teacher_rounds=1", "method.steps=2")
+    draw(folder, out=tmp_path)
+    generator, teacher, *_ = given["labelled_images"]
+    state = restored(folder)[0]
+    assert tree.equal(params(generator), state["generator"])
+    assert tree.equal(params(teacher), state["model"])
+
+
+def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
+    folder = run("method=fedkf", *SMALL)
+    for client, sentence in (
+        (0, "client 0 in .* has made no images yet; these have: 1, 2"),
+        (3, "there is no client 3 in .*; clients go from 0 to 2"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            draw(folder, client)
+    with pytest.raises(UsageError, match="fedkf makes images, not features; leave out --central"):
+        draw(folder, central=folder)
+    early = run("method=fedkf", *SMALL, "rounds=1")
+    with pytest.raises(UsageError, match="begins to distil in round 2, and the run has completed 1"):
+        draw(early)
+    nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
+    with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
+        draw(nobody)
+    able = [name for name in methods if name in ("data-free", "fedkf", "fedkf-minus", "kdia")]
+    with pytest.raises(UsageError, match=f"fedavg generates nothing .*; draw a run of one of: {', '.join(able)}"):
+        draw(run("method=fedavg"))
+    with pytest.raises(DataError, match=r"run\.json cannot be read"):
+        draw(tmp_path)
+
+
+def test_other_data_is_refused(run: Make, tmp_path: Path) -> None:
+    data = load("tiny")
+    with pytest.raises(DataError, match="the data set 'tiny' is not the one that the run"):
+        draw(run("method=fedkf", *SMALL), out=tmp_path, dataset=replace(data, x=255 - data.x))
+
+
+# --- KDIA -------------------------------------------------------------------------------------------------------------
+
+KDIA = (
+    "method=kdia", "method.noise=4", "method.generator_width=8", "method.generator_epochs=1",
+    "method.generator_batches=2", "method.generator_batch=4",
+)  # fmt: skip
+LOSSY = ("rounds=4", "participation.late_drop=0.4")
+
+
+def test_the_weights_are_those_of_the_checkpoint(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    folder, said = run(*KDIA, *LOSSY), []
+    assert draw(folder, out=tmp_path, say=said.append) == [tmp_path / "trifreqs.png"]
+    assert said == [
+        "no similarity.png: it needs real features; name a run of centralised on the same data with --central"
+    ]
+    weights, present, sizes = given["trifreqs_picture"]
+    state = restored(folder)[0]
+    assert any(record["lost"] for record in Store(folder).records())
+    assert [sum(k in ids for ids in present) for k in range(3)] == state["times"].tolist()
+    expected = tri_freqs(state["last"].tolist(), state["times"].tolist(), state["sizes"].tolist())
+    assert weights.shape == (4, 3)
+    assert weights[-1].tolist() == expected
+    assert list(sizes) == state["sizes"].tolist()
+
+
+def test_similarity_to_a_central_networks_features(
+    run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path
+) -> None:
+    folder, central = run(*KDIA, *LOSSY), run("method=centralised")
+    assert [path.name for path in draw(folder, out=tmp_path, central=central)] == ["trifreqs.png", "similarity.png"]
+    values, names = given["similarity_picture"]
+    assert len(values) == len(names) == 10
+    assert all(0 <= value <= 1 for value in values)  # features after a ReLU, and after a sigmoid
+    draw(folder, out=tmp_path, central=run("method=centralised", "rounds=1"))
+    assert given["similarity_picture"][0] != values
+
+
+def test_what_cannot_be_compared_is_refused(run: Make, tmp_path: Path) -> None:
+    folder = run(*KDIA, *LOSSY)
+    for central, sentence in (
+        (run("method=fedavg"), "is a run of fedavg; --central needs one of centralised"),
+        (run("method=centralised", "data.size=4"), "differ in the size of their images; --central needs the same"),
+        (run("method=centralised", "model.hidden=[4]"), "differ in the model; --central needs the same"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            draw(folder, out=tmp_path, central=central)
+    with pytest.raises(UsageError, match="kdia has one generator, the server's; leave out --client"):
+        draw(folder, 0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_generated_features_only_the_weights(run: Make, tmp_path: Path) -> None:
+    said: list[str] = []
+    bare = run(*KDIA, "method.lambda_gen=0")
+    assert [path.name for path in draw(bare, out=tmp_path, central=run("method=centralised"), say=said.append)] == [
+        "trifreqs.png"
+    ]
+    assert said == ["no similarity.png: kdia made no features, since lambda_gen = 0"]
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command(run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run(*KDIA, *LOSSY), folder)
+    with pytest.raises(SystemExit, match="0"):
+        main(["draw", str(folder)])
+    assert capsys.readouterr().out.splitlines()[-1] == f"written: {folder / 'trifreqs.png'}"
+    assert (folder / "trifreqs.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", str(run("method=fedavg"))])
+    assert capsys.readouterr().err.startswith("fedalloy: fedavg generates nothing that can be drawn")
+
+
+def test_what_leaves_a_client(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    with pytest.raises(SystemExit, match="0"):
+        main(["list", "--privacy"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    for name, method in methods.items():
+        assert all(part in rows[name] for part in (method.card.leaves_client, method.card.up, method.card.down))
+    assert sum('weights = "disco"' in line for line in lines) == 1
+    with pytest.raises(SystemExit, match="0"):
+        main(["list", "--privacy", "--where", "any_network=yes"])
+    assert "disco" not in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["list", "models", "--privacy"])
+    assert "--privacy is about methods; leave it out for other lists" in capsys.readouterr().err
