@@ -220,7 +220,7 @@ def section(name: str, cls: type[Method]) -> str:
 def keys_table(cls: type) -> str:
     """The keys of one section: type, default, meaning."""
     apart = {*SECTIONS, "model", "method", "methods", "published"} if cls is Experiment else set()
-
+    fields = [f for f in dataclasses.fields(cls) if f.name not in {"options", *apart}]
     sentences = SENTENCES[cls]
     if [f.name for f in fields] != list(sentences):
         odd = {f.name for f in fields} ^ set(sentences)

@@ -20,7 +20,7 @@ from fedalloy.tree import Tree
     label="q-FFL",
     card=Card(
         paper="Li et al., ICLR 2020",
-        up="model, loss of the received model",
+        up="model, n, loss of the received model",
         down="model",
         leaves_client="model weights, mean training loss, number of samples",
     ),
