@@ -18,9 +18,8 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from gemm import Gemm
 from rich.console import Console
 from rich.table import Table
 from tight import fastest
+from whole_run import with_two_tests
 from workloads import W1, W2, W3, W4, Workload
 
 from fedalloy import tree
@@ -37,7 +37,6 @@ from fedalloy.engine.choose import AnyEngine
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.runner import simulate
 from fedalloy.training import one_thread
 
 WORKERS = 2
@@ -95,28 +94,6 @@ def bare_rounds(work: Workload, built: Built, pool: Pool, gemm: Gemm, passes: in
     return {name: values[1:] for name, values in found.items()}  # the first pass warms up
 
 
-def whole_rounds(work: Workload, built: Built, pool: Pool, passes: int) -> Series:
-    """Seconds of a whole round of `simulate` and of a bare one in the same pool, in turn."""
-    found: Series = {name: [] for name in ("whole", "bare", "evaluation", "checkpoint")}
-    bare = Side(work, pool)
-    begin = time.perf_counter()
-
-    def watch(record: Mapping[str, Any]) -> None:
-        nonlocal begin
-        middle = time.perf_counter()
-        found["whole"].append(middle - begin)
-        bare.round(record["round"])
-        begin = time.perf_counter()
-        found["bare"].append(begin - middle)
-        for name in ("evaluation", "checkpoint"):
-            found[name].append(record["seconds"][name])
-
-    with tempfile.TemporaryDirectory() as folder:
-        exp = work.experiment(passes + 1)
-        simulate(exp, folder, method=work.method, built=built, engine=pool, watch=watch)
-    return {name: values[1:] for name, values in found.items()}  # the first round also sets the run up
-
-
 def memory_of(work: Workload) -> dict[str, int]:
     """Peak resident bytes of a parent and its workers, measured in a process that does nothing else."""
     command = [sys.executable, __file__, "--memory", work.name]
@@ -168,8 +145,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ],
     )
     whole = _table(
-        f"A whole round of simulate against a bare one, in the pool; target {WHOLE_TARGET:.2f}",
-        ["bare ms", "whole ms", "evaluation ms", "checkpoint ms", "whole / bare"],
+        f"A whole round of simulate beside a bare one, in the pool; target {WHOLE_TARGET:.2f} with the smaller test",
+        [
+            "test rows",
+            "bare ms",
+            "whole ms",
+            "evaluation ms",
+            "checkpoint ms",
+            "evaluation in passes",
+            "whole / bare",
+            "without evaluation",
+        ],
     )
     memory = _table("Peak resident MiB", ["data", "parent", "a worker, with the data it shares"])
     sound = True
@@ -179,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             built = work.built()
             with Pool(built.setting, workers=WORKERS) as pool:
                 found = bare_rounds(work, built, pool, gemm, passes)
-                entire = None if given.quick else whole_rounds(work, built, pool, passes)
+                entire = [] if given.quick else with_two_tests(work, built, pool, Side(work, pool).round, passes)
             found["limit"] = [raw / gain for raw, gain in zip(found["raw"], found["gain"], strict=True)]
             ratios = [_ratios(found, *pair) for pair in (("serial", "raw"), ("pool", "serial"), ("pool", "limit"))]
             sound = (
@@ -188,9 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cells = [_ms(found[name]) for name in ("raw", "serial", "pool", "idle")]
             gain = f"{statistics.median(found['gain']):.2f}"
             bare.add_row(work.name, *cells, gain, _ms(found["limit"]), *map(_spread, ratios))
-            if entire is not None:
-                parts = [_ms(entire[name]) for name in ("bare", "whole", "evaluation", "checkpoint")]
-                whole.add_row(work.name, *parts, _spread(_ratios(entire, "whole", "bare")))
+            for both in entire:
+                parts = [both.ms(part) for part in ("bare", "whole", "evaluation", "checkpoint")]
+                spreads = [_spread(both.ratios(evaluation=yes)) for yes in (True, False)]
+                whole.add_row(work.name, f"{both.test_rows:,}", *parts, f"+{both.added:.0%}", *spreads)
+            if entire:
                 sizes = memory_of(work)
                 memory.add_row(work.name, *(f"{sizes[name] / 2**20:.0f}" for name in ("data", "parent", "worker")))
     console = Console(width=160)

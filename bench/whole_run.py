@@ -1,0 +1,87 @@
+"""A whole round of `simulate` beside a bare one, with two test sizes, since evaluation is work that was asked for.
+
+The larger test is a fifth of each client's rows, the smaller one a tenth of the samples that a round trains on. Beside
+the seconds stands what evaluation adds in passes, a training step counting as three forward ones, and what a round
+takes without it: training, records, checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workloads import Workload
+
+from fedalloy.build import Built
+from fedalloy.engine.pool import Pool
+from fedalloy.runner import simulate
+
+SMALL_TEST = 0.1  # of the samples that a round trains on
+
+
+@dataclass(frozen=True)
+class WholeRounds:
+    """Seconds of whole and of bare rounds, in turn, and the passes of samples in each, counted as forward ones."""
+
+    test_rows: int
+    tested: float
+    trained: float
+    seconds: Mapping[str, list[float]]
+
+    @property
+    def added(self) -> float:
+        """What evaluation adds to the passes of training."""
+        return self.tested / self.trained
+
+    def ratios(self, *, evaluation: bool) -> list[float]:
+        """Whole over bare, round by round, with evaluation or without."""
+        s = self.seconds
+        rows = zip(s["whole"], s["bare"], s["evaluation"], strict=True)
+        return [(whole if evaluation else whole - tested) / bare for whole, bare, tested in rows]
+
+    def ms(self, part: str) -> str:
+        """The median of a part of the seconds."""
+        return f"{1000 * statistics.median(self.seconds[part]):.0f}"
+
+
+def with_two_tests(
+    work: Workload, built: Built, pool: Pool, bare: Callable[[int], None], passes: int
+) -> list[WholeRounds]:
+    """Whole rounds with a fifth of the rows as test, and with so few that they are a tenth of a round's training."""
+    large = whole_rounds(work, built, pool, bare, passes)
+    setting = built.setting
+    rows = max(1, round(SMALL_TEST * large.trained / 3 / len(setting.sites)))
+    sites = [dataclasses.replace(site, test=site.test.subset(range(rows))) for site in setting.sites]
+    smaller = dataclasses.replace(built, setting=dataclasses.replace(setting, sites=sites))
+    return [large, whole_rounds(work, smaller, pool, bare, passes)]
+
+
+def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int], None], passes: int) -> WholeRounds:
+    """A whole round of `simulate`, a bare one in the same pool, and so on."""
+    seconds: dict[str, list[float]] = {name: [] for name in ("whole", "bare", "evaluation", "checkpoint")}
+    begin = time.perf_counter()
+
+    def watch(record: Mapping[str, Any]) -> None:
+        nonlocal begin
+        middle = time.perf_counter()
+        seconds["whole"].append(middle - begin)
+        bare(record["round"])
+        begin = time.perf_counter()
+        seconds["bare"].append(begin - middle)
+        for name in ("evaluation", "checkpoint"):
+            seconds[name].append(record["seconds"][name])
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = simulate(work.experiment(passes + 1), folder, method=work.method, built=built, engine=pool, watch=watch)
+    last = run.rounds[-1]
+    return WholeRounds(
+        test_rows=sum(len(site.test) for site in built.setting.sites),
+        tested=sum(sum(view["clients"]["size"]) for view in last["views"].values()),
+        trained=last["flops"] / run.meta["model"]["flops_per_sample"],
+        seconds={name: values[1:] for name, values in seconds.items()},  # the first round also sets the run up
+    )
