@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -91,6 +92,37 @@ def test_personal_views_use_each_clients_own_network(setting):
     assert view["amp"] == pytest.approx(3 / 6)
     assert view["test"] is None
     assert view["validation"] == pytest.approx((1 + 0) / 5)  # client 2's three all go from 1 to 2
+
+
+def test_equal_models_are_evaluated_once(setting):
+    class Twins(Shared):
+        def models(self, s):
+            return {"one": AS_IS, "other": ROLLED, "twin": {"weight": AS_IS["weight"].clone()}}
+
+    built = []
+    counting = dataclasses.replace(setting, networks=[lambda: built.append(1) or network()])
+    views = evaluate(counting, Twins(), State(1, {}), {})
+    accuracies = {name: view["clients"]["accuracy"] for name, view in views.items()}
+    assert accuracies == {"one": [0.75, None, 0.5], "other": [0.25, None, 0.0], "twin": [0.75, None, 0.5]}
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_threads_change_nothing(setting, threads):
+    memories = {0: {"model": AS_IS}, 1: {"model": AS_IS}, 2: {"model": ROLLED}}
+    for method in (Shared(), Personal()):
+        alone, together = (evaluate(setting, method, State(1, {}), memories, n) for n in (1, threads))
+        assert alone == together
+
+
+def test_personal_views_of_different_networks(setting):
+    def shifted():
+        return nn.Sequential(nn.Linear(3, 3, bias=False), nn.Identity())
+
+    several = dataclasses.replace(setting, networks=[network, network, shifted])
+    memories = {0: {"model": AS_IS}, 1: {"model": AS_IS}, 2: {"model": {"0.weight": ROLLED["weight"]}}}
+    view = evaluate(several, Personal(), State(1, {}), memories)["personal"]
+    assert view["clients"]["accuracy"] == [0.75, None, 0.0]
 
 
 def test_without_holdout_and_validation_the_columns_are_empty(setting):

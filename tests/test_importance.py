@@ -1,4 +1,4 @@
-"""Whose model counts how much for a sample: the paper's vector, bounds on what clients say, products instead of scores."""
+"""Whose model counts how much for a sample: the paper's vector, bounds on what clients say, products for scores."""
 
 from __future__ import annotations
 

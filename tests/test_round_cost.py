@@ -2,10 +2,18 @@
 
 import importlib
 import sys
+import time
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 import pytest
+
+from fedalloy import tree
+from fedalloy.core import State
+from fedalloy.engine.pool import Pool
+from fedalloy.methods import FedAvg
+from fedalloy.training import one_thread
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +32,22 @@ def test_an_engine_round_equals_the_raw_loop_and_costs_less_than_twice_as_much(b
 
 def test_a_simulated_run_ends_with_the_model_of_the_raw_loop(bench):
     assert len(bench.simulate_rounds(bench.QUICK[1], pairs=2).ratios) == 2
+
+
+def test_a_round_in_the_pool_equals_the_raw_loop_and_takes_less_than_twice_its_time(bench):
+    # Two free workers take half its time; a machine that is busy elsewhere slows both sides.
+    setting = bench.Workload("small", "lenet5", 1, 28, samples=256, clients=4, active=4, epochs=1).built().setting
+    raw, method, ratios = bench.RawLoop(setting), FedAvg(), []
+    with one_thread(), Pool(setting, workers=2) as pool:
+        state = State(0, method.init(pool.open(method, 0)))
+        for number in range(1, 7):
+            begin = time.perf_counter()
+            raw.round(number)
+            middle = time.perf_counter()
+            state = method.round(state, pool.open(method, number))
+            ratios.append((time.perf_counter() - middle) / (middle - begin))
+            assert tree.equal(raw.model, state["model"])
+    assert median(ratios[1:]) < 2.0  # the first round warms up
 
 
 def test_unequal_models_are_noticed(bench, monkeypatch):

@@ -165,8 +165,12 @@ class Federation(Protocol):
     def meter(self) -> Meter:
         """Counts the server's own passes."""
 
-    def build(self) -> nn.Module:
-        """The server's network as it is before any training."""
+    @property
+    def groups(self) -> Sequence[Sequence[int]]:
+        """The clients whose networks have equal names and shapes, group by group."""
+
+    def build(self, client: int | None = None) -> nn.Module:
+        """The server's network as it is before any training, or a client's."""
 
     def generator(self, make: Network) -> nn.Module:
         """A generator as it is before any training, the same for all clients and the server."""

@@ -43,8 +43,9 @@ class TwoHeads(nn.Module):
     ) -> None:
         super().__init__()
         self.cut = _position(net.features, shared)
-        self.net, self.head = net, head
+        self.net = net
         self.own = nn.Sequential(*list(fresh.features)[self.cut :])
+        self.head = head
         self.meter = meter or Meter()
 
     def start(self, x: Tensor) -> Tensor:

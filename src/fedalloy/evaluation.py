@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedalloy import metrics
 from fedalloy.core import Method, Network, State
 from fedalloy.data.samples import Samples
-from fedalloy.setting import SERVER, Setting, pooled
+from fedalloy.setting import Setting, pooled
 from fedalloy.training import load, predict, side_by_side
 from fedalloy.tree import Tree
 
@@ -49,7 +49,7 @@ def _place(weights: Tree, kept: list[Tree]) -> int:
 
 
 def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
-    net = load(setting.build(SERVER), weights)
+    net = setting.fitting(weights)
     confusion, loss = _tally(net, [site.test for site in setting.sites], setting.classes, threads)
     view = _view(setting, confusion, loss)
     if setting.holdout is not None:

@@ -16,7 +16,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
-from fedalloy.training import LocalWork
+from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
 
 SERVER = -1  # the server's id where it learns like a client
@@ -105,13 +105,40 @@ class Setting:
         return self.sites[0].train.x.device
 
     @cached_property
-    def same_network(self) -> bool:
-        """Whether all networks, the server's too, have equal names and shapes, found from the networks themselves."""
-        shapes = [
-            {name: tuple(t.shape) for name, t in initial(network, self.seed).state_dict().items()}
+    def shapes(self) -> dict[Network, dict[str, tuple[int, ...]]]:
+        """The names and shapes of each network's weights, found from the networks themselves; the server's is first."""
+        return {
+            network: {name: tuple(t.shape) for name, t in initial(network, self.seed).state_dict().items()}
             for network in dict.fromkeys([self.network(SERVER), *self.networks])
-        ]
-        return all(shape == shapes[0] for shape in shapes)
+        }
+
+    @property
+    def same_network(self) -> bool:
+        """Whether all networks, the server's too, have equal names and shapes."""
+        first, *others = self.shapes.values()
+        return all(shape == first for shape in others)
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """The clients whose networks have equal names and shapes, group by group."""
+        kinds = {network: sorted(shape.items()) for network, shape in self.shapes.items()}
+        found: list[tuple[list[tuple[str, tuple[int, ...]]], list[int]]] = []
+        for k in self.ids:
+            kind = kinds[self.network(k)]
+            members = next((ids for other, ids in found if other == kind), None)
+            if members is None:
+                found.append((kind, [k]))
+            else:
+                members.append(k)
+        return [ids for _, ids in found]
+
+    def fitting(self, weights: Tree) -> nn.Module:
+        """The network that these weights belong to, the server's if it is that one, holding them."""
+        network = self.network(SERVER)
+        if any(other is not network for other in self.networks):
+            shape = {name: tuple(t.shape) for name, t in weights.items()}
+            network = next((n for n, other in self.shapes.items() if other == shape), network)
+        return load(initial(network, self.seed, self.layout, self.device), weights)
 
     def steps(self, client: int) -> int:
         """Optimiser steps of one client in one round."""

@@ -96,9 +96,14 @@ class Round:
         """Counts the server's own passes."""
         return self.ledger.server
 
-    def build(self) -> nn.Module:
-        """The server's network as it is before any training."""
-        return metered(self._setting.build(SERVER), self.meter)
+    @property
+    def groups(self) -> Sequence[Sequence[int]]:
+        """The clients whose networks have equal names and shapes, group by group."""
+        return self._setting.groups
+
+    def build(self, client: int | None = None) -> nn.Module:
+        """The server's network as it is before any training, or a client's."""
+        return metered(self._setting.build(SERVER if client is None else client), self.meter)
 
     def generator(self, make: Network) -> nn.Module:
         """A generator as it is before any training."""

@@ -7,6 +7,7 @@ from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
 from fedalloy.methods.fedcog import FedCOG
+from fedalloy.methods.feddf import FedDF
 from fedalloy.methods.feddisco import FedDisco
 from fedalloy.methods.fedftg import FedFTG
 from fedalloy.methods.fedgen import FedGen
@@ -28,6 +29,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedCOG",
+    "FedDF",
     "FedDisco",
     "FedFTG",
     "FedGKD",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,69 +15,15 @@ from fedalloy.averaging import average
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
 from fedalloy.data.samples import Samples
 from fedalloy.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
-from fedalloy.errors import UsageError
 from fedalloy.generators import FeatureGenerator, adversarial_generator
-from fedalloy.generators.adversarial import Kind
-from fedalloy.importance import (
-    Ensemble,
-    Scaling,
-    distance_to,
-    ensemble,
-    ensemble_of_products,
-    importance,
-    importance_by_class,
-)
+from fedalloy.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
 from fedalloy.losses import ce
-from fedalloy.methods.fedavg import FedAvg, Weights
+from fedalloy.methods.dafkd_options import DaFKDOptions
 from fedalloy.models import in_two_parts
 from fedalloy.optimisers import adam
 from fedalloy.training import LocalWork, aside, fit, frozen, load, params
 from fedalloy.tree import Tree
 
-
-@dataclass(frozen=True)
-class Switches:
-    """What the paper and its code do differently, or the paper does not say."""
-
-    weights: Weights = "uniform"
-    personal_heads: bool = True
-    adversarial: float = 1.0
-    saturating: bool = True
-    gradient_penalty: float = 0.0
-    gan_window: Literal["always", "early"] = "always"
-    generator_kind: Kind = "conditional"
-    pseudo_from: Literal["new", "old"] = "new"
-    kd_start: int = 1
-    ensemble: Ensemble = "prob"
-    tau: float = 1.0
-    kd_scale: Scaling = "plain"
-    student_mode: Literal["train", "eval"] = "train"
-    distil_steps: int = 200
-    distil_optimiser: Literal["sgd", "adam"] = "sgd"
-    distil_lr: float = 0.01
-
-
-VARIANTS = {
-    "recommended": Switches(student_mode="eval"),
-    "paper": Switches(),
-    "reference": Switches(
-        weights="size",
-        personal_heads=False,
-        adversarial=2.0,  # the two means are added up, so that each term weighs twice what it does in Eq. 2
-        saturating=False,
-        gradient_penalty=0.3,
-        gan_window="early",
-        generator_kind="unconditional",
-        pseudo_from="old",
-        kd_start=2,
-        ensemble="logit",
-        tau=20.0,
-        kd_scale="tau2_mean",
-        distil_steps=1600,
-        distil_optimiser="adam",
-        distil_lr=1e-4,
-    ),
-}
 EARLY_EPOCHS, EARLY_DISCRIMINATOR, EARLY_GENERATOR = 5, 3, 5  # of `gan_window = "early"`: epochs; rounds of each
 
 
@@ -95,7 +41,7 @@ EARLY_EPOCHS, EARLY_DISCRIMINATOR, EARLY_GENERATOR = 5, 3, 5  # of `gan_window =
         quick={"noise": 4, "generator_width": 8, "distil_samples": 12, "distil_batch": 4, "distil_steps": 3},
     ),
 )
-class DaFKD(FedAvg):
+class DaFKD(DaFKDOptions):
     """Distil the clients' models into their average, each weighted by how like its own data a sample is.
 
     A client trains three networks: the classifier w_k, a discriminator theta_k^d that tells its data from generated
@@ -117,6 +63,7 @@ class DaFKD(FedAvg):
     | `saturating`: generator's loss | log(1 - f) | log(1 - f) (Eq. 3) | -log f |
     | `gradient_penalty` | 0 | 0 | 0.3 |
     | `gan_window` | always | always | early: rounds 1 to 3 (generator: 5), epochs 1 to 5 |
+    | `generator_lr`, `generator_weight_decay` | 0.001 | 0.001 | 0.0001 |
     | `generator_kind` | conditional | conditional, uniform labels | unconditional, by transposed convolutions |
     | `pseudo_from`: which generator | new | new, of Eq. 4 (line 11 says a client's) | old, the one sent out |
     | `kd_start`: first distillation | 1 | 1 | 2 |
@@ -151,69 +98,6 @@ class DaFKD(FedAvg):
     >>> DaFKD(variant="reference").use.tau, DaFKD(variant="reference", tau=2.0).use.tau
     (20.0, 2.0)
     """
-
-    sharing: bool = True
-    shared_layers: int | None = None
-    correlation: bool = True
-    generator_output: Literal["images", "features"] = "images"
-    upload: Literal["head", "scores", "predictions"] = "head"
-    max_share: float = 1.0
-    noise: int = 100
-    generator_width: int = 128
-    generator_lr: float = 1e-3
-    generator_weight_decay: float = 1e-3
-    distil_samples: int = 1280
-    distil_batch: int = 32
-    oca: bool = False  # the clients' average is only where distillation starts
-    variant: Literal["recommended", "paper", "reference"] = "recommended"
-    weights: Weights | None = None  # type: ignore[assignment]  # None: as the variant says
-    personal_heads: bool | None = None
-    adversarial: float | None = None
-    saturating: bool | None = None
-    gradient_penalty: float | None = None
-    gan_window: Literal["always", "early"] | None = None
-    generator_kind: Kind | None = None
-    pseudo_from: Literal["new", "old"] | None = None
-    kd_start: int | None = None
-    ensemble: Ensemble | None = None
-    tau: float | None = None
-    kd_scale: Scaling | None = None
-    student_mode: Literal["train", "eval"] | None = None
-    distil_steps: int | None = None
-    distil_optimiser: Literal["sgd", "adam"] | None = None
-    distil_lr: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("generator_weight_decay", "adversarial", "gradient_penalty", "distil_steps", "shared_layers"):
-            if (getattr(self, name) or 0) < 0:
-                raise UsageError(f"dafkd.{name} = {getattr(self, name)} must not be negative")
-        for name in ("generator_lr", "distil_lr", "tau"):
-            if (value := getattr(self, name)) is not None and value <= 0:
-                raise UsageError(f"dafkd.{name} = {value} must be positive")
-        for name, least in (("noise", 1), ("generator_width", 2), ("distil_samples", 2), ("distil_batch", 2)):
-            if getattr(self, name) < least:
-                raise UsageError(f"dafkd.{name} = {getattr(self, name)} must be at least {least}")
-        if not 0 < self.max_share <= 1:
-            raise UsageError(f"dafkd.max_share = {self.max_share} must lie in (0, 1]; 1 is no limit")
-        if self.generator_output == "features" and (not self.sharing or self.shared_layers is not None):
-            raise UsageError(
-                "dafkd.generator_output = 'features' leaves nothing but heads to judge what was generated; "
-                "leave out sharing and shared_layers"
-            )
-        if self.upload != "head" and not self.use.personal_heads:
-            raise UsageError(f"dafkd.upload = '{self.upload}' keeps heads on clients; write personal_heads = true")
-        if self.upload == "predictions" and (self.use.ensemble == "logit" or self.max_share < 1):
-            raise UsageError(
-                "dafkd.upload = 'predictions' sends scores times probabilities, from whose sum neither weighted logits "
-                "nor a limited share can be found; write ensemble = 'prob' and max_share = 1, or upload = 'scores'"
-            )
-
-    @property
-    def use(self) -> Switches:
-        """The variant's switches, with those given by hand."""
-        given = {f.name: getattr(self, f.name) for f in fields(Switches)}
-        return replace(VARIANTS[self.variant], **{name: value for name, value in given.items() if value is not None})
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor]) -> list[float]:
         """The weight of each client before normalisation (Eq. 4 and 6)."""
@@ -259,13 +143,7 @@ class DaFKD(FedAvg):
             return {}
         teacher, table = found
         rows = torch.arange(len(x), device=x.device)
-        work = LocalWork(
-            work="fixed_steps",
-            steps=max(1, use.distil_steps),
-            batch=self.distil_batch,
-            optimiser=use.distil_optimiser,
-            lr=use.distil_lr,
-        )
+        work = LocalWork(batch=self.distil_batch, optimiser=use.distil_optimiser, lr=use.distil_lr)
         # Not images to be augmented, and instead of a label each sample has the number of its row.
         me = replace(fed.learner(Samples(x, rows, rows), use.distil_steps), work=work, augment=None)
         student = in_two_parts(me.net(model), self.name)
@@ -282,30 +160,35 @@ class DaFKD(FedAvg):
         self, fed: Federation, replies: Sequence[Message], two: TwoHeads, x: Tensor, **made_from: Any
     ) -> tuple[Tensor, dict[str, Any]] | None:
         """The clients' weighted answers to the samples (Eq. 7 and 8) and the table of importance; None if none came."""
-        use = self.use
-        if self.correlation and self.upload != "head":
+        if not self.correlation:
+            scores, logits = torch.ones(len(replies), len(x), device=x.device), self.logits(two, replies, x)
+        elif self.upload == "head":
+            both = [self.opinions(two.load(r["model"], r["head"]), x) for r in replies]
+            scores, logits = (torch.stack(part) for part in zip(*both, strict=True))
+        else:
             told = {r.client: r for r in fed.ask("score", [r.client for r in replies], **made_from)}
             replies = [r for r in replies if r.client in told]
             if not replies:
                 return None
-        if self.correlation and self.upload == "predictions":
-            teacher, known = ensemble_of_products(torch.stack([told[r.client]["soft"] for r in replies]))
-            if not known.all():
-                alike = torch.ones(len(replies), int((~known).sum()), device=x.device)
-                teacher[~known] = ensemble(importance(alike), self.logits(two, replies, x[~known]), use.tau)
-            return teacher, {}
-        if self.correlation and self.upload == "head":
-            both = [self.opinions(two.load(r["model"], r["head"]), x) for r in replies]
-            scores, logits = (torch.stack(part) for part in zip(*both, strict=True))
-        else:
-            logits = self.logits(two, replies, x)
-            alike = torch.ones(len(replies), len(x), device=x.device)
-            scores = torch.stack([told[r.client]["scores"] for r in replies]) if self.correlation else alike
+            if self.upload == "predictions":
+                return self.teacher_from_products([told[r.client]["soft"] for r in replies], two, replies, x), {}
+            scores, logits = torch.stack([told[r.client]["scores"] for r in replies]), self.logits(two, replies, x)
         shares = importance(scores, self.max_share)  # Eq. 7
-        teacher = ensemble(shares, logits, use.tau, use.ensemble)
+        teacher = ensemble(shares, logits, self.use.tau, self.use.ensemble)
         table = torch.zeros(len(fed.sizes), fed.classes)
         table[[r.client for r in replies]] = importance_by_class(shares, teacher).cpu()
         return teacher, {"importance": table}
+
+    def teacher_from_products(
+        self, products: Sequence[Tensor], two: TwoHeads, replies: Sequence[Message], x: Tensor
+    ) -> Tensor:
+        """The same teacher from what `predictions` sends; samples that all disown are taught by all alike."""
+        teacher, known = ensemble_of_products(torch.stack(list(products)))
+        if not known.all():
+            rest = x[~known]
+            alike = importance(torch.ones(len(replies), len(rest), device=x.device))
+            teacher[~known] = ensemble(alike, self.logits(two, replies, rest), self.use.tau)
+        return teacher
 
     def logits(self, two: TwoHeads, replies: Sequence[Message], x: Tensor) -> Tensor:
         """What the clients' classifiers make of the samples (K, N, classes)."""
@@ -322,25 +205,25 @@ class DaFKD(FedAvg):
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Classifier, discriminator and generator, trained together."""
-        use, two = self.use, self.two_heads(me)
+        two = self.two_heads(me)
         two.load(msg["model"], msg["head"] if "head" in msg else me.memory.get("head", two.own_weights()))
         generator = load(self.new_generator(me, two), msg["generator"]).train()
         self.play(me, two, generator)
         answer = {"model": params(two.net), "generator": params(generator), **self.about(me)}
-        keep: dict[str, Any] = {"head": two.own_weights()} if use.personal_heads else {}
-        if not use.personal_heads:
-            answer["head"] = two.own_weights()
-        elif self.correlation and self.distils(me.round):
+        if not self.use.personal_heads:
+            return reply(**answer, head=two.own_weights())
+        keep: dict[str, Any] = {"head": two.own_weights()}
+        if self.correlation and self.distils(me.round):
             if self.upload == "head":
                 answer["head"] = keep["head"]
             else:
                 keep["model"] = answer["model"]  # until it is asked for scores
-        return reply(**answer, keep=keep or None)
+        return reply(**answer, keep=keep)
 
     def play(self, me: Client, two: TwoHeads, generator: nn.Module) -> None:
         """Joint steps of both heads (Eq. 9), each followed by a step of the generator against them (Eq. 3)."""
         use, features = self.use, self.generator_output == "features"
-        optimiser = adam(generator.parameters(), self.generator_lr, self.generator_weight_decay)
+        optimiser = adam(generator.parameters(), use.generator_lr, use.generator_weight_decay)
         noise, dropout, between = me.rng("generator"), me.rng("generator/dropout"), me.rng("generator/penalty")
         steps, epoch, batch = _epochs(me), 0, 0
 

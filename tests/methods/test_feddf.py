@@ -1,0 +1,227 @@
+"""FedDF: groups of equal networks, the ensemble they learn from, when it stops, and where it is FedAvg to the bit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedalloy.core import run
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import UsageError
+from fedalloy.methods import FedAvg, FedDF
+from fedalloy.models import create
+from fedalloy.participation import Participation
+from fedalloy.rng import generator
+from fedalloy.training import LocalWork
+from fedalloy.tree import digest, equal
+
+small = partial(create, "mlp", classes=3, channels=1, size=2, hidden=5)
+large = partial(create, "mlp", classes=3, channels=1, size=2, hidden=9)
+WORK = LocalWork(epochs=2, batch=4, lr=0.1)
+
+
+def public(n=12, labelled=False):
+    draw = generator(7, "public")
+    samples = Samples(torch.randn(n, 1, 2, 2, generator=draw), torch.arange(n) % 3, torch.arange(n))
+    return PublicSet(samples, labelled=labelled, holder="server")
+
+
+@pytest.fixture
+def setting(small_setting, random_sites):
+    def make(networks=(small,), labelled=False, **options):
+        sites = random_sites([9, 12, 7, 10], shape=(1, 2, 2))
+        options = {"work": WORK, "participation": Participation(policy="fraction", fraction=0.5), **options}
+        return small_setting([], sites=sites, networks=list(networks), public=public(labelled=labelled), **options)
+
+    return make
+
+
+def views(method, state):
+    return method.models(state)
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_without_steps_it_is_fedavg_bit_for_bit(weights, setting, play):
+    plain = play(FedAvg(weights=weights), setting(), 3)
+    same = play(FedDF(steps=0, weights=weights), setting(), 3)
+    other = play(FedDF(steps=2, batch=4, weights=weights), setting(), 3)
+    for a, b in zip(plain.states, same.states, strict=True):
+        assert equal(a["model"], b["models"]["0"])
+    assert not equal(plain.model, other.states[-1]["models"]["0"])
+
+
+def test_without_steps_each_group_is_fedavg_among_its_own(setting, play):
+    both = setting([small, large, small, large], participation=Participation())
+    state = play(FedDF(steps=0), both, 1).states[-1]
+    replies = {k: Serial(both).open(FedDF(), 1).ask("train", {k: {"model": m}})[0] for k, m in starts(both).items()}
+    for g, members in (("0", [0, 2]), ("1", [1, 3])):
+        total = sum(replies[k]["n"] for k in members)
+        for name, value in state["models"][g].items():
+            wanted = sum(replies[k]["model"][name].double() * (replies[k]["n"] / total) for k in members)
+            assert torch.allclose(value, wanted.float(), atol=1e-7)
+
+
+def starts(setting):
+    state = FedDF().init(Serial(setting).open(FedDF(), 0))
+    group = {k: str(g) for g, ids in enumerate(setting.groups) for k in ids}
+    return {k: state["models"][group[k]] for k in setting.ids}
+
+
+def test_groups_are_found_from_the_networks_and_have_views_of_their_own(setting, play):
+    # Two makers of the same network are one group; a different width is another.
+    twin = partial(create, "mlp", classes=3, channels=1, size=2, hidden=5)
+    both = setting([small, large, twin, large])
+    assert both.groups == [[0, 2], [1, 3]]
+    method = FedDF(steps=1, batch=4)
+    assert list(method.models(play(method, both, 1).states[-1])) == ["group 0", "group 1"]
+    assert list(method.models(play(method, setting(), 1).states[-1])) == ["global"]
+
+
+def test_a_group_without_an_active_client_stays_as_it_is(setting, play):
+    lone = setting([small, large, small, large], participation=Participation(policy="trace", trace=((0, 2),)))
+    played = play(FedDF(steps=3, batch=4), lone, 1)
+    assert equal(played.states[0]["models"]["1"], played.states[1]["models"]["1"])
+    assert not equal(played.states[0]["models"]["0"], played.states[1]["models"]["0"])
+
+
+@pytest.mark.parametrize("ensemble", ["logits", "probabilities"])
+def test_one_step_by_hand(ensemble, setting):
+    # Both groups learn from the mean answer of all four clients, on the same batch of the public set.
+    federation = setting([small, large, small, large], participation=Participation())
+    method = FedDF(steps=1, batch=12, lr=0.01, tau=2.0, ensemble=ensemble)
+    averaged = run(FedDF(steps=0), Serial(federation), 1)
+    group = {0: "0", 1: "1", 2: "0", 3: "1"}
+    engine = Serial(federation)
+    fed = engine.open(method, 1)
+    replies = fed.ask("train", {k: {"model": m} for k, m in starts(federation).items()})
+    x = federation.public.inputs
+    teachers = []
+    for r in replies:
+        net = federation.build(r.client)
+        net.load_state_dict(r["model"])
+        teachers.append(net.eval()(x).detach())
+    if ensemble == "logits":
+        target = (torch.stack(teachers).mean(0) / 2).softmax(1)
+    else:
+        target = (torch.stack(teachers) / 2).softmax(2).mean(0)
+    done = run(method, Serial(federation), 1)
+    for g in ("0", "1"):
+        net = federation.build(next(k for k, other in group.items() if other == g))
+        net.load_state_dict(averaged["models"][g])
+        optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+        loss = (target * (target.log() - F.log_softmax(net(x) / 2, 1))).sum(1).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 5.0)
+        optimiser.step()
+        for name, value in net.state_dict().items():
+            assert torch.allclose(done["models"][g][name], value, atol=1e-5), (g, name)
+
+
+def test_a_lone_client_teaches_its_own_model_nothing_new(setting, play):
+    # The average of one client is that client, so that the divergence and its gradient are zero.
+    lone = setting(participation=Participation(policy="trace", trace=((1,),)))
+    plain = play(FedDF(steps=0), lone, 1).states[-1]["models"]["0"]
+    taught = play(FedDF(steps=5, batch=4, lr=1e-3), lone, 1).states[-1]["models"]["0"]
+    for name in plain:
+        assert torch.allclose(plain[name], taught[name], atol=6e-3)  # Adam makes steps of rounding errors
+
+
+def test_teachers_answer_once_for_each_input_and_the_servers_passes_are_counted(setting):
+    federation = setting(participation=Participation())
+    engine, method = Serial(federation), FedDF(steps=8, batch=12)
+    fed = engine.open(method, 1)
+    state = run(method, engine, 0)
+    method.round(state, fed)
+    # 4 teachers see the 12 inputs in one batch; the student takes 8 steps, forward and backward.
+    assert (fed.meter.steps, fed.meter.forward, fed.meter.backward) == (8, 4 + 8, 8)
+
+
+def test_only_inputs_that_are_used_are_answered_for(setting):
+    federation = setting(participation=Participation())
+    engine, method = Serial(federation), FedDF(steps=1, batch=4)
+    fed = engine.open(method, 1)
+    method.round(run(method, engine, 0), fed)
+    assert fed.meter.forward_samples == 4 * 4 + 4
+
+
+def test_replies_are_not_changed(setting, monkeypatch):
+    federation = setting(participation=Participation())
+    engine, method = Serial(federation), FedDF(steps=3, batch=4)
+    fed = engine.open(method, 1)
+    kept = []
+    real = fed.ask
+    monkeypatch.setattr(fed, "ask", lambda *a, **k: kept.extend(real(*a, **k)) or kept)
+    before = run(method, engine, 0)
+    method.round(before, fed)
+    again = Serial(federation).open(method, 1).ask("train", {k: {"model": m} for k, m in starts(federation).items()})
+    assert [digest(r.body) for r in kept] == [digest(r.body) for r in again]
+
+
+def test_validation_keeps_the_best_student_and_stops(setting, monkeypatch):
+    federation = setting(labelled=True, participation=Participation())
+    method = FedDF(steps=50, batch=4, validation=0.25, check_every=1, patience=3, lr=0.05)
+    scores = iter([0.1, 0.5, 0.4, 0.3, 0.2, 0.9])
+    seen = []
+
+    def fake(net, samples):
+        if len(samples) == 3:  # the validation part
+            seen.append({k: v.clone() for k, v in net.state_dict().items()})
+            hits = round(next(scores) * 10)
+            right = torch.zeros(10, 3)
+            right[torch.arange(10), [0] * hits + [1] * (10 - hits)] = 1
+            return right
+        return torch.zeros(len(samples), 3)
+
+    class Labels:
+        def __len__(self):
+            return 3
+
+        labels = torch.zeros(10, dtype=torch.int64)
+
+    real = FedDF.parts
+    monkeypatch.setattr(FedDF, "parts", lambda self, fed: (real(self, fed)[0], Labels()))
+    monkeypatch.setattr("fedalloy.methods.feddf.predict", fake)
+    state = run(method, Serial(federation), 1)
+    assert len(seen) == 5  # best at the second, then three without a better one
+    assert equal(state["models"]["0"], seen[1])
+
+
+def test_the_validation_part_is_held_out_and_the_same_in_every_round(setting):
+    federation = setting(labelled=True)
+    method = FedDF(validation=0.25)
+    first = method.parts(Serial(federation).open(method, 1))
+    later = method.parts(Serial(federation).open(method, 5))
+    assert [len(part) for part in first] == [9, 3]
+    assert set(first[0].index.tolist()).isdisjoint(first[1].index.tolist())
+    assert torch.equal(first[1].index, later[1].index)
+
+
+def test_the_mean_of_logits_is_not_that_of_probabilities(setting, play):
+    a, b = (play(FedDF(steps=2, batch=4, ensemble=e), setting(), 1).states[-1] for e in ("logits", "probabilities"))
+    assert not equal(a["models"], b["models"])
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"steps": -1}, "steps = -1 must not be negative"),
+        ({"batch": 0}, "batch = 0 must be at least 1"),
+        ({"tau": 0.0}, "tau = 0.0 must be positive"),
+        ({"validation": 1.0}, r"must lie in \[0, 1\)"),
+    ],
+)
+def test_impossible_options_are_refused(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        FedDF(**options)
+
+
+def test_validation_needs_labels_and_samples(setting, play):
+    with pytest.raises(UsageError, match=r"write public.labelled = true"):
+        play(FedDF(validation=0.5), setting(), 1)
+    with pytest.raises(UsageError, match="leaves nothing of 12 public samples"):
+        play(FedDF(validation=0.01), setting(labelled=True), 1)
