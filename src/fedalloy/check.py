@@ -41,8 +41,8 @@ from fedalloy.probe import (
     with_batch_norm,
     without_features,
 )
-from fedalloy.setting import SERVER, Setting
-from fedalloy.training import load, one_thread
+from fedalloy.setting import Setting
+from fedalloy.training import one_thread
 from fedalloy.tree import Tree
 
 
@@ -141,7 +141,7 @@ def _check_models(method: Method, run: Trace) -> None:
         shared = dict(method.models(state))
         _check_unchanged(before, state.body, "models(): the state")
         for view, weights in shared.items():
-            load(setting.build(SERVER), weights)
+            setting.fitting(weights)
             require_finite(weights, f"models(), view '{view}'")
     own = [_check_personal(method, run, k) for k in setting.ids]
     if len(set(own)) > 1:
