@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -119,7 +118,7 @@ class FedCOG(FedAvg):
     def learn(self, me: Client, net: nn.Module, images: Tensor, answers: Tensor, weights: tuple[float, float]) -> None:
         """Local training with a batch of images beside each real one."""
         a_real, a_syn = weights
-        turns: Iterator[Tensor] = batches(len(images), me.work.batch, me.steps, me.rng("images/batches"))
+        turns = batches(len(images), me.work.batch, me.steps, me.rng("images/batches"))
         dropout = me.rng("images/dropout")
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
