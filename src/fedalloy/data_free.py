@@ -43,6 +43,18 @@ def activation_loss(feature: Tensor, *, summed: bool = False) -> Tensor:
     return -(norms.sum(1) if summed else norms.mean(1)).mean()
 
 
+def generator_loss(
+    feature: Tensor, answers: Tensor, lambda_1: float, lambda_2: float, *, normalised: bool = True, summed: bool = False
+) -> Tensor:
+    """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5).
+
+    >>> generator_loss(torch.ones(2, 3), torch.zeros(2, 2), lambda_1=1.0, lambda_2=1.0)
+    tensor(-0.3069)
+    """
+    entropy = entropy_loss(answers, normalised=normalised)
+    return entropy + lambda_1 * one_hot_loss(answers) + lambda_2 * activation_loss(feature, summed=summed)
+
+
 def judged(teacher: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """A teacher's features and answers for images, in one pass."""
     assert callable(teacher.features)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedalloy.core import Card, Client, Federation, State, initial, method
 from fedalloy.data.samples import Samples
-from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.data_free import generator_loss, judged
 from fedalloy.errors import UsageError
 from fedalloy.generators import ImageGenerator
 from fedalloy.losses import kl
@@ -46,9 +46,8 @@ class DataFreeKD(Centralised):
     here it is initialised by a stream of its own, so that it begins as another network than the teacher began.
 
     The defaults are the paper's for EMNIST, not those of `fedkf`; for CIFAR it has lambda_1 = 0.01, lambda_2 = 0.002
-    and generator_lr = 0.02. Relative to L_IE the weights are those of DAFL's code (Chen et al., ICCV 2019), where L_A
-    is a mean over the features. `entropy` and `activation` are those of `fedkf`: its code takes L_IE in [0, 1] and that
-    mean, its equations L_IE without a scale and the sum.
+    and generator_lr = 0.02. `entropy` and `activation` are those of `fedkf`: its code takes L_IE in [0, 1] and the mean
+    over features, its equations L_IE without a scale and the sum.
 
     >>> list(DataFreeKD().models(State(0, {"model": {}, "student": {}})))
     ['teacher', 'student']
@@ -118,11 +117,8 @@ class DataFreeKD(Centralised):
 
     def generator_loss(self, feature: Tensor, answers: Tensor) -> Tensor:
         """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5)."""
-        return (
-            entropy_loss(answers, normalised=self.entropy == "normalised")
-            + self.lambda_1 * one_hot_loss(answers)
-            + self.lambda_2 * activation_loss(feature, summed=self.activation == "sum")
-        )
+        normalised, summed = self.entropy == "normalised", self.activation == "sum"
+        return generator_loss(feature, answers, self.lambda_1, self.lambda_2, normalised=normalised, summed=summed)
 
     def learner(self, fed: Federation, batches: int) -> Client:
         """The server as a learner whose only samples are noise, each of them used once in a round."""

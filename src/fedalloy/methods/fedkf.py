@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.data_free import generator_loss, judged
 from fedalloy.errors import UsageError
 from fedalloy.generators import ImageGenerator
 from fedalloy.losses import ce, kl
@@ -185,11 +185,7 @@ class FedKF(FedAvg):
         """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5)."""
         plain = self.entropy == "plain" or (self.entropy is None and self.variant == "paper")
         summed = self.activation == "sum" or (self.activation is None and self.variant == "paper")
-        return (
-            entropy_loss(answers, normalised=not plain)
-            + self.lambda_1 * one_hot_loss(answers)
-            + self.lambda_2 * activation_loss(feature, summed=summed)
-        )
+        return generator_loss(feature, answers, self.lambda_1, self.lambda_2, normalised=not plain, summed=summed)
 
     def train_on_server(self, s: State, fed: Federation, weights: Tree) -> dict[str, Any]:
         """The rejected design: one generator for all, trained against the teacher before the clients need it."""
