@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 help:
 	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
-	@echo "make bench   speed and memory: the pool, growth, the raw PyTorch loop (some minutes)"
+	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch (some minutes)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
@@ -28,6 +28,7 @@ bench: $(READY)
 	$(BIN)/python bench/engine.py
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/round_cost.py
+	$(BIN)/python bench/distillation.py
 
 bench-peers: $(READY)
 	$(BIN)/python bench/peers.py
