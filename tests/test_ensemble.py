@@ -84,3 +84,10 @@ def test_a_real_network():
     z = torch.rand(3, *nets[0].feature_shape)
     together = stacked_heads(nets[0], [params(net) for net in nets])(z)
     assert torch.allclose(together, torch.stack([net.head.eval()(z) for net in nets]), atol=1e-6)
+
+
+def test_a_layer_that_works_in_place_leaves_the_callers_features_alone():
+    net = FeatureNet(nn.Sequential(), nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 2)), (3,))
+    z = -torch.ones(4, 3)
+    stacked_heads(net, [net.state_dict()] * 2)(z)
+    assert torch.equal(z, -torch.ones(4, 3))

@@ -50,7 +50,7 @@ def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]
             elif isinstance(layer, nn.Flatten):
                 x = x.flatten(2)
             elif not isinstance(layer, nn.Dropout):
-                x = layer(x)
+                x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # the features are the caller's
         return x.expand(len(models), *x.shape[1:])
 
     return logits

@@ -27,7 +27,7 @@ from fedalloy.trifreqs import Frequency, Mean, tri_freqs
     "kdia",
     label="KDIA",
     card=Card(
-        paper="Ma, preprint, 2025",
+        paper="Ma, preprint submitted to Elsevier",
         up="model, n",
         down="model, teacher, generator",
         distils="a weighted average of all clients' last models, on the client's own data, into each client's model",
