@@ -21,6 +21,7 @@ from fedalloy.costs import forward_flops
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader
+from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.partition import Partition, partitions, split
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
@@ -52,11 +53,13 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    public = _public(exp.public, data, pool, aside, exp)
-    server = _started(network or _network(exp.model, data, pool), exp.start)
-    networks = _networks(exp, data, pool, part.clients) if exp.models else [server]
+    public, space = _public(exp.public, data, pool, aside, exp)
+    outputs = data.classes if space is None else space.outputs
+    server = _started(network or _network(exp.model, data, pool, outputs), exp.start)
+    networks = _networks(exp, data, pool, outputs, part.clients) if exp.models else [server]
+    everywhere = exp.partition.test == "global"
     setting = Setting(
-        sites=[_site(pool, holdout, rows, part, k) for k in range(part.clients)],
+        sites=[_site(pool, holdout, rows, part, k, everywhere) for k in range(part.clients)],
         networks=networks,
         server=server if exp.models else None,
         classes=data.classes,
@@ -64,10 +67,12 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         work=exp.training,
         participation=exp.participation,
         public=public,
-        holdout=holdout,
+        holdout=None if everywhere else holdout,
         augment=augmentation(exp.data.augment, data.black),
         layout=exp.layout,
         scale=data.scale,
+        space=space,
+        private_answers=exp.public is not None and exp.public.answers == "private",
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
@@ -97,9 +102,11 @@ def _load(part: DataPart) -> Dataset:
     return load(part.name, **check_options(part, reader(part.name), "data"))
 
 
-def _networks(exp: Experiment, data: Dataset, pool: Samples, clients: int) -> list[Network]:
+def _networks(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
     """Each client's network; equal ones are one object, by which they are told to be equal."""
-    makers = [_network(Choice(name=part.name, options=part.options), data, pool, "models") for part in exp.models]
+    makers = [
+        _network(Choice(name=part.name, options=part.options), data, pool, outputs, "models") for part in exp.models
+    ]
     costs: list[float] = []
     if exp.budget is not None:
         example = pool.take([0])[0]
@@ -108,7 +115,7 @@ def _networks(exp: Experiment, data: Dataset, pool: Samples, clients: int) -> li
     return [makers[number] for number in assign(exp.models, clients, exp.budget, costs)]
 
 
-def _network(choice: Choice, data: Dataset, pool: Samples, where: str = "model") -> Network:
+def _network(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
     given = ("classes", "channels", "size")
     options = check_options(choice, models.models[choice.name], where, given)
     _, channels, height, width = pool.x.shape
@@ -119,7 +126,7 @@ def _network(choice: Choice, data: Dataset, pool: Samples, where: str = "model")
             f"write data.size = {max(height, width)}"
         )
     # A partial, because it can be sent to another process and a nested function cannot.
-    return partial(models.create, choice.name, classes=data.classes, channels=channels, size=height, **options)
+    return partial(models.create, choice.name, classes=outputs, channels=channels, size=height, **options)
 
 
 def _name(network: Network) -> str:
@@ -136,8 +143,8 @@ def tried(setting: Setting) -> nn.Module:
     if setting.augment is not None:
         x = _augmented(setting.augment, x, setting.seed)
     for client in {network: k for k, network in enumerate(setting.networks)}.values():
-        _answers(setting.build(client), x, setting.classes)
-    return _answers(setting.build(SERVER), x, setting.classes)
+        _answers(setting.build(client), x, setting.outputs)
+    return _answers(setting.build(SERVER), x, setting.outputs)
 
 
 def _answers(net: nn.Module, x: Tensor, classes: int) -> nn.Module:
@@ -176,13 +183,13 @@ def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: i
             )
         given["ids"] = data.client_ids[rows]
         clients = len(np.unique(given["ids"]))
-    if part.test == "official":
+    if part.test != "local":
         if data.y_test is None:
-            raise UsageError(f"partition.test = 'official', but the data set '{data.name}' has no test split")
+            raise UsageError(f"partition.test = '{part.test}', but the data set '{data.name}' has no test split")
         given["test_labels"], given["test_samples"] = data.y_test, part.test_samples
-    elif part.test_samples is not None:
+    if part.test_samples is not None and part.test != "official":
         raise UsageError("partition.test_samples goes with partition.test = 'official'; write test_fraction instead")
-    return split(
+    divided = split(
         data.y[rows],
         name=part.name,
         clients=clients,
@@ -191,15 +198,21 @@ def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: i
         validation=part.validation,
         **given,
     )
+    if part.test == "global":
+        assert data.y_test is not None
+        return replace(divided, test=(np.arange(len(data.y_test)),) * divided.clients)
+    return divided
 
 
-def _site(pool: Samples, holdout: Samples | None, rows: NDArray[np.int64], part: Partition, k: int) -> Site:
+def _site(
+    pool: Samples, holdout: Samples | None, rows: NDArray[np.int64], part: Partition, k: int, everywhere: bool
+) -> Site:
     def of(positions: NDArray[np.int64]) -> Samples:
         return pool.subset(torch.from_numpy(rows[positions]))
 
     if part.test_from == "official":
         assert holdout is not None
-        test = holdout.subset(torch.from_numpy(part.test[k]))
+        test = holdout if everywhere else holdout.subset(torch.from_numpy(part.test[k]))
     else:
         test = of(part.test[k])
     return Site(of(part.train[k]), test, of(part.val[k]) if len(part.val[k]) else None)
@@ -224,11 +237,12 @@ def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
 
 def _public(
     part: PublicPart | None, data: Dataset, pool: Samples, aside: NDArray[np.int64] | None, exp: Experiment
-) -> PublicSet | None:
+) -> tuple[PublicSet | None, LabelSpace | None]:
+    """The public set and, if its classes are not the private ones, what the networks' outputs mean."""
     if part is None:
-        return None
+        return None, None
     if aside is not None:
-        return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder)
+        return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
     other = load(part.data, **check_options(part, reader(part.data), "public"))
     if other.x.shape[1] != data.x.shape[1]:
         raise UsageError(
@@ -242,9 +256,18 @@ def _public(
     # Private statistics, so that all networks see one scale of inputs.
     size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
     everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)
+    space = None
+    if part.classes == "added":
+        space = LabelSpace((("private", data.classes), ("public", other.classes)))
+        everything = replace(everything, y=everything.y + space.index("public", 0))
+    elif part.labelled and other.classes > data.classes:
+        raise UsageError(
+            f"the public set '{part.data}' has {other.classes} classes and '{data.name}' {data.classes}; "
+            "write public.classes = 'added' to give them outputs of their own"
+        )
     everything = _moved(everything, exp.device)
     order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
-    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder)
+    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder), space
 
 
 def _started(network: Network, start: str | None) -> Network:

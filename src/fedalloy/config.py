@@ -44,13 +44,14 @@ class PartitionPart:
     """How the data is split among clients; other keys are options of that partition.
 
     `test = "local"` keeps `test_fraction` of each client's rows for its local test; `"official"` draws each client's
-    local test from the data's own test split. `seed` is the experiment's unless it is given.
+    local test from the data's own test split by the client's classes, `"global"` tests every client on all of it.
+    `seed` is the experiment's unless it is given.
     """
 
     name: str = "dirichlet"
     clients: int = 10
     seed: int | None = None
-    test: Literal["local", "official"] = "local"
+    test: Literal["local", "official", "global"] = "local"
     test_fraction: float = 0.2
     test_samples: int | None = None
     validation: float = 0.0
@@ -71,17 +72,27 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPart:
-    """A public set: another data set by name, or `data = "own"` to set rows of the private data aside."""
+    """A public set: another data set by name, or `data = "own"` to set rows of the private data aside.
+
+    `classes = "added"` gives another data set's classes outputs of their own, after the private ones. A prediction on
+    private data is then the best of all outputs, or with `answers = "private"` of the private ones.
+    """
 
     data: str = "own"
     samples: int = 1000
     labelled: bool = False
     holder: Literal["server", "all"] = "all"
+    classes: Literal["shared", "added"] = "shared"
+    answers: Literal["all", "private"] = "all"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise UsageError(f"public.samples = {self.samples} must be at least 1")
+        if self.classes == "added" and self.data == "own":
+            raise UsageError("public.classes = 'added' needs another data set; write public.data, or leave it out")
+        if self.answers == "private" and self.classes == "shared":
+            raise UsageError("public.answers = 'private' goes with public.classes = 'added'; leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,6 +239,10 @@ class Method:
         """The model this client would use itself, if the method gives it one of its own."""
         return None
 
+    def stages(self, me: Client) -> Mapping[str, Tree]:
+        """Other models of this client that are worth measuring, such as the one before its local update, by view."""
+        return {}
+
 
 methods: Registry[type[Method]] = Registry("method")
 M = TypeVar("M", bound=Method)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import metrics
-from fedalloy.core import Method, Network, State
+from fedalloy.core import Client, Method, Network, State
 from fedalloy.data.samples import Samples
 from fedalloy.setting import Setting, pooled
 from fedalloy.training import load, predict, side_by_side
@@ -34,9 +35,16 @@ def evaluate(
     which = {name: _place(weights, kept) for name, weights in models.items()}
     found = side_by_side(lambda weights: _shared(setting, weights, threads), kept, threads)
     views = {name: found[place] for name, place in which.items()}
-    if method.personal(setting.client(0, state.round, memories.get(0, {}))) is not None:
-        views[PERSONAL] = _personal(setting, method, state.round, memories, threads)
+    first = setting.client(0, state.round, memories.get(0, {}))
+    if method.personal(first) is not None:
+        views[PERSONAL] = _each(setting, method.personal, state.round, memories, threads)
+    for stage in method.stages(first):
+        views[stage] = _each(setting, partial(_stage, method, stage), state.round, memories, threads)
     return views
+
+
+def _stage(method: Method, stage: str, me: Client) -> Tree:
+    return method.stages(me)[stage]
 
 
 def _place(weights: Tree, kept: list[Tree]) -> int:
@@ -50,20 +58,21 @@ def _place(weights: Tree, kept: list[Tree]) -> int:
 
 def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
     net = setting.fitting(weights)
-    confusion, loss = _tally(net, [site.test for site in setting.sites], setting.classes, threads)
+    confusion, loss = _tally(net, [site.test for site in setting.sites], setting, threads)
     view = _view(setting, confusion, loss)
     if setting.holdout is not None:
-        view["test"] = _accuracy(net, setting.holdout, threads)
+        view["test"] = _accuracy(net, setting.holdout, setting, threads)
     parts = [site.validation for site in setting.sites if site.validation is not None and len(site.validation)]
     if parts:
-        view["validation"] = _accuracy(net, pooled(parts), threads)
+        view["validation"] = _accuracy(net, pooled(parts), setting, threads)
     return view
 
 
-def _personal(
-    setting: Setting, method: Method, round: int, memories: Mapping[int, Tree], threads: int
+def _each(
+    setting: Setting, model: Callable[[Client], Tree | None], round: int, memories: Mapping[int, Tree], threads: int
 ) -> dict[str, Any]:
-    confusion = np.zeros((len(setting.sites), setting.classes, setting.classes), dtype=np.int64)
+    """A view in which every client has a model of its own."""
+    confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
     loss = np.zeros(len(setting.sites))
     right = np.zeros(len(setting.sites))  # of each client's validation share
 
@@ -71,14 +80,14 @@ def _personal(
         nets: dict[Network, nn.Module] = {}  # built once: only the weights differ
         for k in clients:
             me, site = setting.client(k, round, memories.get(k, {})), setting.sites[k]
-            weights = method.personal(me)
+            weights = model(me)
             assert weights is not None
             if me.network not in nets:
                 nets[me.network] = setting.build(k)
             net = load(nets[me.network], weights)
-            confusion[k : k + 1], loss[k : k + 1] = _tally(net, [site.test], setting.classes)
+            confusion[k : k + 1], loss[k : k + 1] = _tally(net, [site.test], setting)
             if site.validation is not None and len(site.validation):
-                right[k] = _accuracy(net, site.validation) * len(site.validation)
+                right[k] = _accuracy(net, site.validation, setting) * len(site.validation)
 
     side_by_side(evaluate_some, [setting.ids[first::threads] for first in range(threads)], threads)
     view = _view(setting, confusion, loss)
@@ -105,15 +114,19 @@ def _view(setting: Setting, confusion: NDArray[np.int64], loss: NDArray[np.float
 
 
 def _tally(
-    net: nn.Module, parts: Sequence[Samples], classes: int, threads: int = 1
+    net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Confusion counts (true class, predicted class) and summed loss of each part."""
-    confusion = torch.zeros(len(parts), classes, classes, dtype=torch.int64)
+    if len(parts) > 1 and all(part is parts[0] for part in parts):  # everybody is tested on the same samples
+        counts, losses = _tally(net, parts[:1], setting, threads)
+        return counts.repeat(len(parts), 0), losses.repeat(len(parts))
+    confusion = torch.zeros(len(parts), setting.classes, setting.answers, dtype=torch.int64)
     loss = torch.zeros(len(parts), dtype=torch.float64)
     filled = [p for p in parts if len(p)]
     if filled:
         together = pooled(filled)
-        logits, labels = predict(net, together, threads=threads).cpu(), together.labels.cpu()
+        logits = predict(net, together, threads=threads)[:, : setting.answers].cpu()
+        labels = together.labels.cpu()
         owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(p) for p in parts]))
         ones = torch.ones(len(labels), dtype=torch.int64)
         confusion.index_put_((owner, labels, logits.argmax(1)), ones, accumulate=True)
@@ -121,8 +134,8 @@ def _tally(
     return confusion.numpy(), loss.numpy()
 
 
-def _accuracy(net: nn.Module, samples: Samples, threads: int = 1) -> float:
-    right: Tensor = predict(net, samples, threads=threads).argmax(1) == samples.labels
+def _accuracy(net: nn.Module, samples: Samples, setting: Setting, threads: int = 1) -> float:
+    right: Tensor = predict(net, samples, threads=threads)[:, : setting.answers].argmax(1) == samples.labels
     return float(right.double().mean())
 
 

@@ -57,7 +57,7 @@ def export_model(
     about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
     write_weights(views[view], path, about)
     channels, size, _ = meta["model"]["input"]
-    return path, loading_lines(path, exp.model, meta["model"]["classes"], channels, size)
+    return path, loading_lines(path, exp.model, meta["model"].get("outputs", meta["model"]["classes"]), channels, size)
 
 
 def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int) -> str:

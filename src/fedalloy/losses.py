@@ -31,6 +31,15 @@ def kl(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
     )
 
 
+def soft_ce(target: Tensor, logits: Tensor) -> Tensor:
+    """Cross-entropy with soft labels: - sum_c target_c log softmax(logits)_c, mean over the batch.
+
+    >>> round(soft_ce(torch.tensor([[0.731059, 0.268941]]), torch.tensor([[1.0, 0.0]]) / 2).item(), 5)
+    0.60855
+    """
+    return F.cross_entropy(logits, target)
+
+
 def sq_dist(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
     """Squared distance of a network's trainable parameters from an anchor: summed, never averaged, buffers left out.
 

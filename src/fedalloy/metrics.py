@@ -154,7 +154,8 @@ def macro_f1(confusion: Counts) -> Floats:
     >>> float(macro_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))) == (2 / 3 + 4 / 5) / 2
     True
     """
-    return _mean_of_known(_ratio(2 * _diagonal(confusion), confusion.sum(-1) + confusion.sum(-2)))
+    predicted = confusion.sum(-2)[..., : confusion.shape[-2]]
+    return _mean_of_known(_ratio(2 * _diagonal(confusion), confusion.sum(-1) + predicted))
 
 
 def gain(acc: ArrayLike, acc_local: ArrayLike) -> Floats:
@@ -212,13 +213,14 @@ def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -
     """Everything that one view earns in one round, from counts [K, C, C] and the sum of losses over each test set [K].
 
     The loss is per sample, over all samples; `balanced` and `macro_f1` are pooled; `worst_client` is an id (see there).
+    There may be more columns than rows: a network that also knows classes which no test has can answer with one.
 
     >>> counts = np.array([[[3, 1], [0, 4]], [[1, 1], [0, 0]]])
     >>> row = summarise(counts, np.array([4.0, 1.0]), seed=0)
     >>> row["amp"], row["alma"], row["wlp"], row["worst_client"], row["loss"]
     (0.8, 0.6875, 0.5, 1, 0.5)
     """
-    if confusion.ndim != 3 or confusion.shape[1] != confusion.shape[2] or loss_sum.shape != confusion.shape[:1]:
+    if confusion.ndim != 3 or confusion.shape[1] > confusion.shape[2] or loss_sum.shape != confusion.shape[:1]:
         raise UsageError(
             f"the counts have the shape {confusion.shape} and the losses {loss_sum.shape}; give [K, C, C] and [K]"
         )

@@ -268,6 +268,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "parameters": parameter_count(net),
             "input": list(example.shape[1:]),
             "classes": setting.classes,
+            "outputs": setting.outputs,
             "flops_per_sample": forward_flops(net, example),
             "layout": resolve(net, exp.layout),
         },

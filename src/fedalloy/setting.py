@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
 from fedalloy.costs import Meter, forward_flops
+from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
@@ -36,6 +37,8 @@ class Setting:
     """What every method of a comparison meets.
 
     `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
+    `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
+    prediction is the best of the private classes, otherwise of all outputs.
     """
 
     sites: Sequence[Site]
@@ -50,6 +53,8 @@ class Setting:
     layout: Layout = "auto"
     scale: Scale = field(default_factory=Scale)
     server: Network | None = None
+    space: LabelSpace | None = None
+    private_answers: bool = False
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -98,6 +103,16 @@ class Setting:
     def build(self, client: int) -> nn.Module:
         """A client's network, or the server's, as it is before any training."""
         return initial(self.network(client), self.seed, self.layout, self.device)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network has."""
+        return self.classes if self.space is None else self.space.outputs
+
+    @property
+    def answers(self) -> int:
+        """Among how many outputs a prediction is chosen."""
+        return self.classes if self.private_answers else self.outputs
 
     @property
     def device(self) -> torch.device:

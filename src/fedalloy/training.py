@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.optimisers import adam
 from fedalloy.registry import refuse_unknown_choices
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class LocalWork:
         parameters = [p for p in net.parameters() if p.requires_grad]
         rate = self.lr_at(round)
         if self.optimiser == "adam":
-            return torch.optim.Adam(parameters, lr=rate, weight_decay=self.weight_decay)
+            return adam(parameters, lr=rate, weight_decay=self.weight_decay)
         if FlatSGD.fits(parameters):
             return FlatSGD(parameters, rate, self.momentum, self.weight_decay)
         return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
@@ -169,16 +170,17 @@ def fit(
     samples: Samples | None = None,
     stage: str = "batches",
     steps: int = 0,
+    optimiser: Optimiser | None = None,
     after: Callable[[], None] | None = None,
 ) -> None:
     """Train a network for one round of local work on the client's data, or on other samples.
 
     `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
-    phases draws two orders; `steps` replaces the number of steps; `after()` is called after each step, for a second
-    network that learns beside this one.
+    phases draws two orders; `steps` replaces the number of steps; an `optimiser` of one's own goes on from where
+    it was; `after()` is called after each step, for a second network that learns beside this one.
     """
     samples = me.train if samples is None else samples
-    optimiser = me.work.optimiser_for(net, me.round)
+    optimiser = optimiser or me.work.optimiser_for(net, me.round)
     parameters = [p for p in net.parameters() if p.requires_grad]
     order, noise = me.rng(stage), me.rng(f"{stage}/augment")
     net.train()

@@ -1,0 +1,105 @@
+"""What KnFu and the methods beside it share: learn, answer on public samples, fuse the answers, fine-tune."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fedalloy.core import Client, Federation, Message, Method, Reply, State, action, reply
+from fedalloy.data.public import Policy
+from fedalloy.errors import UsageError
+from fedalloy.exchange import digest, public_part
+from fedalloy.losses import ce, kl
+from fedalloy.training import batches, fit, params, predict
+from fedalloy.tree import Tree
+
+FLOOR = 1e-12  # below it a probability counts as this, so that its logarithm exists
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftLabels(Method):
+    """Clients with networks of their own exchange probabilities on public samples, after their local training.
+
+    A round has two exchanges: clients train on their own data and answer on the round's public samples; the server
+    fuses the answers, and clients fine-tune on CE(labels) + kd_weight KL(fused || own answer) (KnFu, Eq. 10).
+
+    * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
+    * `temperature` softens both sides of the KL term; the fused answers, being probabilities, are softened as
+      F^(1/T) / sum F^(1/T). `kd_weight` is temperature^2 unless it is given: KnFu squares its lambda, which it calls
+      a temperature in one place and a weight in another.
+    * `ce_on`: the labels of the first term are the public samples' as in Eq. 10, the client's own as in the text below
+      it, or none.
+    """
+
+    samples: int | None = None
+    policy: Policy = "fresh"
+    tune_epochs: int = 1
+    temperature: float = 1.0
+    kd_weight: float | None = None
+    ce_on: Literal["public", "local", "none"] = "public"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature <= 0:
+            raise UsageError(f"{self.name}.temperature = {self.temperature} must be positive")
+        if self.tune_epochs < 0 or (self.kd_weight or 0) < 0:
+            raise UsageError(f"{self.name}.tune_epochs and kd_weight must not be negative")
+
+    def init(self, fed: Federation) -> Tree:
+        """The server remembers nothing; labels that are needed must be there."""
+        if self.ce_on == "public" and fed.public is not None and not fed.public.labelled:
+            raise UsageError(
+                f"{self.name}.ce_on = 'public' needs labels; write public.labelled = true, or ce_on = 'none'"
+            )
+        return {}
+
+    def round(self, s: State, fed: Federation) -> State:
+        """One round: learn and answer, fuse, fine-tune."""
+        replies = fed.ask("learn", fed.sample())
+        if not replies:
+            return s.next()
+        fused, notes = self.fuse(replies, fed)
+        fed.ask("tune", fused)
+        return s.next(**notes)
+
+    @action
+    def learn(self, me: Client, msg: Message) -> Reply:
+        """Local training, then probabilities for the round's public samples, in eval mode (KnFu, Eqs. 3 and 4)."""
+        net = me.net(self.personal(me))
+        fit(net, me, lambda x, y: ce(net(x), y))
+        public = public_part(me, self.samples, self.policy)
+        return reply(keep={**me.memory, "model": params(net)}, soft=predict(net, public.samples).softmax(1))
+
+    def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
+        """What each client is sent, and what the server notes of it."""
+        raise UsageError(f"the method {self.name} has no fuse(self, replies, fed); it says what each client is sent")
+
+    @action
+    def tune(self, me: Client, msg: Message) -> Reply:
+        """Fine-tune on the public samples (KnFu, Eq. 10)."""
+        net = me.net(me.memory["model"])
+        public = public_part(me, self.samples, self.policy)
+        target = msg["soft"].clamp_min(FLOOR).log()
+        weight = self.temperature**2 if self.kd_weight is None else self.kd_weight
+        labels = public.labels if self.ce_on == "public" else None
+        own = batches(me.n, me.work.batch, self.tune_epochs * len(public), me.rng("tune/own"))  # one for each step
+
+        def loss(x: Tensor, rows: Tensor) -> Tensor:
+            logits = net(x)
+            distance: Tensor = weight * kl(target[rows], logits, self.temperature)
+            if labels is not None:
+                return ce(logits, labels[rows]) + distance
+            if self.ce_on == "local":
+                mine, y = me.train.take(next(own))
+                return ce(net(mine), y) + distance
+            return distance
+
+        digest(net, me, public.samples, loss, epochs=self.tune_epochs, stage="tune")
+        return reply(keep={**me.memory, "model": params(net)})
+
+    def personal(self, me: Client) -> Tree:
+        """The client's own model; before its first round, the common start of its architecture."""
+        return me.memory["model"] if me.memory else params(me.build())
