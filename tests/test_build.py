@@ -364,3 +364,38 @@ def test_weights_to_start_from_must_fit(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be read"):
         built(f"start={tmp_path / 'broken.safetensors'}")
+
+
+def test_every_client_may_be_tested_on_the_whole_test_split() -> None:
+    made = built("partition.test=global")
+    sites = made.setting.sites
+    assert made.setting.sizes == [150] * 4
+    assert all(site.test is sites[0].test for site in sites)  # one object: evaluated once for all
+    assert len(sites[0].test) == 200
+    assert made.setting.holdout is None
+    assert [len(rows) for rows in made.partition.test] == [200] * 4
+    with pytest.raises(UsageError, match="test_samples goes with"):
+        built("partition.test=global", "partition.test_samples=5")
+
+
+def test_public_classes_may_have_outputs_of_their_own() -> None:
+    made = built("public.data=tiny", "public.labelled=true", "public.classes=added", "public.samples=50").setting
+    assert (made.classes, made.outputs, made.answers) == (10, 20, 20)
+    assert made.public is not None
+    assert int(made.public.labels.min()) >= 10
+    assert int(made.public.labels.max()) < 20
+    assert tried(made)(made.sites[0].train.inputs[:1]).shape == (1, 20)
+    only = built("public.data=tiny", "public.classes=added", "public.answers=private", "public.samples=50").setting
+    assert only.answers == 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["public.classes=added"], "needs another data set"),
+        (["public.data=tiny", "public.answers=private"], "goes with public.classes = 'added'"),
+    ],
+)
+def test_label_spaces_that_cannot_be_are_refused(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        built(*overrides)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedalloy.core import Method, State, run
+from fedalloy.data.label_space import LabelSpace
 from fedalloy.engine.serial import Serial
 from fedalloy.evaluation import evaluate
 from fedalloy.methods import FedAvg, Local
@@ -185,3 +186,47 @@ def test_evaluation_changes_nothing(method, small_setting, small):
 
 def enumerate_memories(engine):
     return {str(k): memory for k, memory in engine.memories.items()}
+
+
+class Staged(Personal):
+    """Each client also has an earlier model."""
+
+    def stages(self, me):
+        return {"earlier": ROLLED}
+
+
+def test_stages_are_views_of_each_clients_own(setting):
+    memories = {k: {"model": AS_IS} for k in range(3)}
+    views = evaluate(setting, Staged(), State(1, {}), memories)
+    assert views["personal"]["clients"]["accuracy"] == [0.75, None, 0.5]
+    # The class after the largest: 1 2 2 0 for labels 0 1 1 0, and 2 2 for labels 1 0.
+    assert views["earlier"]["clients"]["accuracy"] == [0.25, None, 0.0]
+
+
+def test_a_test_set_that_all_share_is_evaluated_once_and_counts_for_each(setting, rows):
+    common = rows(likes(0, 1, 2, 0), [0, 1, 1, 1])
+    calls = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            calls.append(len(x))
+            return super().forward(x)
+
+    sites = [Site(site.train, common) for site in setting.sites]
+    shared = Setting(sites=sites, networks=[lambda: Counting(3, 3, bias=False)], classes=3)
+    view = evaluate(shared, Shared(), State(1, {}), {})["as-is"]
+    assert view["clients"]["accuracy"] == [0.5] * 3
+    assert view["clients"]["size"] == [4] * 3
+    assert calls == [4, 4]  # once for each of the two views
+
+
+def test_answers_outside_the_private_classes_are_wrong_unless_they_are_left_out(rows):
+    test = rows([[1.0, 0.0, 9.0], [0.0, 1.0, 0.0], [5.0, 0.0, 1.0]], [0, 1, 0])
+    space = LabelSpace((("private", 2), ("public", 1)))
+    given = {"sites": [Site(test, test)], "networks": [network], "classes": 2, "space": space}
+    view = evaluate(Setting(**given), Shared(), State(1, {}), {})["as-is"]
+    assert view["amp"] == pytest.approx(2 / 3)
+    assert view["balanced"] == pytest.approx((1 / 2 + 1) / 2)
+    assert view["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
+    masked = evaluate(Setting(**given, private_answers=True), Shared(), State(1, {}), {})["as-is"]
+    assert masked["amp"] == 1.0

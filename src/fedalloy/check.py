@@ -130,7 +130,7 @@ def check_has_no_state_of_its_own(case: Case) -> None:
 
 
 def check_gives_models_that_load(case: Case) -> None:
-    """models() and personal() give finite weights that fit the networks, at least one, and change nothing."""
+    """models(), personal() and stages() give finite weights that fit the networks, and change nothing."""
     _check_models(case.method, case.plain)
 
 
@@ -143,26 +143,41 @@ def _check_models(method: Method, run: Trace) -> None:
         for view, weights in shared.items():
             setting.fitting(weights)
             require_finite(weights, f"models(), view '{view}'")
-    own = [_check_personal(method, run, k) for k in setting.ids]
+    found = [_check_own(method, run, k) for k in setting.ids]
+    own = ["" in views for views in found]
     if len(set(own)) > 1:
         raise ContractError(
             f"personal() gives client {own.index(True)} a model, but client {own.index(False)} none; "
             "give a client that never took part the model it would start from"
         )
+    odd = next((k for k in setting.ids if found[k] != found[0]), None)
+    if odd is not None:
+        raise ContractError(
+            f"stages() gives client 0 the views {sorted(found[0])} and client {odd} {sorted(found[odd])}; "
+            "give every client the same, with the model it would start from where there is no other"
+        )
     if not (shared or own[0]):
         raise ContractError("neither models() nor personal() gives a model; there is nothing to evaluate")
 
 
-def _check_personal(method: Method, run: Trace, client: int) -> bool:
+def _check_own(method: Method, run: Trace, client: int) -> set[str]:
+    """The names of the models that a client has of its own; that of personal() is empty."""
     me = run.engine.setting.client(client, run.state.round, run.engine.memories.get(client, {}))
     before = tree.encode(me.memory)
+    found: dict[str, Tree] = {}
     with located(f"personal() of client {client}", "give a whole state dict, or None for all clients"):
         weights = method.personal(me)
         _check_unchanged(before, me.memory, f"personal(): {memory_of(client)}")
-        if weights is not None:
+        found |= {} if weights is None else {"": weights}
+    with located(f"stages() of client {client}", "give whole state dicts by the names of their views"):
+        found |= method.stages(me)
+        _check_unchanged(before, me.memory, f"stages(): {memory_of(client)}")
+    for view, weights in found.items():
+        where = f"stages() of client {client}, view '{view}'" if view else f"personal() of client {client}"
+        with located(where, "give a whole state dict"):
             me.net(weights)
-            require_finite(weights, f"personal() of client {client}")
-    return weights is not None
+            require_finite(weights, where)
+    return set(found)
 
 
 def check_needs_no_more_than_its_card_says(case: Case) -> None:
