@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedalloy.robust import capped
+
 Ensemble = Literal["prob", "logit"]
 Scaling = Literal["plain", "tau2", "tau2_mean"]
 
@@ -25,22 +27,7 @@ def importance(scores: Tensor, max_share: float = 1.0) -> Tensor:
     tensor([0.4000, 0.2000, 0.4000], dtype=torch.float64)
     """
     scores = torch.nan_to_num(scores.double(), nan=0.0, posinf=0.0, neginf=0.0).clamp(0, 1)
-    shares = _normalised(scores, torch.ones_like(scores))
-    most = max(max_share, 1 / len(scores))
-    full = torch.zeros_like(scores, dtype=torch.bool)
-    for _ in range(
-        len(scores) - 1 if most < 1 else 0
-    ):  # each pass fills at least one more client of a sample that is not done
-        full |= shares > most
-        room = 1 - most * full.sum(0)
-        shares = torch.where(full, most, room * _normalised(scores * ~full, (~full).double()))
-    return shares
-
-
-def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Columns that sum to 1; one without any weight takes the other weights, and stays 0 if these are 0 too."""
-    weights = torch.where(weights.sum(0) > 0, weights, otherwise)
-    return weights / weights.sum(0).clamp_min(torch.finfo(weights.dtype).tiny)
+    return capped(scores, max_share)
 
 
 def ensemble(shares: Tensor, logits: Tensor, tau: float = 1.0, kind: Ensemble = "prob") -> Tensor:

@@ -101,6 +101,7 @@ class DaFKDOptions(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse_bounds("every client's model teaches the average, which max_share limits", "combine", "clip", "cap")
         for name in ("generator_weight_decay", "adversarial", "gradient_penalty", "distil_steps", "shared_layers"):
             if (getattr(self, name) or 0) < 0:
                 raise UsageError(f"dafkd.{name} = {getattr(self, name)} must not be negative")

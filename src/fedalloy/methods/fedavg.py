@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedalloy.averaging import Discrepancy, average, disco_weights, weighted_sum
+from fedalloy.averaging import Discrepancy, average, disco_weights, shares, weighted_sum
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
 from fedalloy.losses import ce
+from fedalloy.robust import Combine, capped, check_cap, check_clip, check_trim, clip_norm, combined
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
@@ -48,6 +49,21 @@ class FedAvg(Method):
     `weights = "disco"` weighs clients as FedDisco does (Ye et al., ICML 2023), under every method that averages;
     clients then also send how many samples of each class they hold. See `feddisco` for `disco_a` to `disco_normalise`.
 
+    What one client can do to the average can be bounded, under every method that inherits it:
+
+    * `combine`: the weighted `mean`, or the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), which
+      drops the floor(`trim` * K) largest and smallest values of K clients. These two weigh all clients alike, whatever
+      `weights` says, since a size is only what a client says; weights by FedDisco are therefore refused with them.
+    * `clip`: an update longer than this, over all parameters and float buffers, is scaled down to it; `"median"` takes
+      the median of the round's norms. The cache holds the models as they then are.
+    * `cap`: no client's weight is a larger share than this; the others get the rest, in proportion.
+
+    OCA combines the cache in the same way and `cap` limits each client's share of it; clients not yet seen count one by
+    one there, so that with `cache_init = "init_model"` the median is the first model until half of them were seen. Only
+    the exact sum can do this: more clients than `exact_up_to` are refused. See `fedalloy.robust` for NaN and buffers.
+    `kdia`, `fedgen` and `fedftg` take `clip` alone, `qffl` and `dafkd` none of these: their servers also use the
+    clients' models, or what clients report, in ways of their own, which a robust average would leave unbounded.
+
     >>> FedAvg(weights="uniform").oca
     True
     """
@@ -61,9 +77,14 @@ class FedAvg(Method):
     disco_b: float = 0.1
     disco_metric: Discrepancy = "kl"
     disco_normalise: bool = True
+    combine: Combine = "mean"
+    trim: float = 0.2
+    clip: float | str | None = None
+    cap: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_bounds()
         if self.disco_a < 0 or self.disco_b < 0:
             raise UsageError(f"{self.name}.disco_a and disco_b must not be negative")
         if self.weights == "disco" and self.empty_slots() != "seen_only":
@@ -72,12 +93,48 @@ class FedAvg(Method):
                 f"not sent; write cache_init = 'seen_only'"
             )
 
+    def check_bounds(self) -> None:
+        """Refuse bounds that are none, and those of which one would make the other idle."""
+        check_trim(self.trim, f"{self.name}.trim")
+        if self.clip is not None:
+            check_clip(self.clip, f"{self.name}.clip")
+        if self.cap is not None:
+            check_cap(self.cap, f"{self.name}.cap")
+        if self.combine != "mean" and self.cap is not None:
+            raise UsageError(
+                f"{self.name}.cap limits weights, which combine = '{self.combine}' does not use; leave one of them out"
+            )
+        if self.combine != "mean" and self.weights == "disco":
+            raise UsageError(
+                f"{self.name}.combine = '{self.combine}' does not use weights, so that weights = 'disco' would do "
+                f"nothing; write combine = 'mean', or weights = 'size'"
+            )
+
+    def refuse_bounds(self, why: str, *names: str) -> None:
+        """Refuse the named bounds for a method whose server would get around them."""
+        for name in names:
+            if getattr(self, name) not in ("mean", None):
+                raise UsageError(
+                    f"{self.name}.{name} = {getattr(self, name)!r} would bound little: {why}; leave it out"
+                )
+
+    @property
+    def needs_every_model(self) -> bool:
+        """Whether OCA must see the cached models one by one, because no sum of them is enough."""
+        return self.combine != "mean" or self.cap is not None
+
     def empty_slots(self) -> CacheInit:
         """What stands in the cache for clients not yet seen."""
         return self.cache_init or "seen_only"
 
     def init(self, fed: Federation) -> Tree:
         """The server starts from one common model."""
+        if self.oca and self.needs_every_model and len(fed.sizes) > self.exact_up_to:
+            option = f"cap = {self.cap}" if self.cap is not None else f"combine = '{self.combine}'"
+            raise UsageError(
+                f"{self.name}.{option} needs the exact OCA, but {len(fed.sizes)} clients are more than exact_up_to = "
+                f"{self.exact_up_to}; write oca = false, or a larger exact_up_to"
+            )
         start = params(fed.build())
         state: dict[str, Any] = {"model": start, "cache": {}}
         if self.oca:
@@ -105,9 +162,21 @@ class FedAvg(Method):
         return {"n": me.n, "counts": me.train.counts(me.classes)} if self.weights == "disco" else {"n": me.n}
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
-        """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id."""
+        """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id; with bounds, as they say."""
         counts = [r["counts"] for r in replies] if self.weights == "disco" else []
-        return average([r["model"] for r in replies], self.weigh([r["n"] for r in replies], counts), s["model"])
+        return self.combined(self.received(s, replies), [r["n"] for r in replies], counts, s["model"])
+
+    def received(self, s: State, replies: Sequence[Message]) -> Sequence[Tree]:
+        """The clients' models, their updates clipped if asked for."""
+        models = [r["model"] for r in replies]
+        return models if self.clip is None else clip_norm(models, s["model"], self.clip)
+
+    def combined(self, models: Sequence[Tree], sizes: Sequence[int], counts: Sequence[Tensor], server: Tree) -> Tree:
+        """One model of many, by `combine`, with weights of which none is more than `cap` of the whole."""
+        weights = self.weigh(sizes, counts)
+        if self.cap is not None:
+            weights = capped(shares(weights), self.cap).tolist()
+        return combined(models, weights, server, self.combine, self.trim)
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor]) -> list[float]:
         """The weight of each client before normalisation; only FedDisco's look at the label counts."""
@@ -119,7 +188,7 @@ class FedAvg(Method):
         """c_k <- w_k for the active clients."""
         if not self.oca:
             return {}
-        fresh = {str(r.client): self.stored(r["model"]) for r in replies}
+        fresh = {str(r.client): self.stored(w) for r, w in zip(replies, self.received(s, replies), strict=True)}
         cache = {**s["cache"], **fresh}
         if self.weights == "disco":  # they depend on who is there, so that no sum can be carried on
             return {"cache": cache, "counts": {**s["counts"], **{str(r.client): r["counts"] for r in replies}}}
@@ -152,12 +221,16 @@ class FedAvg(Method):
         seen = sorted(int(k) for k in s["cache"])
         if not seen:
             return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
-        sizes = s["sizes"].tolist()
+        sizes, slots = s["sizes"].tolist(), self.empty_slots()
         counts = [s["counts"][str(k)] for k in seen] if self.weights == "disco" else []
+        if self.needs_every_model:
+            clients = seen if slots == "seen_only" else range(len(sizes))
+            unseen_model = s["start"] if slots == "init_model" else s["model"]
+            known = [s["cache"].get(str(k), unseen_model) for k in clients]
+            return self.combined(known, [sizes[k] for k in clients], counts, s["model"])
         models, parts = [s["cache"][str(k)] for k in seen], self.weigh([sizes[k] for k in seen], counts)
         if "sum" in s.body:
             models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]
-        slots = self.empty_slots()
         if slots != "seen_only" and len(seen) < len(sizes):
             # Clients not yet seen all hold the same model, so that they enter as one term.
             unseen = sum(self.weigh([n for k, n in enumerate(sizes) if str(k) not in s["cache"]], []))

@@ -90,6 +90,8 @@ class FedFTG(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.iterations:
+            self.refuse_bounds("the fine-tuning weighs the clients' models by their label counts", "combine", "cap")
         for name in ("iterations", "server_weight_decay", "lambda_cls", "lambda_dis"):
             if getattr(self, name) < 0:
                 raise UsageError(f"fedftg.{name} = {getattr(self, name)} must not be negative")
@@ -119,12 +121,13 @@ class FedFTG(FedAvg):
         if not replies:
             return s.next()
         average = self.aggregate(s, replies, fed)
-        return s.next(**self.fine_tuned(average, s["generator"], replies, fed), **self.cached(s, replies))
+        return s.next(**self.fine_tuned(s, average, replies, fed), **self.cached(s, replies))
 
-    def fine_tuned(self, average: Tree, made_by: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
+    def fine_tuned(self, s: State, average: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
         """The average and the generator after this round's iterations."""
-        student, teachers = load(fed.build(), average), [frozen(load(fed.build(), r["model"])) for r in replies]
-        generator = load(self.new_generator(fed), made_by)
+        student = load(fed.build(), average)
+        teachers = [frozen(load(fed.build(), model)) for model in self.received(s, replies)]
+        generator = load(self.new_generator(fed), s["generator"])
         sgd = LocalWork(lr=self.server_lr, lr_decay=self.decay, weight_decay=self.server_weight_decay)
         learn = sgd.optimiser_for(student, fed.round)
         improve = adam(generator.parameters(), self.generator_lr * self.decay ** (fed.round - 1))

@@ -84,6 +84,7 @@ class FedGen(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse_bounds("the generator learns from the mean of the clients' heads", "combine", "cap")
         for name in ("weight", "diversity", "generator_weight_decay"):
             if getattr(self, name) < 0:
                 raise UsageError(f"fedgen.{name} = {getattr(self, name)} must not be negative")
@@ -156,7 +157,7 @@ class FedGen(FedAvg):
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """The generator after `generator_steps` steps of its Adam, whose moments last, against the replies' heads."""
         net = in_two_parts(fed.build(), self.name)
-        heads = stacked_heads(net, [r["model"] for r in replies])
+        heads = stacked_heads(net, self.received(s, replies))
         sizes, counts = [r["n"] for r in replies], [r["counts"] for r in replies]
         a, labels = shares(self.weigh(sizes, counts)), label_distribution(counts, sizes if self.by_size else None)
         generator = self.new_generator(fed, net).train()

@@ -90,6 +90,7 @@ class KDIA(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.refuse_bounds("the teacher weighs the clients' models by their frequencies", "combine", "cap")
         if not self.oca:
             raise UsageError("kdia.oca = false is impossible: the teacher is an average of all clients")
         for name in ("lambda_kd", "lambda_gen", "generator_weight_decay"):
@@ -149,7 +150,7 @@ class KDIA(FedAvg):
         last, times = s["last"].clone(), s["times"].clone()
         last[active] = s.round + 1
         times[active] += 1
-        fresh = {str(r.client): self.stored(r["model"]) for r in replies}
+        fresh = {str(r.client): self.stored(w) for r, w in zip(replies, self.received(s, replies), strict=True)}
         return {"cache": {**s["cache"], **fresh}, "last": last, "times": times}
 
     def overall(self, s: State) -> Tree:
@@ -170,7 +171,7 @@ class KDIA(FedAvg):
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """The generator after this round's steps against the active clients' heads (lines 11 to 18, Eq. 3 and 4)."""
         net = in_two_parts(fed.build(), self.name)
-        heads = stacked_heads(net, [r["model"] for r in replies])
+        heads = stacked_heads(net, self.received(s, replies))
         counts = [r["counts"] for r in replies] if self.weights == "disco" else []
         generator = load(self.new_generator(fed, net), s["generator"]).train()
         optimiser = adam(generator.parameters(), self.generator_lr, self.generator_weight_decay)  # afresh every round
