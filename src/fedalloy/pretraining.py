@@ -1,0 +1,85 @@
+"""Training before the first round: until samples that were held out are not met any better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedalloy.core import Client
+from fedalloy.data.samples import Samples
+from fedalloy.training import Loss, fit, load, params, predict
+
+
+def train_until_converged(
+    net: nn.Module,
+    me: Client,
+    samples: Samples,
+    loss: Loss,
+    *,
+    epochs: int,
+    batch: int,
+    patience: int,
+    min_delta: float,
+    held_out: float,
+    stage: str = "pretraining",
+) -> int:
+    """Train a network on labelled samples until it has converged, and say how many epochs that took.
+
+    * A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
+      After each epoch the network is tried on it.
+    * The training has converged when the accuracy has not risen by more than `min_delta` for `patience` epochs, and
+      ends after `epochs` epochs in any case.
+    * The network is left as it was after the epoch of the highest accuracy; of equal ones, that of the lowest loss.
+      On the few samples that a client can spare, accuracies are often equal.
+    * Where nothing can be held out, because there are fewer than 1 / held_out samples, all `epochs` epochs are done
+      and the last weights stay.
+
+    The optimiser is that of the client's local work with the learning rate of the first round, whenever the client
+    comes in, and keeps its momentum from epoch to epoch. Trials on held-out samples are not counted as passes.
+
+    >>> from fedalloy.losses import ce
+    >>> from fedalloy.training import LocalWork
+    >>> mine = Samples(torch.tensor([[-1.0], [1.0]] * 10), torch.tensor([0, 1] * 10), torch.arange(20))
+    >>> net = nn.Linear(1, 2)
+    >>> me = Client(0, 1, 0, mine, classes=2, work=LocalWork(lr=1.0), steps=1, network=lambda: net)
+    >>> how = {"epochs": 50, "batch": 4, "patience": 3, "min_delta": 0.001, "held_out": 0.2}
+    >>> train_until_converged(net, me, mine, lambda x, y: ce(net(x), y), **how) < 50
+    True
+    """
+    part, aside = _held_out(samples, held_out, me.rng(f"{stage}/held out"))
+    me = replace(me, work=replace(me.work, work="epochs", epochs=1, batch=batch, drop_last=False))
+    steps = me.work.steps_for(n=len(part), mean_size=len(part))
+    optimiser = me.work.optimiser_for(net, round=1)
+    best, found = (-1.0, 0.0), None  # worse than any trial
+    level, risen = -1.0, 0  # the accuracy of the last rise, and its epoch
+    for epoch in range(1, epochs + 1):
+        fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
+        if len(aside) == 0:
+            continue
+        trial = _trial(net, me, aside)
+        if trial > best:
+            best, found = trial, params(net)
+        if trial[0] - level > min_delta:
+            level, risen = trial[0], epoch
+        if epoch - risen >= patience:
+            break
+    if found is not None:
+        load(net, found)
+    return epoch if epochs else 0
+
+
+def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[Samples, Samples]:
+    size = int(share * len(samples))
+    shuffled = torch.randperm(len(samples), generator=order)
+    return samples.subset(shuffled[size:]), samples.subset(shuffled[:size])
+
+
+def _trial(net: nn.Module, me: Client, samples: Samples) -> tuple[float, float]:
+    """Accuracy and negative loss, to be compared in this order."""
+    with me.meter.paused():
+        logits = predict(net, samples)
+    right = logits.argmax(1) == samples.labels
+    return float(right.double().mean()), -float(F.cross_entropy(logits, samples.labels))

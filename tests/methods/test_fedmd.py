@@ -1,0 +1,338 @@
+"""FedMD: the consensus by hand, a round beside a plain loop, what it equals when parts of it are left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedalloy import rng
+from fedalloy.check import check_method
+from fedalloy.core import Message, State, initial
+from fedalloy.data.label_space import LabelSpace
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+from fedalloy.evaluation import evaluate
+from fedalloy.methods.fedmd import FedMD
+from fedalloy.methods.local import Local
+from fedalloy.methods.soft_labels import SoftLabels
+from fedalloy.participation import Participation
+from fedalloy.probe import small_settings
+from fedalloy.training import LocalWork, batches, params, predict
+from fedalloy.tree import equal
+
+PLAIN = {"pretrain_public": 0, "pretrain_private": 0}
+WORK = LocalWork(epochs=2, batch=4, lr=0.1)
+
+
+def public_set(n=12, *, classes=3, first=0, labelled=True, holder="all"):
+    x = torch.randn(n, 4, generator=rng.generator(1, "public test data"))
+    return PublicSet(Samples(x, torch.arange(n) % classes + first, torch.arange(n)), labelled, holder)
+
+
+@pytest.fixture
+def setting(small_setting):
+    return lambda sizes=(10, 7), **given: small_setting(
+        list(sizes), **{"public": public_set(), "work": WORK, "seed": 3, **given}
+    )
+
+
+def replies(*rows):
+    return [Message("answer", k, {"logits": torch.tensor(z)}) for k, z in enumerate(rows)]
+
+
+def noisy(small):
+    return lambda: small(batch_norm=True, dropout=0.5)
+
+
+# The consensus
+
+
+def test_the_consensus_is_the_plain_mean():
+    z = FedMD().consensus(replies([[1.0, 2.0], [0.0, 4.0]], [[2.0, 2.0], [1.0, -4.0]], [[6.0, 5.0], [2.0, 3.0]]))
+    assert torch.equal(z, torch.tensor([[3.0, 3.0], [1.0, 1.0]]))
+    assert z.dtype == torch.float32
+
+
+def test_the_mean_is_taken_in_float64():
+    z = FedMD().consensus(replies([[1e8]], [[3.0]], [[-1e8]]))  # in float32 1e8 + 3 is 1e8
+    assert z.item() == 1.0
+
+
+@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), st.integers(-50, 50), st.randoms())
+def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, random):
+    def mean(numbers):
+        return FedMD().consensus(replies(*([[float(v)]] for v in numbers)))
+
+    assert mean(values).item() == pytest.approx(sum(values) / len(values), rel=1e-7, abs=1e-12)
+    assert torch.allclose(mean([v + shift for v in values]), mean(values) + shift, atol=1e-4)
+    shuffled = random.sample(values, len(values))
+    assert torch.allclose(mean(shuffled), mean(values), rtol=1e-7)
+    assert torch.equal(mean(values[:1] * 3), torch.tensor([[float(values[0])]]))
+
+
+def test_medians_and_trimmed_means_bound_what_one_client_can_do():
+    answers = replies([[1.0]], [[2.0]], [[3.0]], [[4.0]], [[1e30]])
+    assert FedMD(combine="median").consensus(answers).item() == 3
+    assert FedMD(combine="trimmed", trim=0.2).consensus(answers).item() == 3
+    both = FedMD(clip_logits=3.0).consensus(replies([[1.0, -1.0]], [[100.0, 0.0]]))
+    assert torch.equal(both, torch.tensor([[2.0, -2.0]]))  # of (1, -1) and (50, -50), clipped to (3, -3)
+
+
+def test_the_consensus_reaches_every_client_whatever_its_size(fake):
+    fed = fake(
+        {0: {"logits": torch.tensor([[1.0, 0.0]])}, 2: {"logits": torch.tensor([[3.0, 1.0]])}}, sizes=[1, 5, 1000]
+    )
+    FedMD().round(State(0, {}), fed)
+    (first, asked, body), (second, sent, down) = fed.asked
+    assert (first, asked, body) == ("answer", [0, 2], {})
+    assert (second, sent) == ("revisit", [0, 2])
+    assert torch.equal(down["logits"], torch.tensor([[2.0, 0.5]]))
+
+
+def test_the_digest_loss_is_the_mean_over_batch_and_outputs():
+    z, target = torch.tensor([[1.0, 0.0, 5.0]]), torch.tensor([[1.0, 2.0, 3.0]])
+    assert FedMD().digest_loss(z, target).item() == pytest.approx(4 / 3)
+    assert FedMD().digest_loss(z.repeat(7, 1), target.repeat(7, 1)).item() == pytest.approx(4 / 3)
+
+
+# A round
+
+
+def plain_round(net, site, public, target, k, t, optimisers):
+    """Digest and revisit as a loop; the optimisers are torch's own."""
+    for samples, loss, batch, steps, stage, own in [
+        (public, lambda z, y, at: (z - target[at]).abs().mean(), 5, 2 * 2, "digest", optimisers[0]),
+        (site, lambda z, y, at: F.cross_entropy(z, y), 4, 2 * 3, "batches", optimisers[1]),
+    ]:
+        for at in batches(len(samples), batch, steps, rng.generator(3, stage, t, k)):
+            x, y = samples.take(at)
+            own.zero_grad()
+            loss(net(x), y, at).backward()
+            own.step()
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("persist", [True, False])
+def test_two_rounds_beside_a_plain_loop(optimiser, persist, setting, small, play):
+    at = setting((10, 11), work=LocalWork(epochs=2, batch=4, lr=0.05, optimiser=optimiser), public=public_set(10))
+    played = play(FedMD(**PLAIN, digest_epochs=2, digest_batch=5, persist=persist), at, 2)
+    make = torch.optim.Adam if optimiser == "adam" else torch.optim.SGD
+    nets = [initial(small, 3) for _ in range(2)]
+    own = [[make(net.parameters(), lr=0.05) for _ in range(2)] for net in nets]
+    for t in (1, 2):
+        if not persist:
+            own = [[make(net.parameters(), lr=0.05) for _ in range(2)] for net in nets]
+        target = torch.stack([net(at.public.inputs).detach() for net in nets]).mean(0)
+        for k, net in enumerate(nets):
+            plain_round(net, at.sites[k].train, at.public.samples, target, k, t, own[k])
+    for k, net in enumerate(nets):
+        for name, p in net.named_parameters():
+            torch.testing.assert_close(played.engine.memories[k]["model"][name], p.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_moments_are_kept_for_each_phase_apart_and_only_with_adam(setting, play):
+    how = {**PLAIN, "digest_epochs": 3, "digest_batch": 12}
+    adam = setting((10,), work=LocalWork(epochs=2, batch=4, lr=0.01, optimiser="adam"))
+    memory = play(FedMD(**how), adam, 2).engine.memories[0]
+    assert sorted(memory) == ["digest", "model", "revisit"]
+    assert {int(entry["step"]) for entry in memory["digest"].values()} == {2 * 3}
+    assert {int(entry["step"]) for entry in memory["revisit"].values()} == {2 * 2 * 3}
+    assert sorted(play(FedMD(**how, persist=False), adam, 1).engine.memories[0]) == ["model"]
+    assert sorted(play(FedMD(**how), setting((10,)), 1).engine.memories[0]) == ["model"]
+
+
+def test_answers_are_given_before_local_training_and_in_eval_mode(setting, small, play, monkeypatch):
+    at = setting(networks=[noisy(small)])
+    sent = []
+    consensus = FedMD.consensus
+    monkeypatch.setattr(FedMD, "consensus", lambda self, got, *a: (sent.append(got), consensus(self, got, *a))[1])
+    engine = play(FedMD(**PLAIN, samples=6), at, 2).engine
+    first = predict(initial(noisy(small), 3), at.public.subset(1, 3, 6, "stratified").samples)
+    assert all(torch.equal(reply["logits"], first) for reply in sent[0])
+    assert first.shape == (6, 3)
+    assert not torch.equal(sent[1][0]["logits"], sent[1][1]["logits"])
+    assert sorted(engine.memories) == [0, 1]
+
+
+def test_alone_a_client_has_nothing_to_digest(setting, small, play):
+    """K = 1: the target is the client's own answer, so that the loss and its gradient begin, and stay, at zero."""
+    one = setting((9,), work=LocalWork(lr=1.0))
+    me = one.client(0, 1, {})
+    net = me.build()
+    target = predict(net, one.public.samples)
+    assert FedMD().digest_loss(net(one.public.inputs), target).item() == 0
+    FedMD(digest_epochs=4).approach(net, me, one.public, target)
+    torch.testing.assert_close(params(net), params(me.build()))
+
+
+@pytest.mark.parametrize("work", [WORK, LocalWork(epochs=1, batch=3, lr=0.05, momentum=0.9, weight_decay=0.01)])
+def test_without_digest_and_pretraining_it_is_local(work, setting, small, play):
+    at = setting((10, 7, 1), networks=[noisy(small)], work=work)
+    ours = play(FedMD(**PLAIN, digest_epochs=0), at, 3).engine.memories
+    assert equal(ours, play(Local(), at, 3).engine.memories)
+
+
+def test_the_digest_matters(setting, play):
+    ours, local = (play(m, setting(), 2).engine.memories for m in (FedMD(**PLAIN), Local()))
+    assert not equal(ours[0]["model"], local[0]["model"])
+
+
+def test_pretraining_is_public_then_private_and_once(setting, small, play):
+    at = setting((10, 20), participation=Participation(policy="trace", trace=[[0], [0, 1], [0, 1]]))
+    how = {"pretrain_public": 2, "public_patience": 9, "pretrain_private": 3, "public_batch": 6, "private_batch": 4}
+    rounds = play(FedMD(**how, digest_epochs=0, held_out=0.0), at, 3).rounds
+    local = {0: 2 * 3, 1: 2 * 5}
+    before = {0: 2 * 2 + 3 * 3, 1: 2 * 2 + 3 * 5}
+    steps = [r.ledger.clients.steps for r in rounds]
+    assert steps == [local[0] + before[0], sum(local.values()) + before[1], sum(local.values())]
+
+
+def test_a_pretrained_client_knows_both_label_sets(setting, small, play):
+    """Public labels lie behind the private ones; the output layer covers both."""
+
+    def wide():
+        net = small()
+        net.out = nn.Linear(5, 5)
+        return net
+
+    at = setting(
+        (10, 10),
+        networks=[wide],
+        public=public_set(30, classes=2, first=3),
+        space=LabelSpace((("private", 3), ("public", 2))),
+        work=LocalWork(lr=0.3, batch=8),
+    )
+    net = FedMD(pretrain_public=20, pretrain_private=0).pretrained(at.client(0, 1, {}))
+    assert (net(at.public.inputs).argmax(1) >= 3).all()  # it has seen no other labels yet
+    engine = play(FedMD(samples=6), at, 1).engine
+    assert engine.memories[0]["model"]["out.weight"].shape == (5, 5)
+
+
+def test_l2_is_off_and_pulls_only_the_last_layer(small, setting, play):
+    net = small()
+    assert FedMD().penalty(net) == 0
+    penalty = FedMD(l2=0.5).penalty(net)
+    penalty.backward()
+    assert penalty.item() == pytest.approx(0.5 * net.out.weight.square().sum().item())
+    assert torch.allclose(net.out.weight.grad, net.out.weight)
+    assert net.body.weight.grad is None
+    plain, pulled = (play(FedMD(**PLAIN, l2=l2), setting(), 2).engine.memories[0]["model"] for l2 in (0, 0.1))
+    assert pulled["out.weight"].norm() < plain["out.weight"].norm()
+
+
+def test_bytes_are_those_of_the_logits(setting, play):
+    for r in play(FedMD(**PLAIN, samples=5), setting((10, 7, 4)), 2).rounds:
+        assert dict(r.ledger.up)["logits"] == dict(r.ledger.down)["logits"] == 3 * 5 * 3 * 4
+        assert set(r.ledger.up) == set(r.ledger.down) == {"logits", "framing"}
+
+
+def test_who_is_not_heard_does_not_count_and_is_sent_nothing(setting, small, play):
+    at = setting((10, 7, 4, 9), participation=Participation(late_drop=0.5))
+    played = play(FedMD(**PLAIN), at, 1)
+    lost = played.rounds[0].lost
+    assert 0 < len(lost) < 4
+    start = params(initial(small, 3))
+    for k, memory in played.engine.memories.items():
+        assert equal(memory["model"], start) == (k in lost)
+    there = [k for k in at.ids if k not in lost]
+    without = setting((10, 7, 4, 9), participation=Participation(policy="trace", trace=[there]))
+    alone = play(FedMD(**PLAIN), without, 1).engine.memories
+    assert all(equal(alone[k], played.engine.memories[k]) for k in there)
+
+
+def test_clients_have_networks_of_their_own(setting, small, play):
+    def linear():
+        return nn.Linear(4, 3)
+
+    at = setting((10, 7, 1), networks=[small, noisy(small), linear])
+    at.check(FedMD())
+    played = play(FedMD(samples=6, pretrain_public=2, pretrain_private=2), at, 2)
+    assert sorted(played.engine.memories[2]["model"]) == ["bias", "weight"]
+    assert list(evaluate(at, FedMD(), played.states[-1], played.engine.memories)) == ["personal"]
+
+
+# As KnFu's baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanOfSoftLabels(SoftLabels):
+    """What the mode must be, written without it."""
+
+    name = "mean-of-soft-labels"
+
+    def fuse(self, replies, fed):
+        mean = sum(r["soft"].double() for r in replies) / len(replies)
+        return {r.client: {"soft": mean.float()} for r in replies}, {}
+
+
+def test_as_a_baseline_of_knfu_it_is_soft_labels_with_the_mean(setting, small, play):
+    at = setting((10, 7, 1), networks=[noisy(small), small, small])
+    options = {"samples": 6, "policy": "fresh", "tune_epochs": 2, "temperature": 2.0, "kd_weight": 0.5}
+    ours, theirs = (play(m, at, 3) for m in (FedMD(mode="knfu", **options), MeanOfSoftLabels(**options)))
+    torch.testing.assert_close(ours.engine.memories, theirs.engine.memories)
+    assert ours.rounds[0].ledger.up == theirs.rounds[0].ledger.up
+
+
+def test_as_a_baseline_of_knfu_the_mean_is_one_of_probabilities(setting):
+    fused, notes = FedMD(mode="knfu").fuse(
+        [Message("learn", k, {"soft": torch.tensor([p])}) for k, p in ((0, [0.9, 0.1]), (4, [0.3, 0.7]))], None
+    )
+    assert notes == {}
+    assert sorted(fused) == [0, 4]
+    torch.testing.assert_close(fused[4]["soft"], torch.tensor([[0.6, 0.4]]))
+
+
+# Refusals and the contract
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "knfu", "l2": 0.1}, r"fedmd\.l2 has no effect with mode = 'knfu'"),
+        ({"mode": "knfu", "pretrain_public": 0}, r"fedmd\.pretrain_public has no effect"),
+        ({"mode": "knfu", "clip_logits": 1.0}, r"fedmd\.clip_logits has no effect"),
+        ({"tune_epochs": 2}, r"fedmd\.tune_epochs has no effect with mode = 'original'"),
+        ({"ce_on": "none"}, r"fedmd\.ce_on has no effect"),
+        ({"mode": "kd"}, r"fedmd\.mode = 'kd' is unknown"),
+        ({"l2": -1.0}, r"fedmd\.l2 = -1\.0 must not be negative"),
+        ({"digest_epochs": -1}, r"fedmd\.digest_epochs = -1 must not be negative"),
+        ({"public_patience": 0}, r"fedmd\.public_patience = 0 must be at least 1"),
+        ({"held_out": 1.0}, r"fedmd\.held_out = 1\.0 must lie in \[0, 1\)"),
+        ({"clip_logits": 0.0}, r"fedmd\.clip_logits = 0\.0 must be positive"),
+        ({"trim": 0.5}, r"fedmd\.trim = 0\.5 must lie in"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(options, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        FedMD(**options)
+
+
+def test_options_common_to_both_modes_are_not_refused():
+    assert FedMD(mode="knfu", samples=10, policy="fixed", combine="trimmed", trim=0.1, tune_epochs=3).tune_epochs == 3
+
+
+def test_pretraining_needs_public_labels_and_clients_the_public_set(setting, small, play):
+    unlabelled = setting(public=public_set(labelled=False))
+    with pytest.raises(UsageError, match="pretrain_public needs labels"):
+        play(FedMD(), unlabelled, 1)
+    play(FedMD(pretrain_public=0, pretrain_private=1), unlabelled, 1)
+    with pytest.raises(UsageError, match=r"public\.holder = 'all'"):
+        play(FedMD(), setting(public=public_set(holder="server")), 1)
+    with pytest.raises(UsageError, match="needs a network with a linear layer"):
+        FedMD(l2=0.1).penalty(nn.Flatten())
+
+
+def test_as_a_baseline_of_knfu_it_keeps_the_contract():
+    check_method(FedMD(mode="knfu", samples=8), small_settings()[1])
+
+
+def test_it_keeps_the_contract_with_moments_and_bounds():
+    adam = replace(small_settings()[1], work=LocalWork(batch=8, lr=0.01, optimiser="adam"))
+    check_method(FedMD(**FedMD.card.quick, combine="median", clip_logits=5.0, l2=0.001), adam)
