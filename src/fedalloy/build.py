@@ -66,6 +66,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         seed=exp.seed,
         work=exp.training,
         participation=exp.participation,
+        quorum=exp.quorum,
         public=public,
         holdout=None if everywhere else holdout,
         augment=augmentation(exp.data.augment, data.black),

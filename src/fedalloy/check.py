@@ -7,25 +7,31 @@ run, the objects behind the messages, the run itself, the replies. A method that
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, fields, replace
 
 import numpy as np
 import torch
 
 from fedalloy import tree
+from fedalloy.check_replies import (
+    check_expects_what_it_gets,
+    check_survives_bad_replies,
+    check_survives_lost_replies,
+    half_lost,
+)
 from fedalloy.core import Card, Client, Message, Method, Reply, State
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.evaluation import evaluate
 from fedalloy.probe import (
     COPY,
     KEEP,
     PURE,
-    STATE,
+    Case,
     ContractError,
     Probe,
+    Rule,
     Trace,
     first_difference,
     global_streams,
@@ -83,22 +89,6 @@ def rule_name(check: Rule) -> str:
 def rule_text(check: Rule) -> str:
     """What a rule asks for, in one line."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A method in a setting, with its plain run of four rounds, which the rules compare others with."""
-
-    method: Method
-    setting: Setting
-
-    @cached_property
-    def plain(self) -> Trace:
-        """Four rounds on the serial engine."""
-        return trace(self.method, Probe(self.setting), 4)
-
-
-Rule = Callable[[Case], None]
 
 
 def check_is_a_frozen_dataclass(case: Case) -> None:
@@ -334,65 +324,6 @@ def check_resumes(case: Case) -> None:
         raise ContractError(f"round 4: the resumed run is evaluated otherwise; {KEEP}")
 
 
-class _Lossy(Probe):
-    """Some clients act, but their replies are lost; or they were never there, and the server knows it."""
-
-    advice = "build on the replies that came, never on those asked, and return s.next() when there are none"
-
-    def __init__(self, setting: Setting, lost: Callable[[int, int], bool], *, never_there: bool = False) -> None:
-        super().__init__(setting)
-        self.lost, self.never_there = lost, never_there
-
-    def open(self, method: Method, round: int) -> Round:
-        return _Told(self, method, round) if self.never_there else super().open(method, round)
-
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        reached = [m for m in messages if not (self.never_there and self.lost(round, m.client))]
-        return [a for a in super().carry(method, round, reached) if not self.lost(round, a.client)]
-
-
-class _Told(Round):
-    """The server does not even sample the clients whose replies would be lost."""
-
-    def sample(self, *, by_size: bool = False) -> list[int]:
-        assert isinstance(self.engine, _Lossy)
-        return [k for k in super().sample(by_size=by_size) if not self.engine.lost(self.round, k)]
-
-
-def check_survives_lost_replies(case: Case) -> None:
-    """Replies are lost, all of a round's too; who is not heard does not count, and a silent round moves no model."""
-    lossy = Probe(_half_lost(case.setting))
-    lossy.advice = _Lossy.advice
-    trace(case.method, lossy, 2)
-    silent = trace(case.method, _Lossy(case.setting, lambda round, _: round % 2 == 1), 3)
-    for t in (t for t in (1, 3) if t in silent.engine.asked):
-        with located(f"models() after round {t}, in which nobody answered", _Lossy.advice):
-            before, after = (case.method.models(silent.saved(t - past)[0]) for past in (1, 0))
-            for view, weights in after.items():
-                if view not in before or not tree.equal(before[view], weights):
-                    raise ContractError(f"round {t}: nobody answered, but the model '{view}' moved; {_Lossy.advice}")
-    unheard = set(sorted(case.plain.engine.asked.get(1, set()))[1::2])
-    if unheard:
-        _check_unheard_do_not_count(case, unheard)
-
-
-def _half_lost(setting: Setting) -> Setting:
-    return replace(setting, participation=replace(setting.participation, late_drop=0.5))
-
-
-def _check_unheard_do_not_count(case: Case, unheard: set[int]) -> None:
-    """That clients trained and were lost must be, to the server, the same as that they were never there."""
-    real = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard), 1)
-    without = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard, never_there=True), 1)
-    a, b = real.rounds[1][STATE], without.rounds[1][STATE]
-    if a != b:
-        who = ", ".join(map(str, sorted(unheard)))
-        raise ContractError(
-            f"round 1: the replies of clients {who} were lost, but {first_difference(a, b)} of the server's state is "
-            f"not what it is without these clients; {_Lossy.advice}"
-        )
-
-
 class _Weighed(Probe):
     """Weighs what is really sent against the ledger; replies that are lost do not arrive and do not count."""
 
@@ -437,7 +368,7 @@ class _Pooled(Round):
 
 def check_sends_what_the_ledger_counts(case: Case) -> None:
     """The ledger's bytes are those of the encoded messages and of the replies that arrived."""
-    trace(case.method, _Weighed(_half_lost(case.setting)), 2)
+    trace(case.method, _Weighed(half_lost(case.setting)), 2)
 
 
 def _weight(body: Tree) -> int:
@@ -456,7 +387,9 @@ CHECKS: list[Rule] = [
     check_does_not_depend_on_the_order_of_clients,
     check_survives_bytes,
     check_resumes,
+    check_expects_what_it_gets,
     check_survives_lost_replies,
+    check_survives_bad_replies,
     check_sends_what_the_ledger_counts,
 ]
 """The rules in the order in which they are tried: a broken rule hides those below it, so the plainest come first."""

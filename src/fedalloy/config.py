@@ -18,6 +18,7 @@ from fedalloy.core import Method, methods
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
+from fedalloy.quorum import Quorum
 from fedalloy.registry import suggest
 from fedalloy.spill import parse_size
 from fedalloy.training import LocalWork
@@ -168,6 +169,7 @@ class Experiment:
     methods: Mapping[str, Choice] = field(default_factory=dict)
     training: LocalWork = field(default_factory=LocalWork)
     participation: Participation = field(default_factory=Participation)
+    quorum: Quorum = field(default_factory=Quorum)
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
     published: tuple[Published, ...] = ()
@@ -195,7 +197,7 @@ class Experiment:
 
 # Sections whose other keys are options of the thing they name.
 _OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
-_CLOSED = {"training": LocalWork, "participation": Participation, "stop": Stop, "budget": Budget}
+_CLOSED = {"training": LocalWork, "participation": Participation, "quorum": Quorum, "stop": Stop, "budget": Budget}
 _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 

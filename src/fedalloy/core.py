@@ -16,7 +16,9 @@ from fedalloy.costs import Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract
 from fedalloy.layout import Layout, laid_out
+from fedalloy.quorum import QuorumError
 from fedalloy.registry import Registry, refuse_unknown_choices
 from fedalloy.training import LocalWork, address_dropout, load
 from fedalloy.tree import Tree
@@ -142,6 +144,10 @@ class Federation(Protocol):
         """Number of classes."""
 
     @property
+    def outputs(self) -> int:
+        """Outputs of a network: the classes, and those of a public set with classes of its own."""
+
+    @property
     def work(self) -> LocalWork:
         """The clients' local work."""
 
@@ -230,6 +236,13 @@ class Method:
     def round(self, s: State, fed: Federation) -> State:
         """One round: ask clients, combine, return the next state."""
         raise UsageError(f"the method {self.name} has no round(self, s, fed); it returns s.next(...)")
+
+    def expects(self, message: Message, fed: Federation) -> Contract | None:
+        """What the reply to a message must hold, key by key, made of `fedalloy.gate`'s checks; None: finite numbers.
+
+        A reply that is otherwise never reaches `round`; the client counts as absent.
+        """
+        return None
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """The models that could be deployed now, by the name of their view."""
@@ -335,7 +348,8 @@ def run(
 ) -> State:
     """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
 
-    `settle` is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
+    A round without a quorum leaves the state and the memories as they were. `settle` is given the first state and that
+    of each round; it may move tensors elsewhere, but not change a bit.
     """
     if state is None:
         fed = engine.open(method, 0)
@@ -344,8 +358,12 @@ def run(
     state = settle(state)
     while state.round < rounds:
         fed = engine.open(method, state.round + 1)
+        memories = dict(engine.memories)
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
-            state = method.round(state, fed)
+            try:
+                state = method.round(state, fed)
+            except QuorumError:  # the federation has noted it; nothing of the round stays
+                state, engine.memories = state.next(), memories
         if not isinstance(state, State) or state.round != fed.round:
             raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
         state = settle(state)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -233,3 +234,19 @@ def global_streams_restored() -> Iterator[None]:
         torch.set_rng_state(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002
         random.setstate(kept[2])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method in a setting, with its plain run of four rounds, which the rules compare others with."""
+
+    method: Method
+    setting: Setting
+
+    @cached_property
+    def plain(self) -> Trace:
+        """Four rounds on the serial engine."""
+        return trace(self.method, Probe(self.setting), 4)
+
+
+Rule = Callable[[Case], None]

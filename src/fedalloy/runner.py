@@ -27,6 +27,7 @@ from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.evaluation import evaluate
 from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
+from fedalloy.quorum import Quorum, QuorumError
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
@@ -72,7 +73,7 @@ def simulate(
         records: list[dict[str, Any]] = []
         try:
             with _carried(engine, exp, built, method, say) as carrier:
-                return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch)
+                return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch, say)
         except Exception:
             if store is not None and not records:
                 store.remove()
@@ -118,7 +119,7 @@ def resume(
             start = [spill.hold(state, memories)] if state is not None else []
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
             spill.relax()
-            return _go_on(exp, built, method, meta, store, carrier, spill, start, store.forget_after(done), watch)
+            return _go_on(exp, built, method, meta, store, carrier, spill, start, store.forget_after(done), watch, say)
 
 
 @contextmanager
@@ -153,6 +154,7 @@ def _go_on(
     start: list[State],
     records: list[dict[str, Any]],
     watch: Watch | None,
+    say: Say,
 ) -> Run:
     setting = built.setting
     flops = meta["model"]["flops_per_sample"]
@@ -178,6 +180,8 @@ def _go_on(
             "total": evaluated - clock["start"] + clock["checkpoint"],
         }
         record = round_record(state, fed, seconds, flops, views)
+        for bad in fed.quarantined:
+            say(f"round {state.round}: the reply of client {bad['client']} was set aside: {bad['reason']}")
         records.append(record)
         if store is not None:
             store.record(record)
@@ -187,6 +191,7 @@ def _go_on(
         if watch is not None:
             watch(record)
         clock["start"] = time.perf_counter()
+        _give_up(exp.quorum, records)
         stopped_by = should_stop(exp.stop, records) or "rounds"
         return stopped_by != "rounds"
 
@@ -208,6 +213,8 @@ def round_record(
         "round": state.round,
         "active": sorted(fed.active),
         "lost": sorted(fed.lost),
+        **({"quarantined": fed.quarantined} if fed.quarantined else {}),
+        **({"skipped": fed.skipped} if fed.skipped else {}),
         "seconds": dict(seconds),
         "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
         "passes": fed.ledger.passes(),
@@ -215,6 +222,14 @@ def round_record(
         "memory": peak_memory(),
         "views": dict(views),
     }
+
+
+def _give_up(quorum: Quorum, records: Sequence[Mapping[str, Any]]) -> None:
+    """End a run whose last rounds all lacked a quorum; it can be gone on with."""
+    last = [record.get("skipped") for record in records[-quorum.skips :]]
+    if len(last) == quorum.skips and all(last):
+        rounds = f"{len(last)} rounds in a row were" if len(last) > 1 else "a round was"
+        raise QuorumError(f"{rounds} skipped: {last[-1]}; the run can be resumed, or needs a lower quorum.fraction")
 
 
 def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:

@@ -17,6 +17,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
+from fedalloy.quorum import Quorum
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
 
@@ -38,7 +39,7 @@ class Setting:
 
     `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
     `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
-    prediction is the best of the private classes, otherwise of all outputs.
+    prediction is the best of the private classes, otherwise of all outputs. A setting made by hand has no `quorum`.
     """
 
     sites: Sequence[Site]
@@ -54,6 +55,7 @@ class Setting:
     scale: Scale = field(default_factory=Scale)
     server: Network | None = None
     space: LabelSpace | None = None
+    quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
     private_answers: bool = False
 
     def __post_init__(self) -> None:

@@ -16,6 +16,8 @@ from fedalloy.costs import Ledger, Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
+from fedalloy.gate import refusal
+from fedalloy.quorum import QuorumError
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.training import LocalWork
 from fedalloy.tree import Tree
@@ -31,13 +33,21 @@ class Answer:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A client from which no answer will come in this round, and why."""
+
+    client: int
+    reason: str
+
+
 class Carrier(Protocol):
     """The one thing that engines do differently: bring messages to clients and their answers back, in any order."""
 
     setting: Setting
     memories: dict[int, Tree]
 
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
         """Let clients act."""
 
 
@@ -51,6 +61,8 @@ class Round:
     ledger: Ledger = field(default_factory=Ledger)
     active: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
+    skipped: str | None = None
 
     @property
     def _setting(self) -> Setting:
@@ -65,6 +77,11 @@ class Round:
     def classes(self) -> int:
         """Number of classes."""
         return self._setting.classes
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a network."""
+        return self._setting.outputs
 
     @property
     def work(self) -> LocalWork:
@@ -135,14 +152,33 @@ class Round:
         start = time.perf_counter()
         answers = sorted(self.engine.carry(self.method, self.round, messages), key=lambda answer: answer.client)
         self.ledger.client_seconds += time.perf_counter() - start
-        return [Message(action, a.client, a.reply.body) for a in answers if self._arrived(a)]
+        sent = {message.client: message for message in messages}
+        replies = [
+            Message(action, a.client, a.reply.body)
+            for a in answers
+            if isinstance(a, Answer) and self._arrived(a, sent[a.client])
+        ]
+        for failure in answers:
+            if isinstance(failure, Failure):
+                self._quarantine(failure.client, action, failure.reason)
+        if len(replies) < (needed := self._setting.quorum.needed(len(ids))):
+            self.skipped = f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed"
+            raise QuorumError(self.skipped)
+        return replies
 
-    def _arrived(self, answer: Answer) -> bool:
+    def _quarantine(self, client: int, action: str, reason: str) -> None:
+        self.quarantined.append({"client": client, "action": action, "reason": reason})
+
+    def _arrived(self, answer: Answer, message: Message) -> bool:
         self.ledger.clients.add(answer.meter)
         self.ledger.busy_seconds += answer.seconds
+        lost = self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed)
+        if not lost and (reason := refusal(answer.reply.body, self.method.expects(message, self))) is not None:
+            self._quarantine(answer.client, message.action, reason)  # and it remembers nothing of the round
+            return False
         if answer.reply.keep is not None:
             self.engine.memories[answer.client] = answer.reply.keep
-        if self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed):
+        if lost:
             self.lost.add(answer.client)  # it has trained and remembers, but the server never hears of it
             return False
         self.ledger.received(answer.reply.body)

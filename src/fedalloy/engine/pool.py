@@ -2,7 +2,7 @@
 
 Each worker has one torch thread and takes one client at a time, the longest first. Data sits in shared memory; a task
 crosses the pipe as ids, its tensors through an arena that parent and worker share. A worker that dies costs one retry
-of its client, with the same bits.
+of its client, with the same bits; a client whose worker dies twice counts as absent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ from torch import Tensor
 from fedalloy import plugins
 from fedalloy.core import Message, Method, Reply
 from fedalloy.engine import arena
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
 from fedalloy.errors import FedalloyError, UsageError
@@ -31,7 +32,7 @@ from fedalloy.tree import Tree, clone
 
 ARENA = 1 << 20  # bytes to begin with; an arena grows to the largest message
 DEAD = (EOFError, ConnectionError)  # what a pipe says when nobody is at its other end
-TRIES = 2  # a client that kills its worker so many times ends the run
+TRIES = 2  # a client that kills its worker so many times counts as absent
 
 
 class WorkerError(FedalloyError):
@@ -69,38 +70,48 @@ class Pool:
         """Begin a round."""
         return Round(self, method, round)
 
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        """Give the longest client to the first free worker, until all have answered."""
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
+        """Give the longest client to the first free worker, until all have answered or failed."""
         waiting = sorted(messages, key=lambda m: (self.setting.cost(m.client), -m.client))
         deaths: Counter[int] = Counter()
         busy: dict[Connection, tuple[_Worker, Message]] = {}
         idle = list(self._workers)
-        answers: list[Answer] = []
+        answers: list[Answer | Failure] = []
+        begun: dict[Connection, float] = {}
         try:
             while waiting or busy:
                 while waiting and idle:
                     message = waiting.pop()
                     worker = self._given(idle.pop(), method, round, message)
-                    busy[worker.pipe] = (worker, message)
-                for pipe in wait(list(busy)):
+                    busy[worker.pipe], begun[worker.pipe] = (worker, message), time.monotonic()
+                for pipe in wait(list(busy), self._patience(begun[pipe] for pipe in busy)):
                     assert isinstance(pipe, Connection)
                     worker, message = busy.pop(pipe)
                     try:
                         answers.append(worker.take(message))
-                    except DEAD as error:
+                    except DEAD:
                         deaths[message.client] += 1
                         worker = self._replaced(worker)
                         if deaths[message.client] == TRIES:
-                            raise WorkerError(
-                                f"client {message.client} killed its worker twice; is memory short?"
-                            ) from error
-                        waiting.append(message)
+                            answers.append(Failure(message.client, "its worker died twice; is memory short?"))
+                        else:
+                            waiting.append(message)
                     idle.append(worker)
+                for pipe in [pipe for pipe in busy if self._patience([begun[pipe]]) == 0]:
+                    worker, message = busy.pop(pipe)
+                    answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline} s"))
+                    idle.append(self._replaced(worker))
         finally:
             for worker, message in busy.values():  # somebody failed: what others still answer belongs to no one
                 with suppress(Exception):
                     worker.take(message)
         return answers
+
+    def _patience(self, begun: Iterable[float]) -> float | None:
+        """How many seconds may pass until the first of these clients is late; None: as many as it takes."""
+        if self.setting.quorum.deadline is None:
+            return None
+        return max(0.0, min(begun) + self.setting.quorum.deadline - time.monotonic())
 
     def _given(self, worker: _Worker, method: Method, round: int, message: Message) -> _Worker:
         """Give a task to a worker, or to its successor if it has died since its last one."""

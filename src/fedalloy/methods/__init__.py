@@ -13,6 +13,8 @@ from fedalloy.methods.fedftg import FedFTG
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedgkd import FedGKD
 from fedalloy.methods.fedkf import FedKF, FedKFMinus
+from fedalloy.methods.fedmd import FedMD
+from fedalloy.methods.fedmd_global import FedMDGlobal
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.local import Local
@@ -36,6 +38,8 @@ __all__ = [
     "FedGen",
     "FedKF",
     "FedKFMinus",
+    "FedMD",
+    "FedMDGlobal",
     "FedProx",
     "Local",
     "methods",

@@ -15,6 +15,7 @@ from fedalloy.averaging import average
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
 from fedalloy.data.samples import Samples
 from fedalloy.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
+from fedalloy.gate import Contract, array, like
 from fedalloy.generators import FeatureGenerator, adversarial_generator
 from fedalloy.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
 from fedalloy.losses import ce
@@ -199,6 +200,20 @@ class DaFKD(DaFKDOptions):
             load(two.net, r["model"])
             found.append(_in_batches(lambda part: (answer(part),), x, self.distil_batch)[0])
         return torch.stack(found)
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """Models like those that were sent and, where it leaves the client, a head; or scores of the pseudo set."""
+        if message.action == "score":
+            number = self.distil_samples
+            if self.upload == "scores":
+                return {"scores": array(number)}  # scores outside 0 and 1 are clamped, not refused
+            return {"soft": array(number, fed.outputs, least=0.0, most=1.0)}
+        contract = {**super().expects(message, fed), "generator": like(message["generator"])}
+        if not self.use.personal_heads:
+            return {**contract, "head": like(message["head"])}
+        if self.upload == "head" and self.correlation and self.distils(fed.round):
+            contract["head"] = like(self.two_heads(fed).own_weights())
+        return contract
 
     # --- a client (Algorithm 1, lines 15 to 26) ---------------------------------------------------------------------
 

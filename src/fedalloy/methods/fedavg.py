@@ -11,6 +11,7 @@ from torch import Tensor
 from fedalloy.averaging import Discrepancy, average, disco_weights, shares, weighted_sum
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, counts, like, whole
 from fedalloy.losses import ce
 from fedalloy.robust import Combine, capped, check_cap, check_clip, check_trim, clip_norm, combined
 from fedalloy.training import fit, params
@@ -158,8 +159,19 @@ class FedAvg(Method):
         return reply(model=params(net), **self.about(me))
 
     def about(self, me: Client) -> Mapping[str, Any]:
-        """What the server is told of a client's data: its size and, for FedDisco's weights, its label counts."""
-        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.weights == "disco" else {"n": me.n}
+        """What the server is told of a client's data: its size and perhaps its label counts."""
+        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients say how many samples of each class they hold; FedDisco's weights need that."""
+        return self.weights == "disco"
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """A model like the one that was sent, of a client with as many samples as the roster says."""
+        n = fed.sizes[message.client]
+        told = {"n": whole(n, n)} | ({"counts": counts(fed.classes, n)} if self.tells_counts else {})
+        return {"model": like(message["model"]), **told}
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id; with bounds, as they say."""

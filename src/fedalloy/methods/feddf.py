@@ -13,6 +13,7 @@ from fedalloy.averaging import average
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, like, whole
 from fedalloy.losses import ce, kl
 from fedalloy.training import batches, fit, frozen, load, params, predict
 from fedalloy.tree import Tree
@@ -102,6 +103,11 @@ class FedDF(Method):
             trained = sorted({group[r.client] for r in replies}, key=int)
             models |= self.distil({g: models[g] for g in trained}, replies, fed)
         return s.next(models=models)
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """A model like the group's, of a client with as many samples as the roster says."""
+        n = fed.sizes[message.client]
+        return {"model": like(message["model"]), "n": whole(n, n)}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, Message, State, method
+from fedalloy.core import Card, Federation, Message, State, method
 from fedalloy.errors import UsageError
 from fedalloy.generators import LabelledImageGenerator
 from fedalloy.methods.fedavg import FedAvg
@@ -109,9 +109,10 @@ class FedFTG(FedAvg):
         start = super().init(fed)
         return {**start, "generator": params(self.new_generator(fed))} if self.iterations else start
 
-    def about(self, me: Client) -> Mapping[str, Any]:
-        """The server is told how many samples of each class a client has."""
-        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.iterations else super().about(me)
+    @property
+    def tells_counts(self) -> bool:
+        """The fine-tuning weighs clients by their samples of each class."""
+        return bool(self.iterations) or super().tells_counts
 
     def round(self, s: State, fed: Federation) -> State:
         """One round: send, train, average, fine-tune."""

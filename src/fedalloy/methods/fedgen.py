@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -119,9 +119,10 @@ class FedGen(FedAvg):
         taught = self.teach(s, replies, fed)
         return s.next(model=self.aggregate(s, replies, fed), **taught, **self.cached(s, replies))
 
-    def about(self, me: Client) -> Mapping[str, Any]:
-        """The server is told how many samples of each class a client has."""
-        return {"n": me.n, "counts": me.train.counts(me.classes)}
+    @property
+    def tells_counts(self) -> bool:
+        """The generator's labels follow the clients' label counts."""
+        return True
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

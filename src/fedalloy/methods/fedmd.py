@@ -14,6 +14,7 @@ from fedalloy.core import Card, Client, Federation, Message, Method, Reply, Stat
 from fedalloy.data.public import Policy, PublicSet
 from fedalloy.errors import UsageError
 from fedalloy.exchange import digest, public_part
+from fedalloy.gate import Contract, array
 from fedalloy.losses import ce
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.optimisers import adam, kept_moments
@@ -83,6 +84,11 @@ class LogitExchange(Method):
         public = public_part(me, self.samples, self.policy)
         keep = None if me.memory else {"model": params(net)}
         return reply(keep=keep, logits=predict(net, public.samples))
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """Logits for each of the round's public samples; nothing after the digest."""
+        rows = self.samples or len(fed.public or ())
+        return {"logits": array(rows, fed.outputs)} if message.action == "answer" else {}
 
     def pretrained(self, me: Client) -> nn.Module:
         """The client's network after the public samples and then its own."""
@@ -221,6 +227,10 @@ class FedMD(LogitExchange, SoftLabels):
             return s.next()
         fed.ask("revisit", [r.client for r in replies], logits=self.consensus(replies))
         return s.next()
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """Answers on the round's public samples: logits, or probabilities."""
+        return SoftLabels.expects(self, message, fed) if self.mode == "knfu" else super().expects(message, fed)
 
     @action
     def revisit(self, me: Client, msg: Message) -> Reply:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract
 from fedalloy.losses import ce
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
@@ -51,6 +52,10 @@ class Local(Method):
         """Tell the clients that a round has begun."""
         fed.ask("train", fed.sample())
         return s.next()
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """Clients say nothing."""
+        return {}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

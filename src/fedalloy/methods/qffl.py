@@ -9,6 +9,7 @@ import torch
 
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, array
 from fedalloy.losses import ce
 from fedalloy.methods.fedavg import FedAvg, Weights
 from fedalloy.training import fit, params, predict
@@ -54,6 +55,10 @@ class QFFL(FedAvg):
         if not replies:
             return s.next()
         return s.next(model=self.aggregate(s, replies, fed), **self.cached(s, replies))
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """As under FedAvg, and the loss before training."""
+        return {**super().expects(message, fed), "loss": array(least=0.0)}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

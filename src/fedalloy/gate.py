@@ -1,0 +1,194 @@
+"""The gate: what a client's reply must be before a method sees it.
+
+A contract says of every key what may stand there. It is made from what the server knows - what it sent, its roster -
+never from a reply, so that no client can move it. A reply that does not keep it is set aside with a reason, and the
+round goes on as if that client had been absent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.tree import Tree, leaves
+
+Check = Callable[[Any], str | None]
+"""Looks at what stands under a key and says what is wrong with it, or nothing."""
+
+Contract = Mapping[str, Check]
+SLACK = 1e-3  # by which the sum of a row of probabilities may miss 1
+
+
+def refusal(body: Tree, contract: Contract | None) -> str | None:
+    """Why a reply is refused, if it is; without a contract its numbers must at least be finite.
+
+    >>> refusal({"n": -3}, {"n": whole(1)})
+    'n is -3, below 1'
+    >>> refusal({"n": 3, "extra": 1}, {"n": whole(1)})
+    "it holds 'extra', which nobody asked for"
+    """
+    if contract is None:
+        return next((f"{path} is not finite" for path, leaf in leaves(body) if not _finite(leaf)), None)
+    for key in contract:
+        if key not in body:
+            return f"it lacks '{key}'"
+    for key in body:
+        if key not in contract:
+            return f"it holds '{_short(key)}', which nobody asked for"
+    for key, check in contract.items():
+        if (fault := check(body[key])) is not None:
+            return f"{key} {fault}"
+    return None
+
+
+def like(example: Any) -> Check:
+    """The same names, shapes and kinds of numbers as the example, all of them finite.
+
+    >>> model = like({"w": torch.zeros(2), "b": torch.zeros(1)})
+    >>> model({"w": torch.tensor([1.0, float("nan")]), "b": torch.zeros(1)})
+    'w is not finite'
+    >>> model({"w": torch.zeros(1), "b": torch.zeros(1)})
+    'w has the shape (1,), not (2,)'
+    """
+
+    def check(value: Any) -> str | None:
+        return _unlike(value, example, "")
+
+    return check
+
+
+def whole(least: int, most: int | None = None) -> Check:
+    """A whole number within limits.
+
+    >>> whole(1, 5)(7), whole(1)(True), whole(1)(2)
+    ('is 7, above 5', 'is a bool, not a whole number', None)
+    """
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, int) or isinstance(value, bool):
+            return f"is a {type(value).__name__}, not a whole number"
+        return _outside(value, least, most)
+
+    return check
+
+
+def real(least: float = -math.inf, most: float = math.inf) -> Check:
+    """A finite number within limits.
+
+    >>> real(0)(float("inf")), real(0)(-1.5)
+    ('is not finite', 'is -1.5, below 0')
+    """
+
+    def check(value: Any) -> str | None:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return f"is a {type(value).__name__}, not a number"
+        return _outside(value, least, most) if math.isfinite(value) else "is not finite"
+
+    return check
+
+
+def array(*shape: int, least: float = -math.inf, most: float = math.inf, dtype: torch.dtype = torch.float32) -> Check:
+    """A tensor of this shape, all of it finite and within limits.
+
+    >>> array(2, least=0, most=1)(torch.tensor([0.5, 1.5]))
+    'has numbers outside 0 to 1'
+    """
+
+    def check(value: Any) -> str | None:
+        fault = _unlike(value, torch.empty(shape, dtype=dtype, device="meta"), "")
+        if fault is None and value.numel() and not (least <= float(value.min()) and float(value.max()) <= most):
+            return f"has numbers outside {least} to {most}"
+        return fault
+
+    return check
+
+
+def probabilities(rows: int, columns: int) -> Check:
+    """A distribution over the columns in each row.
+
+    >>> probabilities(1, 2)(torch.tensor([[0.5, 0.9]]))
+    'has rows that do not sum to 1'
+    """
+    within = array(rows, columns, least=0.0, most=1.0 + SLACK)
+
+    def check(value: Any) -> str | None:
+        fault = within(value)
+        if fault is None and bool(((value.sum(1) - 1).abs() > SLACK).any()):
+            return "has rows that do not sum to 1"
+        return fault
+
+    return check
+
+
+def counts(classes: int, total: int) -> Check:
+    """How many samples there are of each class, `total` in all.
+
+    >>> counts(2, 5)(torch.tensor([2, 4]))
+    'counts 6 samples, not 5'
+    """
+    within = array(classes, least=0, most=total, dtype=torch.int64)
+
+    def check(value: Any) -> str | None:
+        fault = within(value)
+        if fault is None and int(value.sum()) != total:
+            return f"counts {int(value.sum())} samples, not {total}"
+        return fault
+
+    return check
+
+
+def _unlike(value: Any, example: Any, place: str) -> str | None:
+    if isinstance(example, Mapping):
+        if not isinstance(value, Mapping):
+            return f"{place}is a {type(value).__name__}, not a table"
+        if value.keys() != example.keys():
+            return f"{place}has other names than it should ({_difference(value, example)})"
+        found = (
+            _unlike(value[key], part, f"{key} " if not place else f"{place.rstrip()}/{key} ")
+            for key, part in example.items()
+        )
+        return next((fault for fault in found if fault is not None), None)
+    if isinstance(example, Tensor):
+        return _unlike_tensor(value, example, place)
+    if type(value) is not type(example):
+        return f"{place}is a {type(value).__name__}, not a {type(example).__name__}"
+    return None if _finite(value) else f"{place}is not finite"
+
+
+def _unlike_tensor(value: Any, example: Tensor, place: str) -> str | None:
+    if not isinstance(value, Tensor):
+        return f"{place}is a {type(value).__name__}, not a tensor"
+    if value.dtype != example.dtype:
+        return f"{place}is {str(value.dtype).removeprefix('torch.')}, not {str(example.dtype).removeprefix('torch.')}"
+    if value.shape != example.shape:
+        return f"{place}has the shape {tuple(value.shape)}, not {tuple(example.shape)}"
+    return None if _finite(value) else f"{place}is not finite"
+
+
+def _finite(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor):
+        return not leaf.is_floating_point() or bool(leaf.isfinite().all())
+    return not isinstance(leaf, float) or math.isfinite(leaf)
+
+
+def _outside(value: float, least: float, most: float | None) -> str | None:
+    if value < least:
+        return f"is {value}, below {least}"
+    return f"is {value}, above {most}" if most is not None and value > most else None
+
+
+def _difference(value: Mapping[str, Any], example: Mapping[str, Any]) -> str:
+    lacking = sorted(example.keys() - value.keys())
+    return (
+        f"'{_short(lacking[0])}' is missing"
+        if lacking
+        else f"'{_short(min(value.keys() - example.keys()))}' is too much"
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:37]}..."
