@@ -14,6 +14,7 @@ from fedalloy.averaging import average
 from fedalloy.check import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
 from fedalloy.core import Card, Method, action, methods, quick, reply
 from fedalloy.errors import UsageError
+from fedalloy.gate import whole
 from fedalloy.losses import ce
 from fedalloy.methods import QFFL, FedAvg, Local
 from fedalloy.training import fit, params
@@ -367,6 +368,24 @@ class NothingToEvaluate(Local):
         return reply()
 
 
+@bad
+class ExpectsAnotherSize(FedAvg):
+    def expects(self, message, fed):
+        return {**super().expects(message, fed), "n": whole(1000)}
+
+
+@bad
+class ExpectsAnything(FedAvg):
+    def expects(self, message, fed):
+        return dict.fromkeys(super().expects(message, fed), lambda value: None)
+
+
+@bad
+class StagesForSome(Local):
+    def stages(self, me):
+        return {"before": self.personal(me)} if me.id != 3 else {}
+
+
 FAULTS = [
     (NotADataclass(), check.check_is_a_frozen_dataclass, "put @method"),
     (NotFrozen(), check.check_is_a_frozen_dataclass, "class NotFrozen is not a frozen dataclass"),
@@ -385,7 +404,7 @@ FAULTS = [
     (StandsStill(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
     (Leaps(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
     (ReturnsNothing(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
-    (Explodes(), check.check_leaves_trees_and_advances_by_one, "round 1, .* state: key 'model/.*' is not finite; look"),
+    (Explodes(), check.check_expects_what_it_gets, "client 3, because model .* is not finite; mend the action, or"),
     (SetsAnAttribute(), check.check_leaves_trees_and_advances_by_one, "FrozenInstanceError: .* 'best'"),
     (ForcesAnAttribute(), check.check_has_no_state_of_its_own, r"self.best changed during a run; keep .* reply\(keep"),
     (CountsOnItsClass(), check.check_has_no_state_of_its_own, "CountsOnItsClass.seen changed during a run"),
@@ -425,6 +444,9 @@ FAULTS = [
     (EvaluatesHalfAModel(), check.check_gives_models_that_load, r"models\(\) after round 4: .* do not fit the network"),
     (PersonalForSome(), check.check_gives_models_that_load, "client 0 a model, but client 3 none; give a client that"),
     (NothingToEvaluate(), check.check_gives_models_that_load, "there is nothing to evaluate"),
+    (StagesForSome(), check.check_gives_models_that_load, r"stages\(\) gives client 0 the views .* give every client"),
+    (ExpectsAnotherSize(), check.check_expects_what_it_gets, r"'train' of client 3, because n is 17, below 1000"),
+    (ExpectsAnything(), check.check_survives_bad_replies, "key 'model/.*' is not finite|sent NaN, and key 'model/"),
 ]
 
 

@@ -37,7 +37,7 @@ def check_expects_what_it_gets(case: Case) -> None:
         for bad in fed.quarantined:
             raise ContractError(
                 f"round {fed.round}: expects() refuses the honest answer to '{bad['action']}' of client "
-                f"{bad['client']}, because {bad['reason']}; mend expects()"
+                f"{bad['client']}, because {bad['reason']}; mend the action, or expects()"
             )
 
 
