@@ -159,6 +159,8 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     first = fed(*words)
     assert (first.code, first.err) == (0, "")
     assert "±" in first.out
+    for words_of_gain in ("What clients gain", "Each client under FedAvg", "of 8 clients in 2 splits"):
+        assert words_of_gain in first.out
     assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir()) == [
         *("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
     ]

@@ -18,6 +18,7 @@ from fedalloy.comparison import chosen, compare
 from fedalloy.config import Choice, experiment, override
 from fedalloy.data import load
 from fedalloy.errors import CheckpointError, UsageError
+from fedalloy.report.gains import REFERENCES, gains
 from fedalloy.report.table import comparison_table
 from fedalloy.results import Run, combine, read, rows
 from fedalloy.runner import simulate
@@ -93,6 +94,31 @@ def test_the_table_has_mean_and_spread_over_seeds(runs: list[Run]) -> None:
     console.print(comparison_table(table, width=200))
     assert isinstance(console.file, io.StringIO)
     assert f"{np.mean(amps):.2f} ± {np.std(amps, ddof=1):.2f}" in console.file.getvalue()
+
+
+def test_what_each_client_gains(runs: list[Run]) -> None:
+    def accuracies(view: str, **wanted: object) -> list[float | None]:
+        (run,) = [run for run in runs if all(getattr(run, key) == value for key, value in wanted.items())]
+        found: list[float | None] = run.rounds[-1]["views"][view]["clients"]["accuracy"]
+        return found
+
+    found = gains(runs)
+    assert {(gain.label, gain.over) for gain in found} >= {("pull", "local"), ("pull", "fedavg"), ("FedAvg", "local")}
+    for gain in found:
+        expected = {}  # the seeds split the data differently, so that each has clients of its own
+        for seed in (0, 1):
+            own = accuracies(gain.view, label=gain.label, seed=seed)
+            other = accuracies(dict(REFERENCES)[gain.over], name=gain.over, seed=seed)
+            for k, (a, b) in enumerate(zip(own, other, strict=True)):
+                if a is not None and b is not None:
+                    expected[f"{k} (seed {seed})"] = 100 * (a - b)
+        assert dict(zip(gain.clients, gain.points.tolist(), strict=True)) == pytest.approx(expected)
+
+
+def test_clients_of_one_split_are_averaged_over_seeds() -> None:
+    found = gains(compare(tiny("rounds=1", "partition.seed=5"), ["local", "fedavg"], seeds=[0, 1]))
+    assert {(gain.seeds, gain.splits) for gain in found} == {(2, 1)}
+    assert set(found[0].clients) <= set("012345")
 
 
 def test_methods_are_chosen_by_their_key_or_by_their_name() -> None:

@@ -214,7 +214,7 @@ def report(folders: tuple[str, ...], select: Any, out: str) -> None:
 def draw_command(
     folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
 ) -> None:
-    """Draw what a run generates: FedKF's images by class, the weights and features of KDIA's teacher."""
+    """Draw what a run makes: images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD)."""
     _load_plugins(plugins)
     from fedalloy.draw import draw
 
@@ -357,6 +357,8 @@ def _resumable(*words: str) -> Iterator[None]:
 
 
 def _show(runs: list[Run], select: Any = "last") -> None:
+    from fedalloy.report.gains import gains
+    from fedalloy.report.gains_table import ALL, each_client, summary
     from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
     from fedalloy.report.verdict import verdict
@@ -371,8 +373,12 @@ def _show(runs: list[Run], select: Any = "last") -> None:
         console.print()
         console.print(other.table())
     if len(names) > 1:
+        found = gains(runs, select)
+        for listing in [summary(found), each_client(found, ALL)] if found else []:
+            console.print()
+            console.print(listing.table())
         console.print()
-        console.print(verdict(table, names=names), highlight=False)
+        console.print(verdict(table, names=names, clients=found), highlight=False)
 
 
 def _write_report(runs: list[Run], path: Path, command: str, select: Any = "last") -> None:

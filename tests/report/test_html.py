@@ -67,8 +67,10 @@ def test_ids_are_unique_and_every_reference_has_one(page):
 
 def test_what_the_page_says_and_in_which_order(text):
     parts = [
-        *("<h1>Toy</h1>", "FedAvg (OCA) leads local training by 30.0 points of AMP and closes 60 % of the gap"),
-        *("Comparison</h2>", "How the methods learned", "How each client fares", "How the data was split"),
+        *("<h1>Toy</h1>", "Federating pays for 2 of 2 clients: FedAvg (OCA) leads local training by 30.0 points"),
+        " of AMP and closes 60 % of the gap",
+        *("Comparison</h2>", "How the methods learned", "How each client fares"),
+        *("What each client gains</h2>", "How the data was split"),
         *("Communication and time", "Settings</h2>", "What the numbers mean", "How to repeat it"),
         *("fedalloy compare toy.toml", "torch 2.13.0"),
     ]
@@ -80,7 +82,7 @@ def test_what_the_page_says_and_in_which_order(text):
 
 def test_pictures_can_be_read_aloud(page):
     drawn = page.tags.count("svg")
-    assert drawn == 11  # five pictures for two widths each, and the split
+    assert drawn == 13  # six pictures for two widths each, and the split
     assert page.all("role").count("img") == drawn
     assert len([label for label in page.all("aria-label") if "chart" in label or "plot" in label]) == drawn
 

@@ -1,6 +1,8 @@
 import pytest
 
+from fedalloy.report.gains import gains
 from fedalloy.report.verdict import verdict
+from fedalloy.results import rows
 
 
 @pytest.fixture
@@ -78,3 +80,98 @@ def test_a_bound_under_another_label(make_row):
 def test_the_best_view_of_a_method_speaks_for_it(make_row):
     rows = [make_row("FedAvg", "aca", amp=0.7), make_row("FedAvg", "oca", amp=0.8)]
     assert verdict([*rows, make_row("Local", "personal", amp=0.6)]).startswith("FedAvg (OCA) leads local")
+
+
+@pytest.fixture
+def judge(make_run):
+    """The sentence on these accuracies of clients; a whole run may stand for its accuracies."""
+
+    def sentence(*runs, samples=10_000, **accuracies):
+        views = {"Local": "personal", "FedAvg": "aca", "KnFu": "personal", "Centralised": "global"}
+        made = [make_run(label.lower(), label, views={views[label]: [a]}) for label, a in accuracies.items()]
+        made += runs
+        for run in made:
+            for view in run.rounds[0]["views"].values():
+                view["clients"]["size"] = [samples] * len(view["clients"]["size"])
+        table = [row for run in made for row in rows(run)]
+        return verdict(table, names={run.label: run.name for run in made}, clients=gains(made))
+
+    return sentence
+
+
+def test_federating_pays(judge):
+    assert judge(Local=[0.6, 0.6, 0.6, 0.6], KnFu=[0.7, 0.7, 0.65, 0.58], Centralised=[0.9] * 4) == (
+        "Federating pays for 3 of 4 clients: KnFu leads local training by 5.8 points of AMP "
+        "and closes 19 % of the gap to pooled data; client 3 loses 2.0 points."
+    )
+    assert judge(Local=[0.6, 0.6], KnFu=[0.7, 0.61]) == (
+        "Federating pays for 2 of 2 clients: KnFu leads local training by 5.5 points of AMP; no client loses."
+    )
+    losers = judge(Local=[0.6] * 5, KnFu=[0.55, 0.9, 0.58, 0.9, 0.9])
+    assert losers.endswith("; clients 0 and 2 lose up to 5.0 points.")
+    assert judge(Local=[0.5] * 11, KnFu=[0.9] * 6 + [0.49] * 5).endswith("; 5 clients lose up to 1.0 point.")
+
+
+def test_do_not_federate(judge):
+    # KnFu's conclusion: with much skewed data of its own, a client is better off alone.
+    assert judge(Local=[0.9, 0.9, 0.9], KnFu=[0.8, 0.85, 0.92], Centralised=[0.95] * 3) == (
+        "Do not federate: local training is better for 2 of 3 clients and stays 4.3 points of AMP above the best "
+        "federated method, KnFu, while pooled data would gain 5.0 points on it; client 2 gains 2.0 points."
+    )
+
+
+def test_federating_pays_for_some_only(judge):
+    assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.6, 0.4, 0.4]) == (
+        "Federating pays for some clients only: KnFu leads local training by 7.5 points of AMP; "
+        "of 4 clients, 2 gain and 2 lose."
+    )
+    assert judge(Local=[0.5] * 3, KnFu=[0.6, 0.6, 0.1]) == (
+        "Federating pays for some clients only: local training stays 6.7 points of AMP above the best federated "
+        "method, KnFu; of 3 clients, 2 gain and 1 loses."
+    )
+
+
+def test_small_tests_leave_doubt(judge):
+    # With ten samples each, half of them right: one standard error is 100 sqrt(0.25 / 10) = 15.8 points for a client
+    # and 100 sqrt(0.25 / 40) = 7.9 points for four of them together.
+    assert judge(Local=[0.5] * 4, KnFu=[0.7, 0.6, 0.4, 0.5], samples=10) == (
+        "Federating makes no clear difference: KnFu leads local training by 5.0 points of AMP (less than the standard "
+        "error of the test); of 4 clients, 2 gain (1 clearly) and 1 loses (not clearly)."
+    )
+    assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.6, 0.6, 0.4], samples=10) == (
+        "Federating pays for 3 of 4 clients (1 clearly): KnFu leads local training by 12.5 points of AMP; "
+        "client 3 loses 10.0 points (not clearly)."
+    )
+    assert judge(Local=[0.5, 0.5], KnFu=[0.5, 0.5]) == (
+        "Federating makes no clear difference: KnFu leads the federated methods and equals local training "
+        "(50.0 % AMP); of 2 clients, none gains and none loses."
+    )
+
+
+def test_a_spread_over_seeds_leaves_doubt(judge, make_run):
+    runs = [
+        make_run(name, label, seed, {"personal": [[accuracy]]})
+        for seed, pair in enumerate(((0.5, 0.7), (0.5, 0.5)))
+        for (name, label), accuracy in zip((("local", "Local"), ("knfu", "KnFu")), pair, strict=True)
+    ]
+    # The mean gain is 10 points; KnFu's deviation over seeds is 14.1 points, which makes a standard error of 10.
+    assert judge(*runs) == (
+        "Federating makes no clear difference: KnFu leads local training by 10.0 points of AMP (less than the spread "
+        "over seeds); of 1 client, 1 gains (not clearly) and none loses."
+    )
+
+
+def test_clients_of_several_splits(judge, make_run):
+    runs = [
+        make_run(name, label, seed, {"personal": [[accuracy] * 2]}, partition={"counts": [[seed]]})
+        for seed in (0, 1)
+        for name, label, accuracy in (("local", "Local", 0.5), ("knfu", "KnFu", 0.7))
+    ]
+    assert judge(*runs).startswith("Federating pays for 4 of 4 clients in 2 splits: KnFu leads local training by 20.0")
+
+
+def test_without_local_training_gains_say_nothing(judge):
+    assert judge(FedAvg=[0.5, 0.5], KnFu=[0.7, 0.4]) == (
+        "KnFu leads with 55.0 % AMP, 5.0 points ahead of FedAvg (ACA); "
+        "without local training beside it, nothing says whether federating pays."
+    )

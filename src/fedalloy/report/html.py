@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,6 +15,9 @@ from fedalloy.errors import StorageError, UsageError
 from fedalloy.files import write_atomically
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
+from fedalloy.report.gains import Gains, gains, leading
+from fedalloy.report.gains_plot import gain_picture
+from fedalloy.report.gains_table import each_client, summary, who_gains
 from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves
 from fedalloy.report.published import beside
@@ -26,6 +30,7 @@ from fedalloy.results import Run, Selection, rows
 SPOKEN = {
     "curves": "Line chart: {} of each method and view over the rounds.",
     "clients": "Dot plot: the accuracy of each client under each method, in the last round.",
+    "gains": "Bar chart: what each client gains or loses by the leading method, and how many samples it trains on.",
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
     "split": "Bubble chart: how many samples of each class each client holds.",
 }
@@ -74,6 +79,7 @@ def render(
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
         partition = [] if counts is None else [bubble_plot(counts, classes)]
+    found = gains(runs, selection)
     groups = [[run for run in runs if run.label == label] for label in names]
     environment = Environment(
         loader=PackageLoader("fedalloy.report", "."),
@@ -84,7 +90,7 @@ def render(
     )
     return environment.get_template("template.html.j2").render(
         title=title,
-        verdict=verdict(table, names=names),
+        verdict=verdict(table, names=names, clients=found),
         setting=facts.setting(runs),
         warnings=facts.unfinished(runs),
         selection=selection,
@@ -94,6 +100,7 @@ def render(
         published=beside(runs, table),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),
+        gains=_gains(found),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
         split_seed=runs[0].seed,
         skew="" if counts is None else facts.skew(counts),
@@ -111,6 +118,21 @@ def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
     spoken = SPOKEN["curves"].format(metric.upper())
     wide = WIDE if metric == "amp" else HALF
     return _both(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
+
+
+def _gains(found: Sequence[Gains]) -> dict[str, Any]:
+    """What stands in the section on gains; nothing where there is no reference to gain over."""
+    if not found:
+        return {}
+    both = leading(found)
+    return {
+        "picture": _both(lambda width: gain_picture(both, width=width), "gains", SPOKEN["gains"]),
+        "leader": both[0],
+        "other": both[1] if len(both) > 1 else None,
+        "who": who_gains(both[0]),
+        "summary": summary(found),
+        "clients": each_client(found),
+    }
 
 
 def _both(draw: Callable[[float], Figure], ids: str, spoken: str, wide: float = WIDE) -> dict[str, Markup]:

@@ -1,17 +1,21 @@
-"""The comparison in one sentence: which method leads, and is it worth federating?"""
+"""The comparison in one sentence: is it worth federating, for whom, and which method leads?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from fedalloy.report.format import number, role, series_names
+from fedalloy.report.format import listed, number, role, series_names
+from fedalloy.report.gains import Gains, amp
 from fedalloy.results import CombinedRow, Row, combine
 
+NAMED = 4  # more clients than that are counted instead
 
-def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> str:
+
+def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None, clients: Sequence[Gains] = ()) -> str:
     """Say which method leads, by how much over local training, and how near it comes to training on pooled data.
 
+    With the gains of clients (`gains(runs)`) it begins with whether to federate, and for how many clients that pays.
     Where a bound was not run the sentence does without it. `names` gives the registered method of each label, where
     the two differ.
 
@@ -33,15 +37,66 @@ def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> s
         ahead = "" if others is None else f", {_points(leader, others)} ahead of {shown[others.label, others.view]}"
         opening = f"{name} {'reaches' if others is None else 'leads with'} {_percent(leader)} AMP{ahead}"
         return f"{opening}{_beside(leader, pooled)}."
-    return f"{_against_local(name, leader, local)}{_towards(leader, local, pooled)}."
+    own = next(
+        (one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, "local")), None
+    )
+    lead = float(number(amp(leader) - amp(local), 1))
+    doubt = _doubt(leader, local, own)
+    told = f"{_against_local(name, leader, local, doubt)}{_towards(leader, local, pooled)}"
+    return f"{told if own is None else _for_clients(own, told, 0.0 if doubt else lead)}."
 
 
-def _against_local(name: str, leader: CombinedRow, local: CombinedRow) -> str:
-    lead = number(_amp(leader) - _amp(local), 1)
+def _for_clients(own: Gains, told: str, lead: float) -> str:
+    """The same, after whether to federate; `lead` is zero where it is in doubt."""
+    gain, lose = own.gaining, own.losing
+    clients = f"{len(own.points)} client{'s' if len(own.points) > 1 else ''}"
+    clients += f" in {own.splits} splits" if own.splits > 1 else ""
+    if lead > 0 and len(gain) > len(own.points) / 2:
+        opening = f"Federating pays for {len(gain)} of {clients}{_clearly(own, gain)}"
+        return f"{opening}: {told}; {_others(own, lose, 'lose')}"
+    if lead < 0 and len(lose) > len(own.points) / 2:
+        opening = f"Do not federate: local training is better for {len(lose)} of {clients}{_clearly(own, lose)}"
+        return f"{opening} and {told.removeprefix('Local training ')}; {_others(own, gain, 'gain')}"
+    opening = "Federating pays for some clients only" if lead else "Federating makes no clear difference"
+    parts = [f"{_do(len(side), verb)}{_clearly(own, side)}" for side, verb in ((gain, "gain"), (lose, "lose"))]
+    told = told.replace("Local training", "local training", 1) if told.startswith("Local training stays") else told
+    return f"{opening}: {told}; of {clients}, {parts[0]} and {parts[1]}"
+
+
+def _others(own: Gains, side: Sequence[int], verb: str) -> str:
+    """Those for whom it is the other way; the one who gains or loses most stands first in `side`."""
+    if not side:
+        return f"no client {verb}s"
+    most = f"{_named(abs(own.points[side[0]]))}{_clearly(own, side)}"
+    if len(side) == 1:
+        return f"client {own.clients[side[0]]} {verb}s {most}"
+    who = f"clients {listed([own.clients[k] for k in sorted(side)])}" if len(side) <= NAMED else f"{len(side)} clients"
+    return f"{who} {verb} up to {most}"
+
+
+def _do(count: int, verb: str) -> str:
+    return f"{count or 'none'} {verb}{'' if count > 1 else 's'}"
+
+
+def _clearly(own: Gains, side: Sequence[int]) -> str:
+    """How many of these gains or losses exceed one standard error, unless all do."""
+    clear = int(own.clear[side].sum())
+    if clear == len(side):
+        return ""
+    return f" ({clear} clearly)" if clear else " (not clearly)" if len(side) == 1 else " (none clearly)"
+
+
+def _doubt(leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
+    lead = abs(amp(leader) - amp(local))
+    if lead < math.hypot(*(line.columns["amp"].std or 0.0 for line in (leader, local))) * 100:
+        return " (less than the spread over seeds)"
+    return " (less than the standard error of the test)" if own is not None and lead < own.total_error else ""
+
+
+def _against_local(name: str, leader: CombinedRow, local: CombinedRow, doubt: str) -> str:
+    lead = number(amp(leader) - amp(local), 1)
     if lead == "0.0":
         return f"{name} leads the federated methods and equals local training ({_percent(local)} AMP)"
-    spread = math.hypot(*(line.columns["amp"].std or 0.0 for line in (leader, local))) * 100
-    doubt = " (less than the spread over seeds)" if abs(_amp(leader) - _amp(local)) < spread else ""
     if lead.startswith("-"):
         return f"Local training stays {_points(local, leader)} of AMP above the best federated method, {name}{doubt}"
     return f"{name} leads local training by {_points(leader, local)} of AMP{doubt}"
@@ -51,21 +106,21 @@ def _towards(leader: CombinedRow, local: CombinedRow, pooled: CombinedRow | None
     """How much of the way from local training to pooled data the leader goes."""
     if pooled is None:
         return ""
-    gap = _amp(pooled) - _amp(local)
+    gap = amp(pooled) - amp(local)
     if float(number(gap, 1)) <= 0:
         return ", while pooled data does no better than local training"
-    if _amp(leader) <= _amp(local):
+    if amp(leader) <= amp(local):
         return f", while pooled data would gain {_points(pooled, local)} on it"
-    if _amp(leader) >= _amp(pooled):
+    if amp(leader) >= amp(pooled):
         return " and reaches what pooled data would give"
     # Rounded down: "100 %" is not for a gap that is still open.
-    return f" and closes {math.floor((_amp(leader) - _amp(local)) / gap * 100)} % of the gap to pooled data"
+    return f" and closes {math.floor((amp(leader) - amp(local)) / gap * 100)} % of the gap to pooled data"
 
 
 def _beside(leader: CombinedRow, pooled: CombinedRow | None) -> str:
     if pooled is None:
         return "; without local training beside it, nothing says whether federating pays"
-    if _amp(leader) >= _amp(pooled):
+    if amp(leader) >= amp(pooled):
         return ", and reaches what pooled data would give"
     return f", {_points(pooled, leader)} below pooled data"
 
@@ -82,18 +137,17 @@ def _bounds_only(local: CombinedRow | None, pooled: CombinedRow | None) -> str:
 
 
 def _top(lines: list[CombinedRow]) -> CombinedRow | None:
-    return max(lines, key=_amp, default=None)
-
-
-def _amp(line: CombinedRow) -> float:
-    """AMP in percent; lines without one were left out before."""
-    return (line.columns["amp"].mean or 0.0) * 100
+    return max(lines, key=amp, default=None)
 
 
 def _percent(line: CombinedRow) -> str:
-    return f"{number(_amp(line), 1)} %"
+    return f"{number(amp(line), 1)} %"
 
 
 def _points(one: CombinedRow, other: CombinedRow) -> str:
-    points = number(_amp(one) - _amp(other), 1)
-    return f"{points} point{'' if points == '1.0' else 's'}"
+    return _named(amp(one) - amp(other))
+
+
+def _named(points: float) -> str:
+    text = number(points, 1)
+    return f"{text} point{'' if text == '1.0' else 's'}"

@@ -1,0 +1,190 @@
+"""Should I federate? What every client gains by each method over training alone, and over FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedalloy.errors import UsageError
+from fedalloy.report.format import series_names
+from fedalloy.results import CombinedRow, Run, Selection, combine, gain_over, rows
+
+Floats = NDArray[np.float64]
+REFERENCES = (("local", "personal"), ("fedavg", "aca"))  # what gains are counted from: a registered method, its view
+BOUNDS = ("local", "centralised")
+
+
+@dataclass(frozen=True)
+class Gains:
+    """What each tested client gains by one method over one reference, in points of accuracy.
+
+    A client is one of a split: where seeds divide the data alike its values are means over them, and where every seed
+    has a split of its own, clients of the same number are different clients and are listed apart.
+    """
+
+    label: str
+    view: str
+    name: str  # label and view as tables show them
+    over: str  # the registered name of the reference
+    reference: str  # its label and view as tables show them
+    clients: tuple[str, ...]
+    points: Floats
+    errors: Floats  # one standard error of each gain, from the size of the client's test and the spread over seeds
+    accuracy: Floats  # under the method, in percent
+    train: Floats  # training samples; nan where they were not recorded
+    seeds: int
+    splits: int  # how many splits of the data these clients are of
+    total_error: float  # one standard error of the gain over all tests together
+
+    @property
+    def gaining(self) -> list[int]:
+        """The places of those who gain, the one who gains most first."""
+        return _above_zero(self.points)
+
+    @property
+    def losing(self) -> list[int]:
+        """The places of those who lose, the one who loses most first."""
+        return _above_zero(-self.points)
+
+    @property
+    def clear(self) -> NDArray[np.bool_]:
+        """Which clients gain or lose more than one standard error."""
+        return np.asarray(np.abs(self.points) > self.errors)
+
+
+def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
+    """The gains under every federated method, the leading one first, over whichever reference is among the runs.
+
+    A method speaks by its view with the highest AMP; Local by its personal models, FedAvg by its ACA view. Runs of
+    the same seed are compared, and only if they tested the same clients.
+
+    >>> gains([])
+    []
+    """
+    runs = [run for run in runs if run.views]
+    lines = combine(row for run in runs for row in rows(run, selection))
+    ranked = sorted((line for line in lines if line.columns["amp"].mean is not None), key=amp, reverse=True)
+    registered = {run.label: run.name for run in runs}
+    shown = series_names((line.label, line.view) for line in lines)
+    rivals: dict[str, CombinedRow] = {}
+    for line in ranked:
+        if registered[line.label] not in BOUNDS:
+            rivals.setdefault(line.label, line)
+    found = []
+    for line in rivals.values():
+        for over, view in REFERENCES:
+            reference = next((x for x in ranked if (registered[x.label], x.view) == (over, view)), None)
+            if reference is None or (reference.label, view) == (line.label, line.view):
+                continue
+            seeds = _seeds(runs, line, reference)
+            if any(np.isfinite(seed.gain).any() for seed in seeds):
+                names = shown[line.label, line.view], over, shown[reference.label, view]
+                found.append(_over_seeds(seeds, line, *names))
+    return found
+
+
+def leading(found: Sequence[Gains]) -> list[Gains]:
+    """Those of the leading method, one for each reference."""
+    return [one for one in found if (one.label, one.view) == (found[0].label, found[0].view)]
+
+
+def amp(line: CombinedRow) -> float:
+    """AMP in percent, of a line that has one."""
+    return (line.columns["amp"].mean or 0.0) * 100
+
+
+def standard_error(accuracy: Floats, size: Floats) -> Floats:
+    """One standard error of the difference between two models whose mean accuracy this is on `size` samples.
+
+    Were their answers independent it would be sqrt(2 a (1 - a) / n); but both answer the same samples and find the
+    same ones hard, and with a correlation of one half the 2 goes.
+
+    >>> standard_error(np.array([0.5, 0.9]), np.array([25, 100])).round(6).tolist()
+    [0.1, 0.03]
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):  # without samples there is none
+        return np.asarray(np.sqrt(accuracy * (1 - accuracy) / size))
+
+
+@dataclass(frozen=True)
+class _Seed:
+    """What one seed measured, for each client."""
+
+    number: int
+    split: str
+    gain: Floats
+    accuracy: Floats
+    error: Floats
+    train: Floats
+    total_error: float
+
+
+def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> list[_Seed]:
+    of = {(run.label, run.seed): run for run in runs}
+    found = []
+    for seed in line.seeds:
+        one, other = of[line.label, seed], of.get((reference.label, seed))
+        if other is None or any(_digest(one, part) != _digest(other, part) for part in ("data", "partition")):
+            continue
+        try:
+            gain = gain_over(one, other, line.view, reference.view, line.selection)
+        except UsageError:  # they were not tested on the same clients
+            continue
+        accuracy, size = (one.clients(line.view, metric, line.selection) for metric in ("accuracy", "size"))
+        middle = accuracy - gain / 2
+        # Where every client is tested on the same samples, these count once.
+        common = one.meta.get("experiment", {}).get("partition", {}).get("test") == "global"
+        total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
+        train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
+        train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
+        split = str(one.meta.get("partition", {}).get("counts"))
+        found.append(_Seed(seed, split, gain, accuracy, standard_error(middle, size), train, float(total)))
+    return found
+
+
+def _digest(run: Run, part: str) -> object:
+    return run.meta.get("digests", {}).get(part)
+
+
+def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str, reference: str) -> Gains:
+    splits: dict[str, list[_Seed]] = {}
+    for seed in seeds:
+        splits.setdefault(seed.split, []).append(seed)
+    clients: list[str] = []
+    columns: list[Floats] = []
+    for group in splits.values():
+        gain = np.array([seed.gain for seed in group])
+        error = np.mean([seed.error for seed in group], axis=0)
+        if len(group) > 1:  # other test samples and other batches are two independent reasons to doubt
+            error = np.hypot(error, gain.std(axis=0, ddof=1) / np.sqrt(len(group)))
+        # What cancels out over seeds is no gain, hence the rounding.
+        points = np.round(gain.mean(axis=0) * 100, 9) + 0.0
+        accuracy, train = (np.mean([getattr(seed, x) for seed in group], axis=0) for x in ("accuracy", "train"))
+        columns.append(np.array([points, error * 100, accuracy * 100, train]))
+        suffix = f" (seed {group[0].number})" if len(splits) > 1 else ""
+        clients += [f"{k}{suffix}" for k in range(len(points))]
+    table = np.concatenate(columns, axis=1)
+    tested = np.flatnonzero(np.isfinite(table[0]))
+    points, errors, accuracy, train = table[:, tested]
+    return Gains(
+        label=line.label,
+        view=line.view,
+        name=name,
+        over=over,
+        reference=reference,
+        clients=tuple(clients[k] for k in tested),
+        points=points,
+        errors=errors,
+        accuracy=accuracy,
+        train=train,
+        seeds=len(seeds),
+        splits=len(splits),
+        total_error=float(np.mean([seed.total_error for seed in seeds])) * 100,
+    )
+
+
+def _above_zero(points: Floats) -> list[int]:
+    return [k for k in np.argsort(-points, kind="stable").tolist() if points[k] > 0]

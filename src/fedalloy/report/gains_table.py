@@ -1,0 +1,109 @@
+"""What clients gain as two small tables: how many of them by each method, and each of them by the leading one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from fedalloy.report.format import MISSING, number, shortened
+from fedalloy.report.gains import Gains, leading
+
+ALL, ENDS = 30, 10  # so many clients are listed in a terminal; of more than that, so many from either end
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A table as text: its title, its headings, its lines (words first, then numbers), and how to read it."""
+
+    title: str
+    headings: Sequence[str]
+    body: Sequence[Sequence[str]]
+    words: int  # how many columns hold words
+    note: str
+
+    def table(self) -> Table:
+        """For a terminal."""
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
+        table.title, table.title_style = Text(self.title), ""
+        table.caption, table.caption_justify = Text(self.note, style="dim"), "left"
+        for i, heading in enumerate(self.headings):
+            justify = "left" if i < self.words else "right"
+            table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        for line in self.body:
+            table.add_row(*map(Text, line))
+        return table
+
+
+def summary(found: Sequence[Gains]) -> Listing:
+    """One line for each method and reference: how many clients gain and lose, and by how much."""
+    body = [
+        [
+            *(shortened(one.name), shortened(one.reference)),
+            *(_counted(one, side) for side in (one.gaining, one.losing)),
+            *(signed(float(measure(one.points))) for measure in (np.median, np.min, np.max)),
+        ]
+        for one in found
+    ]
+    return Listing(
+        "What clients gain, in points of accuracy",
+        ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
+        body,
+        words=2,
+        note="In brackets: by more than one standard error.",
+    )
+
+
+def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
+    """One line for each client under the leading method, who loses most first; beyond `most`, ten from either end."""
+    both = leading(found)
+    first = both[0]
+    order = np.argsort(first.points, kind="stable").tolist()
+    places = [dict(zip(one.clients, range(len(one.clients)), strict=True)) for one in both]
+    body = [
+        [
+            first.clients[k],
+            *(_cell(one, place.get(first.clients[k])) for one, place in zip(both, places, strict=True)),
+            number(first.accuracy[k], 1),
+            number(first.train[k], 0),
+        ]
+        for k in order
+    ]
+    note = "± is one standard error, from the size of the client's test"
+    note += " and the spread over seeds." if first.seeds > first.splits else "."
+    if most is not None and len(body) > most:
+        body[ENDS:-ENDS] = [["…"] * len(body[0])]
+        note = f"The {ENDS} who fare worst and the {ENDS} who fare best of {len(order)}. {note}"
+    headings = ("Client", *(f"Over {shortened(one.reference)}" for one in both), "Accuracy %", "Trained on")
+    return Listing(f"Each client under {shortened(first.name)}", headings, body, words=1, note=note)
+
+
+def who_gains(one: Gains) -> str:
+    """Whether it is the small or the large clients who gain; nothing where all do alike or sizes are unknown."""
+    sizes = [one.train[side] for side in (one.gaining, one.losing)]
+    if not all(len(side) and np.isfinite(side).all() for side in sizes):
+        return ""
+    gain, lose = (f"{np.median(side):,.0f}" for side in sizes)
+    return f"Those who gain over {one.reference} hold {gain} training samples at the median, those who lose {lose}."
+
+
+def signed(points: float) -> str:
+    """A gain with its sign; none has none.
+
+    >>> signed(2.41), signed(-0.3), signed(0.001)
+    ('+2.4', '-0.3', '0.0')
+    """
+    text = number(points, 1)
+    return f"+{text}" if float(text) > 0 else text
+
+
+def _counted(one: Gains, side: Sequence[int]) -> str:
+    return f"{len(side)} ({one.clear[side].sum()})"
+
+
+def _cell(one: Gains, place: int | None) -> str:
+    return MISSING if place is None else f"{signed(one.points[place])} ± {number(one.errors[place], 1)}"

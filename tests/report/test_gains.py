@@ -1,0 +1,263 @@
+"""What clients gain: values computed by hand, who is compared with whom, tables, picture, and when to doubt."""
+
+from math import hypot, sqrt
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+from rich.console import Console
+
+from fedalloy.report.canvas import NARROW, WIDE
+from fedalloy.report.gains import Gains, gains, leading
+from fedalloy.report.gains_plot import gain_picture
+from fedalloy.report.gains_table import ALL, each_client, summary, who_gains
+from fedalloy.report.html import render
+from fedalloy.report.svg import to_svg
+
+VIEWS = {"local": "personal", "fedavg": "aca", "knfu": "personal", "centralised": "global"}
+LABELS = {"local": "Local", "fedavg": "FedAvg", "knfu": "KnFu", "centralised": "Centralised"}
+
+
+@pytest.fixture
+def one(make_run):
+    """A run of one round: the accuracy of each client in a method's only view, on ten test samples each."""
+
+    def made(name, accuracy, seed=0, **meta):
+        sizes = {"train_sizes": [100 * (k + 1) for k in range(len(accuracy))]}
+        return make_run(name, LABELS[name], seed, {VIEWS[name]: [accuracy]}, **{"clients": sizes, **meta})
+
+    return made
+
+
+def written(listing, width=200):
+    console = Console(width=width)
+    with console.capture() as caught:
+        console.print(listing.table())
+    return caught.get()
+
+
+def test_each_client_is_compared_with_its_own_local_and_fedavg_model(one):
+    runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
+    found = gains(runs)
+    assert [(gain.name, gain.reference) for gain in found] == [
+        *(("KnFu", "Local"), ("KnFu", "FedAvg (ACA)")),  # 73.3 % leads
+        ("FedAvg (ACA)", "Local"),  # and is not compared with itself
+    ]
+    over_local, over_fedavg, other = found
+    assert leading(found) == [over_local, over_fedavg]
+    assert over_local.points.tolist() == pytest.approx([40, -10, 0])
+    assert over_fedavg.points.tolist() == pytest.approx([30, 0, 10])
+    assert other.points.tolist() == pytest.approx([10, -10, -10])
+    assert over_local.accuracy.tolist() == pytest.approx([90, 70, 60])
+    assert over_local.train.tolist() == [100, 200, 300]
+    assert (over_local.clients, over_local.gaining, over_local.losing) == (("0", "1", "2"), [0], [1])
+
+
+def test_one_standard_error_decides_what_is_clear(one):
+    (gain,) = gains([one("local", [0.4, 0.4, 0.0]), one("fedavg", [0.6, 0.5, 0.0])])
+    # Pooled accuracies 0.5, 0.45 and 0, ten samples each.
+    assert gain.errors.tolist() == pytest.approx([100 * sqrt(0.025), 100 * sqrt(0.45 * 0.55 / 10), 0])
+    assert gain.clear.tolist() == [True, False, False]
+    # All tests together: (1.1 + 0.8) / 6 on thirty samples.
+    pooled = 1.9 / 6
+    assert gain.total_error == pytest.approx(100 * sqrt(pooled * (1 - pooled) / 30))
+
+
+def test_a_common_test_set_counts_once(one):
+    common = {"experiment": {"partition": {"test": "global"}}}
+    (gain,) = gains([one("local", [0.4, 0.4], **common), one("fedavg", [0.6, 0.6], **common)])
+    assert gain.total_error == pytest.approx(100 * sqrt(0.25 / 10))
+
+
+def test_seeds_of_one_split_are_averaged_and_their_spread_counts(one):
+    runs = [one("local", [0.4], 0), one("fedavg", [0.6], 0), one("local", [0.5], 1), one("fedavg", [0.5], 1)]
+    (gain,) = gains(runs)
+    assert gain.points.tolist() == pytest.approx([10])  # of +20 and 0
+    # Both tests: sqrt(0.25 / 10). The seeds: a deviation of 0.2 / sqrt(2), over sqrt(2).
+    assert gain.errors.tolist() == pytest.approx([100 * hypot(sqrt(0.025), 0.1)])
+    assert (gain.seeds, gain.splits, gain.clients) == (2, 1, ("0",))
+
+
+def test_what_cancels_out_is_no_gain(one):
+    runs = [one("local", [0.3], 0), one("fedavg", [0.1], 0), one("local", [0.6], 1), one("fedavg", [0.8], 1)]
+    (gain,) = gains(runs)
+    assert (gain.gaining, gain.losing) == ([], [])
+
+
+def test_clients_of_different_splits_are_different_clients(one):
+    def split(seed):
+        return {"partition": {"counts": [[seed, 1], [1, 2]]}}
+
+    runs = [
+        *(one("local", [0.4, 0.4], 0, **split(0)), one("fedavg", [0.6, 0.3], 0, **split(0))),
+        *(one("local", [0.5, 0.5], 3, **split(3)), one("fedavg", [0.5, 0.9], 3, **split(3))),
+    ]
+    (gain,) = gains(runs)
+    assert gain.clients == ("0 (seed 0)", "1 (seed 0)", "0 (seed 3)", "1 (seed 3)")
+    assert gain.points.tolist() == pytest.approx([20, -10, 0, 40])
+    assert (gain.seeds, gain.splits) == (2, 2)
+
+
+def test_the_view_with_the_highest_amp_speaks_for_a_method(make_run, one):
+    views = {"aca": [[0.5, 0.5]], "oca": [[0.7, 0.4]]}
+    found = gains([make_run("fedavg", "FedAvg", views=views), one("local", [0.4, 0.4])])
+    assert [(gain.name, gain.reference) for gain in found] == [
+        *(("FedAvg (OCA)", "Local"), ("FedAvg (OCA)", "FedAvg (ACA)"))
+    ]
+    assert found[1].points.tolist() == pytest.approx([20, -10])
+
+
+def test_the_selected_round_counts(make_run):
+    local = make_run("local", "Local", views={"personal": [[0.2], [0.6]]})
+    fedavg = make_run("fedavg", "FedAvg", views={"aca": [[0.9], [0.7]]})
+    assert gains([local, fedavg])[0].points.tolist() == pytest.approx([10])
+    assert gains([local, fedavg], "best on test")[0].points.tolist() == pytest.approx([30])
+    assert gains([local, fedavg], "best on validation") == []  # nothing was validated
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"accuracy": [0.5, 0.5, 0.5]},  # another number of clients
+        {"accuracy": [0.5, 0.5], "seed": 1},
+        {"accuracy": [0.5, 0.5], "digests": {"partition": "another"}},
+    ],
+)
+def test_runs_that_were_not_tested_alike_are_not_compared(one, other):
+    assert gains([one("local", **other), one("fedavg", [0.6, 0.6])]) == []
+
+
+def test_without_a_reference_there_is_nothing(one):
+    assert gains([one("knfu", [0.5]), one("centralised", [0.9])]) == []
+    assert gains([one("local", [0.5]), one("centralised", [0.9])]) == []  # a bound is no choice
+    assert "What each client gains" not in render([one("knfu", [0.5])], title="")
+
+
+def test_a_client_without_a_test_is_left_out(one):
+    runs = [one("local", [0.4, 0.9, 0.4]), one("fedavg", [0.6, 0.9, 0.3])]
+    for run in runs:
+        (view,) = run.rounds[0]["views"].values()
+        view["clients"]["accuracy"][1], view["clients"]["size"][1] = None, 0
+    (gain,) = gains(runs)
+    assert gain.clients == ("0", "2")
+    assert gain.train.tolist() == [100, 300]
+    assert gain.total_error == pytest.approx(100 * sqrt(0.425 * 0.575 / 20))
+
+
+def test_the_summary_has_a_line_for_each_method_and_reference(one):
+    runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
+    assert summary(gains(runs)).body == [
+        ["KnFu", "Local", "1 (1)", "1 (0)", "0.0", "-10.0", "+40.0"],
+        ["KnFu", "FedAvg (ACA)", "2 (1)", "0 (0)", "+10.0", "0.0", "+30.0"],
+        ["FedAvg (ACA)", "Local", "1 (0)", "2 (0)", "-10.0", "-10.0", "+10.0"],
+    ]
+
+
+def test_every_client_of_the_leader_is_listed_who_loses_most_first(one):
+    runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
+    listing = each_client(gains(runs), ALL)
+    assert listing.headings == ("Client", "Over Local", "Over FedAvg (ACA)", "Accuracy %", "Trained on")
+    assert listing.body == [
+        ["1", "-10.0 ± 13.7", "0.0 ± 14.5", "70.0", "200"],
+        ["2", "0.0 ± 15.5", "+10.0 ± 15.7", "60.0", "300"],
+        ["0", "+40.0 ± 14.5", "+30.0 ± 13.7", "90.0", "100"],
+    ]
+    assert "Each client under KnFu" in written(listing)
+
+
+def test_of_many_clients_ten_from_either_end_are_listed(one):
+    accuracy = [k / 100 for k in range(31)]
+    found = gains([one("local", [0.1] * 31), one("fedavg", accuracy)])
+    shown = [line[0] for line in each_client(found, ALL).body]
+    assert shown == [*map(str, range(10)), "…", *map(str, range(21, 31))]
+    assert "of 31." in each_client(found, ALL).note
+    assert len(each_client(found).body) == 31
+    found = gains([one("local", [0.1] * 30), one("fedavg", accuracy[:30])])
+    assert len(each_client(found, ALL).body) == 30
+
+
+def test_the_tables_fit_a_terminal_of_eighty_columns(one):
+    found = gains([one("local", [0.0]), one("fedavg", [1.0]), one("knfu", [0.5])])
+    for listing in (summary(found), each_client(found, ALL)):
+        assert "…" not in written(listing, 80)
+
+
+def test_whether_small_or_large_clients_gain(one):
+    (gain,) = gains([one("local", [0.5, 0.5, 0.5]), one("fedavg", [0.6, 0.7, 0.2])])
+    assert who_gains(gain) == "Those who gain over Local hold 150 training samples at the median, those who lose 300."
+    (all_gain,) = gains([one("local", [0.5]), one("fedavg", [0.6])])
+    assert who_gains(all_gain) == ""
+    (unknown,) = gains([one("local", [0.5, 0.5], clients={}), one("fedavg", [0.6, 0.4], clients={})])
+    assert who_gains(unknown) == ""
+
+
+@pytest.fixture
+def many():
+    def made(count, over="local", reference="Local"):
+        points = np.linspace(-5, 20, count)
+        return Gains(
+            label="KnFu",
+            view="personal",
+            name="KnFu",
+            over=over,
+            reference=reference,
+            clients=tuple(map(str, range(count))),
+            points=points,
+            errors=np.full(count, 3.0),
+            accuracy=np.full(count, 80.0),
+            train=np.arange(count) + 10.0,
+            seeds=1,
+            splits=1,
+            total_error=1.0,
+        )
+
+    return made
+
+
+@pytest.mark.parametrize("width", [WIDE, NARROW])
+@pytest.mark.parametrize("count", [1, 20, 1000])
+def test_the_picture_stays_inside_its_frame(many, width, count):
+    figure = gain_picture([many(count), many(count, "fedavg", "FedAvg (ACA)")], width=width)
+    assert figure.get_size_inches()[0] == width
+    figure.canvas.draw()
+    for text in figure.findobj(Text):
+        if text.get_text():
+            box = text.get_window_extent()
+            assert box.x0 >= 0
+            assert box.x1 <= figure.bbox.x1
+            assert box.y0 >= 0
+            assert box.y1 <= figure.bbox.y1
+
+
+def test_the_picture_shows_gains_sizes_and_the_zero_line(one):
+    runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
+    upper, lower = gain_picture(leading(gains(runs))).axes
+    drawn = np.concatenate([patch.get_xy()[:, 1] for patch in upper.patches if len(patch.get_xy())])
+    assert (drawn.min(), drawn.max()) == (pytest.approx(-10), pytest.approx(40))
+    rings, zero = upper.lines
+    assert np.asarray(rings.get_ydata()).tolist() == pytest.approx([0, 10, 30])
+    assert np.asarray(zero.get_ydata()).tolist() == [0, 0]
+    assert sorted(set(lower.patches[0].get_xy()[:, 1].tolist())) == [0, 100, 200, 300]
+    assert [label.get_text() for label in lower.get_xticklabels()] == ["1", "2", "0"]
+    assert len(gain_picture(gains([one("local", [0.5], clients={}), one("fedavg", [0.6], clients={})])).axes) == 1
+
+
+def test_names_of_too_many_clients_are_left_out(many):
+    _, lower = gain_picture([many(200)]).axes
+    assert not lower.get_xticklabels()
+    assert lower.get_xlabel() == "200 clients, sorted by gain"
+    assert len(to_svg(gain_picture([many(1000)]))) < 400_000
+
+
+def test_the_page_has_the_picture_and_both_tables(one):
+    runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
+    text = render(runs, title="")
+    for part in (
+        'id="gains">What each client gains',
+        "One bar is one client: what it gains by KnFu over Local; a pale bar is not clear.",
+        "A ring is its gain over FedAvg (ACA).",
+        "<td>+40.0 ± 14.5</td>",
+        "<summary>Each client under KnFu</summary>",
+        "Bar chart: what each client gains",
+    ):
+        assert part in text
