@@ -6,8 +6,9 @@ Heavy imports stay inside the commands, so that `fedalloy --help` answers at onc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -129,6 +130,48 @@ def compare(
     folder = Path(out) if out else _fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*_words(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     _compare(exp, names, _seeds(seeds, exp.seed), folder, "compare", *words)
+
+
+@cli.command("table")
+@click.argument("file", metavar="EXPERIMENT.toml")
+@OVERRIDES
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@OUT
+@PLUGIN
+def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | None, plugins: tuple[str, ...]) -> None:
+    """Run an experiment in every cell of its [[axes]], as a paper's table: our figures beside the published ones.
+
+    A table that was interrupted goes on where it stopped when it is given the same folder.
+    """
+    _load_plugins(plugins)
+    from fedalloy import comparison
+    from fedalloy.config import experiment, override, read_toml
+    from fedalloy.files import make_folder, write_atomically
+    from fedalloy.grid import cells
+    from fedalloy.progress import Display
+    from fedalloy.report.grid_table import grid
+
+    axes, found = cells(override(read_toml(file), overrides))
+    experiments = [experiment(cell.values) for cell in found]
+    folder = Path(out) if out else _fresh(Path("runs"), f"table-{Path(file).stem}")
+    make_folder(folder)
+    chosen = _seeds(seeds, experiments[0].seed)
+    runs = sum(len(comparison.chosen(exp)) for exp in experiments) * len(chosen)
+    words = ["table", *_words(file, overrides, plugins), "--seeds", seeds]
+    lines = []
+    with Display(runs, experiments[0].rounds) as display, _resumable(*words, "--out", str(folder)):
+        for cell, exp in zip(found, experiments, strict=True):
+            begin = partial(_begin_cell, display.begin, cell.name)
+            place = folder / comparison.slug(cell.name)
+            lines.append((cell.labels, comparison.compare(exp, seeds=chosen, folder=place, begin=begin, say=_say)))
+    result = grid(axes, lines)
+    _console().print(result.table())
+    write_atomically(folder / "table.md", result.markdown().encode())
+    _say(f"written: {folder / 'table.md'}")
+
+
+def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
+    return begin(f"{cell}: {label}", seed)
 
 
 @cli.command()

@@ -126,7 +126,7 @@ class Published:
     """
 
     source: str
-    metrics: tuple[Literal["amp", "fm", "wlp", "test"], ...]
+    metrics: tuple[Literal["amp", "alma", "fm", "wlp", "test"], ...]
     rows: tuple[tuple[str, ...], ...]
     where: Mapping[str, str | int | float] = field(default_factory=dict)
 
@@ -202,7 +202,8 @@ _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
-    """Check and build an experiment from nested values, as read from TOML."""
+    """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
+    values = {key: value for key, value in values.items() if key != "axes"}
     refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
@@ -346,23 +347,33 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
-        *path, last = key.split(".")
-        value = _value(raw)
-        if not path and key in _OPEN and isinstance(value, str):
-            path, last = [key], _NAMED_BY.get(key, "name")
-            before = out.get(key, {})
-            if isinstance(before, Mapping) and before.get(last) != value:
-                # The number of clients carries over to another partition, but not the options of the old one.
-                out[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
-        node = out
-        for part in path:
-            inner = node.get(part, {})
-            if not isinstance(inner, Mapping):
-                raise UsageError(f"'{text}': {part} is not a table")
-            node[part] = dict(inner)
-            node = node[part]
-        node[last] = value
+        put(out, key, _value(raw))
     return out
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under a dotted key; tables on the way are copied, not changed.
+
+    >>> values = {"training": {"lr": 0.1}}
+    >>> put(values, "training.batch", 8)
+    >>> values
+    {'training': {'lr': 0.1, 'batch': 8}}
+    """
+    *path, last = key.split(".")
+    if not path and key in _OPEN and isinstance(value, str):
+        path, last = [key], _NAMED_BY.get(key, "name")
+        before = values.get(key, {})
+        if isinstance(before, Mapping) and before.get(last) != value:
+            # The number of clients carries over to another partition, but not the options of the old one.
+            values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
+    node = values
+    for part in path:
+        inner = node.get(part, {})
+        if not isinstance(inner, Mapping):
+            raise UsageError(f"'{key}' cannot be set: {part} is not a table")
+        node[part] = dict(inner)
+        node = node[part]
+    node[last] = value
 
 
 def _table(key: str, value: Any) -> Any:

@@ -14,12 +14,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedalloy.report.format import human_seconds
 from fedalloy.runner import Watch
 
+MANY = 30  # runs whose bars would push each other off the screen
+
 
 class Display:
     """Shows one bar for each run; the estimate rests on rounds that were really run.
 
     Runs come one after the other. The pace of the one that is running is its own mean over its last five rounds; a run
-    that has not begun is given the mean of all rounds so far. Before the first round there is no estimate.
+    that has not begun is given the mean of all rounds so far. Before the first round there is no estimate. Of many
+    runs only the current one is shown.
     """
 
     def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
@@ -82,7 +85,7 @@ class Display:
     def _end(self) -> None:
         """The run before is over, perhaps before its last round; or an earlier comparison had finished it."""
         if self._task is not None:
-            self._progress.update(self._task, left="" if self._recent else "was finished")
+            self._progress.update(self._task, left="" if self._recent else "was finished", visible=self._runs <= MANY)
 
     def _left(self) -> str:
         left = self.seconds_left()

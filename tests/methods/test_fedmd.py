@@ -65,6 +65,7 @@ def test_the_mean_is_taken_in_float64():
     assert z.item() == 1.0
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), st.integers(-50, 50), st.randoms())
 def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, random):
     def mean(numbers):

@@ -4,6 +4,7 @@ from fedalloy.core import methods
 from fedalloy.methods.centralised import Centralised
 from fedalloy.methods.dafkd import DaFKD
 from fedalloy.methods.data_free_kd import DataFreeKD
+from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedavgm import FedAvgM
 from fedalloy.methods.fedcog import FedCOG
@@ -17,11 +18,13 @@ from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
+from fedalloy.methods.knfu import KnFu
 from fedalloy.methods.local import Local
 from fedalloy.methods.moon import MOON
 from fedalloy.methods.qffl import QFFL
 
 __all__ = [
+    "DSFL",
     "KDIA",
     "MOON",
     "QFFL",
@@ -41,6 +44,7 @@ __all__ = [
     "FedMD",
     "FedMDGlobal",
     "FedProx",
+    "KnFu",
     "Local",
     "methods",
 ]

@@ -87,7 +87,7 @@ class LogitExchange(Method):
 
     def expects(self, message: Message, fed: Federation) -> Contract:
         """Logits for each of the round's public samples; nothing after the digest."""
-        rows = self.samples or len(fed.public or ())
+        rows = len(public_part(fed, self.samples, self.policy))
         return {"logits": array(rows, fed.outputs)} if message.action == "answer" else {}
 
     def pretrained(self, me: Client) -> nn.Module:

@@ -12,6 +12,7 @@ from fedalloy.core import Client, Federation, Message, Method, Reply, State, act
 from fedalloy.data.public import Policy
 from fedalloy.errors import UsageError
 from fedalloy.exchange import digest, public_part
+from fedalloy.gate import Contract, probabilities
 from fedalloy.losses import ce, kl
 from fedalloy.training import batches, fit, params, predict
 from fedalloy.tree import Tree
@@ -73,6 +74,11 @@ class SoftLabels(Method):
         public = public_part(me, self.samples, self.policy)
         return reply(keep={**me.memory, "model": params(net)}, soft=predict(net, public.samples).softmax(1))
 
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """A distribution over the outputs for each of the round's public samples; nothing after fine-tuning."""
+        rows = len(public_part(fed, self.samples, self.policy))
+        return {"soft": probabilities(rows, fed.outputs)} if message.action == "learn" else {}
+
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
         """What each client is sent, and what the server notes of it."""
         raise UsageError(f"the method {self.name} has no fuse(self, replies, fed); it says what each client is sent")
@@ -82,23 +88,32 @@ class SoftLabels(Method):
         """Fine-tune on the public samples (KnFu, Eq. 10)."""
         net = me.net(me.memory["model"])
         public = public_part(me, self.samples, self.policy)
-        target = msg["soft"].clamp_min(FLOOR).log()
+        fused = msg["soft"]
         weight = self.temperature**2 if self.kd_weight is None else self.kd_weight
         labels = public.labels if self.ce_on == "public" else None
         own = batches(me.n, me.work.batch, self.tune_epochs * len(public), me.rng("tune/own"))  # one for each step
+        noise = me.rng("tune/own/augment")
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
             logits = net(x)
-            distance: Tensor = weight * kl(target[rows], logits, self.temperature)
+            distance = weight * self.distance(fused[rows], logits)
             if labels is not None:
                 return ce(logits, labels[rows]) + distance
             if self.ce_on == "local":
                 mine, y = me.train.take(next(own))
+                if me.augment is not None:
+                    mine = me.augment(mine, noise)
+                if len(y) == 1:  # which BatchNorm cannot take; twice the same has the same mean loss
+                    mine, y = mine.repeat(2, *[1] * (mine.dim() - 1)), y.repeat(2)
                 return ce(net(mine), y) + distance
             return distance
 
         digest(net, me, public.samples, loss, epochs=self.tune_epochs, stage="tune")
         return reply(keep={**me.memory, "model": params(net)})
+
+    def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
+        """How far a network's answers are from the fused ones: KL(fused || own), both softened."""
+        return kl(fused.clamp_min(FLOOR).log(), logits, self.temperature)
 
     def personal(self, me: Client) -> Tree:
         """The client's own model; before its first round, the common start of its architecture."""

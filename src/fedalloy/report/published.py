@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from fedalloy.report.format import MISSING, view_name
-from fedalloy.report.table import MEASURES
+from fedalloy.report.table import FIGURES
 from fedalloy.results import Row, Run, combine
 
 
@@ -39,11 +39,16 @@ def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
     >>> beside([], [])
     []
     """
+    tables = [_one(table, rows) for table in holding(runs)]
+    return [table for table in tables if table.body]
+
+
+def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
+    """The published tables of these runs' experiment that hold for its values."""
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
-    tables = [_one(table, rows) for table in experiment.get("published", []) if _holds(table, experiment)]
-    return [table for table in tables if table.body]
+    return [table for table in experiment.get("published", []) if _holds(table, experiment)]
 
 
 def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
@@ -59,8 +64,7 @@ def _value(experiment: Mapping[str, Any], key: str) -> Any:
 
 
 def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:
-    columns = {column.metric: column for column in MEASURES if column.metric}
-    chosen = [columns[metric] for metric in table["metrics"]]
+    chosen = [FIGURES[metric] for metric in table["metrics"]]
     printed = {(label, view): figures for label, view, *figures in table["rows"]}
     headings = ["Method", "View"]
     for column in chosen:

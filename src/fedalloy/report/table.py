@@ -77,6 +77,8 @@ MEASURES = (
     Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
     Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
 )
+# Those that a paper may print, by their metric.
+FIGURES = {column.metric: column for column in (*MEASURES, _metric("alma", "ALMA %")) if column.metric}
 # What a narrow terminal gives up, first to last; AMP and WLP stay.
 EXPENDABLE = ("Low 10 %", "Test %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
 GAP = 2  # blanks between two columns

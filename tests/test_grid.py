@@ -1,0 +1,114 @@
+"""Axes of an experiment, and the table that its cells make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedalloy.cli import main
+from fedalloy.config import experiment
+from fedalloy.errors import UsageError
+from fedalloy.grid import cells
+from fedalloy.report.format import MISSING
+from fedalloy.report.grid_table import grid
+from fedalloy.results import Run
+
+AXES = [
+    {
+        "name": "n",
+        "values": [{"label": "few", "set": {"partition.clients": 2}}, {"label": "more", "set": {"rounds": 3}}],
+    },
+    {"name": "alpha", "values": [{"label": x, "set": {"partition.alpha": float(x)}} for x in ("0.1", "1", "10")]},
+]
+VALUES: dict[str, Any] = {"data": "tiny", "rounds": 1, "partition": {"clients": 4, "alpha": 5.0}, "axes": AXES}
+
+
+def test_cells_are_all_combinations_the_first_axis_slowest() -> None:
+    names, found = cells(VALUES)
+    assert names == ["n", "alpha"]
+    assert [cell.name for cell in found] == ["few, 0.1", "few, 1", "few, 10", "more, 0.1", "more, 1", "more, 10"]
+    assert found[1].values == {"data": "tiny", "rounds": 1, "partition": {"clients": 2, "alpha": 1.0}}
+    assert found[5].values == {"data": "tiny", "rounds": 3, "partition": {"clients": 4, "alpha": 10.0}}
+    assert VALUES["partition"] == {"clients": 4, "alpha": 5.0}  # untouched
+
+
+def test_other_commands_read_the_experiment_without_its_axes() -> None:
+    assert experiment(VALUES).partition.options == {"alpha": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("axes", "sentence"),
+    [
+        ([], "has no .*axes"),
+        ("alpha", "axes must be a list of tables"),
+        ([{"name": "a"}], "needs a name and values"),
+        ([{"name": "a", "values": []}], "values with different labels"),
+        ([{"name": "a", "values": [{"label": "x"}]}], "needs a label and what it sets"),
+        ([{"name": "a", "values": [{"label": "x", "set": {}}, {"label": "x", "set": {}}]}], "different labels"),
+    ],
+)
+def test_axes_that_make_no_sense_are_refused(axes: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        cells({"axes": axes})
+
+
+def run(label: str, seed: int, amp: float, published: list[Any], alpha: float) -> Run:
+    view = {"amp": amp, "alma": amp / 2, "test": None, "validation": None, "fm": 0.0, "wlp": 0.0, "bottom10": 0.0}
+    record = {"round": 1, "views": {"personal": {**view, "worst_client": 0, "loss": 0.0}}, "bytes": {}, "seconds": {}}
+    meta = {"label": label, "seed": seed, "experiment": {"published": published, "partition": {"alpha": alpha}}}
+    return Run(meta, (record,))
+
+
+def test_our_figures_stand_beside_the_published_ones_of_their_cell() -> None:
+    paper = [
+        {"source": "Paper", "where": {"partition.alpha": a}, "metrics": ["alma"], "rows": [["KnFu", "personal", text]]}
+        for a, text in ((0.1, "93.5 ± 0.6"), (1.0, "78.5 ± 3.9"))
+    ]
+    lines = [
+        ([label], [run("KnFu", s, amp + s / 50, paper, alpha) for s in (0, 1)] + [run("Local", 0, 0.5, paper, alpha)])
+        for label, amp, alpha in (("0.1", 0.90, 0.1), ("1", 0.80, 1.0), ("10", 0.70, 10.0))
+    ]
+    table = grid(["alpha"], lines)
+    assert table.title == "Beside Paper"
+    assert table.headings == ["alpha", "KnFu", "paper", "Local", "paper"]
+    assert table.body[0] == ["0.1", "45.50 ± 0.71", "93.5 ± 0.6", "25.00", MISSING]
+    assert table.body[1] == ["1", "40.50 ± 0.71", "78.5 ± 3.9", "25.00", MISSING]
+    assert table.body[2] == ["10", "71.00 ± 1.41", MISSING, "50.00", MISSING]  # nothing was published: AMP
+    assert table.markdown().splitlines()[2] == "| alpha | KnFu | paper | Local | paper |"
+    assert table.table().row_count == 3
+
+
+def test_without_published_tables_there_is_one_column_for_each_method() -> None:
+    table = grid(["n"], [(["2"], [run("Local", 0, 0.5, [], 1.0)])])
+    assert (table.headings, list(table.body)) == (["n", "Local"], [["2", "50.00"]])
+
+
+def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        """
+        data = "tiny"
+        model = "mlp"
+        rounds = 1
+        partition = { clients = 2, alpha = 1.0 }
+        [methods.local]
+        [methods.fedavg]
+        [[axes]]
+        name = "alpha"
+        values = [
+          { label = "1", set = { "partition.alpha" = 1.0 } },
+          { label = "9", set = { "partition.alpha" = 9.0 } },
+        ]
+        """
+    )
+    for _ in range(2):
+        with pytest.raises(SystemExit) as left:
+            main(["table", str(file), "--seeds", "2", "--out", str(tmp_path / "out")])
+        assert left.value.code == 0
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert lines[2] == "| alpha | Local | FedAvg |"
+    assert len(lines) == 6
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
+    assert "was finished" in capsys.readouterr().out
