@@ -29,6 +29,7 @@ bench: $(READY)
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/round_cost.py
 	$(BIN)/python bench/distillation.py
+	$(BIN)/python bench/dafkd.py
 
 bench-peers: $(READY)
 	$(BIN)/python bench/peers.py

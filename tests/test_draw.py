@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import fedalloy.draw as drawing
 from fedalloy import build as build_module
@@ -20,6 +21,7 @@ from fedalloy.core import methods
 from fedalloy.data import load
 from fedalloy.draw import draw
 from fedalloy.errors import DataError, UsageError
+from fedalloy.methods import DaFKD
 from fedalloy.runner import simulate
 from fedalloy.store import Store
 from fedalloy.training import params
@@ -75,7 +77,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[Any, ...]]:
 
         monkeypatch.setattr(drawing, name, watched)
 
-    for name in ("labelled_images", "generated_picture", "averages_picture", "trifreqs_picture", "similarity_picture"):
+    kinds = ("generated", "averages", "trifreqs", "similarity", "importance")
+    for name in ("labelled_images", "predict", *(f"{kind}_picture" for kind in kinds)):
         watch(name)
     monkeypatch.setattr(drawing, "save", lambda figure, path: path)
     return seen
@@ -163,8 +166,8 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
     nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
     with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
         draw(nobody)
-    able = [name for name in methods if name in ("data-free", "fedkf", "fedkf-minus", "kdia")]
-    with pytest.raises(UsageError, match=f"fedavg generates nothing .*; draw a run of one of: {', '.join(able)}"):
+    able = [name for name in methods if name in ("dafkd", "data-free", "fedkf", "fedkf-minus", "kdia", "knfu")]
+    with pytest.raises(UsageError, match=f"fedavg makes nothing .*; draw a run of one of: {', '.join(able)}"):
         draw(run("method=fedavg"))
     with pytest.raises(DataError, match=r"run\.json cannot be read"):
         draw(tmp_path)
@@ -236,6 +239,92 @@ def test_without_generated_features_only_the_weights(run: Make, tmp_path: Path) 
     assert said == ["no similarity.png: kdia made no features, since lambda_gen = 0"]
 
 
+# --- DaFKD ------------------------------------------------------------------------------------------------------------
+
+DAFKD = (
+    "method=dafkd", "method.noise=4", "method.generator_width=8",
+    "method.distil_samples=40", "method.distil_batch=8", "method.distil_steps=3",
+)  # fmt: skip
+
+
+def test_importance_beside_the_clients_data(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    folder, said = run(*DAFKD), []
+    names = ("importance", "generated", "averages")
+    assert draw(folder, out=tmp_path, say=said.append) == [tmp_path / f"{name}.png" for name in names]
+    assert said == []
+    importance, counts, classes = given["importance_picture"]
+    state = restored(folder)[0]
+    assert importance.tolist() == state["importance"].tolist()
+    assert importance.any(1).tolist() == [False, True, True]  # client 0 was not there in the last round
+    labels, split = load("tiny").y, build_module.build(experiment(override(TINY, DAFKD))).partition
+    assert counts.tolist() == [np.bincount(labels[rows], minlength=10).tolist() for rows in split.train]
+    assert classes[0] == "T-shirt/top"
+
+
+def test_the_averaged_generators_images_as_the_global_model_sees_them(
+    run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = run(*DAFKD), []
+    pseudo_set = DaFKD.pseudo_set
+
+    def watched(self: DaFKD, *args: Any) -> Any:
+        made.append((args[2], pseudo_set(self, *args)))
+        return made[-1][1]
+
+    monkeypatch.setattr(DaFKD, "pseudo_set", watched)
+    draw(folder, out=tmp_path)
+    (weights, images), state = made[0], restored(folder)[0]
+    net, samples = given["predict"]
+    assert tree.equal(weights, state["generator"])
+    assert tree.equal(params(net), state["model"])
+    assert len(images) == 1000
+    assert torch.equal(samples.inputs, images)
+    assert given["generated_picture"][1] == torch.bincount(net(images).argmax(1), minlength=10).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "names", "sentences"),
+    [
+        (
+            ['method.upload="predictions"'],
+            ["generated", "averages"],
+            ["no importance.png: with upload = 'predictions' the server does not learn it"],
+        ),
+        (
+            ["method.kd_start=3"],
+            ["generated", "averages"],
+            ["no importance.png: dafkd has not distilled in this run"],
+        ),
+        (
+            ['method.generator_output="features"'],
+            ["importance"],
+            ["no generated.png: dafkd made features, not images"],
+        ),
+    ],
+    ids=["predictions", "too early", "features"],
+)
+def test_a_picture_that_is_missing_says_why(
+    run: Make,
+    given: dict[str, tuple[Any, ...]],
+    tmp_path: Path,
+    options: list[str],
+    names: list[str],
+    sentences: list[str],
+) -> None:
+    said: list[str] = []
+    assert [path.stem for path in draw(run(*DAFKD, *options), out=tmp_path, say=said.append)] == names
+    assert said == sentences
+
+
+def test_dafkd_without_anything_to_draw(run: Make) -> None:
+    bare = run(*DAFKD, 'method.generator_output="features"', "method.distil_steps=0")
+    with pytest.raises(UsageError, match=r"nothing to draw in .*: no importance.png: .*; no generated.png: dafkd made"):
+        draw(bare)
+    for options in ({"client": 0}, {"central": bare}):
+        with pytest.raises(UsageError, match="dafkd has one generator, the server's; leave out --client and --central"):
+            draw(bare, **options)
+
+
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +337,7 @@ def test_the_command(run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (folder / "trifreqs.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(SystemExit, match="2"):
         main(["draw", str(run("method=fedavg"))])
-    assert capsys.readouterr().err.startswith("fedalloy: fedavg generates nothing that can be drawn")
+    assert capsys.readouterr().err.startswith("fedalloy: fedavg makes nothing that can be drawn")
 
 
 def test_what_leaves_a_client(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,3 +355,13 @@ def test_what_leaves_a_client(capsys: pytest.CaptureFixture[str], monkeypatch: p
     with pytest.raises(SystemExit, match="2"):
         main(["list", "models", "--privacy"])
     assert "--privacy is about methods; leave it out for other lists" in capsys.readouterr().err
+
+
+def test_knfu_shows_who_learned_from_whom(tmp_path: Path) -> None:
+    exp = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 4, "alpha": 0.5}, "method": "knfu"}
+    simulate({**exp, "public": {"samples": 20, "labelled": True}}, tmp_path / "run")
+    paths = draw(tmp_path / "run")
+    assert [path.name for path in paths] == ["fusion.png", "epd.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    with pytest.raises(UsageError, match="knfu has no generator; leave out --client"):
+        draw(tmp_path / "run", client=1)

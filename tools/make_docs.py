@@ -24,6 +24,7 @@ from fedalloy.data.partition import partitions
 from fedalloy.methods import methods
 from fedalloy.models import models
 from fedalloy.participation import Participation
+from fedalloy.quorum import Quorum
 from fedalloy.training import LocalWork
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -53,7 +54,7 @@ SENTENCES: dict[type, dict[str, str]] = {
         "name": "A registered partition.",
         "clients": "How many clients; `natural` takes the number from the data instead.",
         "seed": "A seed for the split alone; left out, it is the experiment's.",
-        "test": "Where a client's local test comes from: its own rows, or the data's own test split.",
+        "test": "Where a client's local test comes from: its own rows, or a part or all of the data's own test split.",
         "test_fraction": 'The share of a client\'s rows that is its local test, with `test = "local"`.',
         "test_samples": 'Rows of each local test with `test = "official"`; left out, test rows / clients.',
         "validation": "The share of a client's training rows that is set aside for validation.",
@@ -89,6 +90,13 @@ SENTENCES: dict[type, dict[str, str]] = {
         "samples": "How many rows it has.",
         "labelled": "Whether methods may use its labels.",
         "holder": "Who holds it: the server alone, or the clients too.",
+        "classes": "Whether its classes are the private ones, or get outputs of their own.",
+        "answers": "Among which outputs a prediction on private data is chosen, if classes were added.",
+    },
+    Quorum: {
+        "fraction": "The share of those asked that must answer for a round to count.",
+        "skips": "After so many skipped rounds in a row the run stops.",
+        "deadline": "Seconds that a client may take (with the pool); left out, nobody is hurried.",
     },
     ModelPart: {
         "name": "A registered network; its options follow.",
@@ -114,6 +122,7 @@ SECTIONS = {
     "partition": PartitionPart,
     "training": LocalWork,
     "participation": Participation,
+    "quorum": Quorum,
     "public": PublicPart,
     "models": ModelPart,
     "budget": Budget,

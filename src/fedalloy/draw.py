@@ -1,13 +1,15 @@
-"""Pictures of what a run has made besides a model: generated images (FedKF), a teacher's weights, features (KDIA)."""
+"""Pictures of what a run has made besides a model: generated images (FedKF), whose answer counts (KDIA, DaFKD, KnFu)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 import fedalloy.methods  # noqa: F401  # registers the built-in methods
@@ -15,21 +17,23 @@ from fedalloy import rng
 from fedalloy.build import Built, build
 from fedalloy.config import build_method, experiment
 from fedalloy.core import Method, Network, State, methods
-from fedalloy.data.samples import Dataset
+from fedalloy.data.samples import Dataset, Samples
 from fedalloy.errors import DataError, UsageError
 from fedalloy.files import make_folder
 from fedalloy.generators import ConditionalGenerator, ImageGenerator
-from fedalloy.methods import KDIA, DataFreeKD, FedKF
+from fedalloy.methods import KDIA, DaFKD, DataFreeKD, FedKF, KnFu
 from fedalloy.models import in_two_parts
+from fedalloy.report.fusion_plot import epd_picture, fusion_picture
 from fedalloy.report.generated import class_averages, first_of_class, labelled_images
 from fedalloy.report.generated_plot import averages_picture, generated_picture
+from fedalloy.report.importance_plot import importance_picture
 from fedalloy.report.similarity_plot import similarity_picture
 from fedalloy.report.svg import save
 from fedalloy.report.trifreqs_plot import took_part, trifreqs_picture, weights_over_rounds
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.similarity import feature_similarity
 from fedalloy.store import Say, Store, described
-from fedalloy.training import load, one_thread
+from fedalloy.training import load, one_thread, predict
 from fedalloy.tree import Tree
 
 EACH = 100  # images of each class, if they were made evenly
@@ -95,12 +99,32 @@ def draw(
                 raise UsageError(f"{run.method.name} has one generator, the server's; leave out --client")
             reference = _open(Path(central), dataset, network) if central is not None else None
             pictures = _features(run, run.method, reference, say)
+        elif isinstance(run.method, DaFKD):
+            if client is not None or central is not None:
+                raise UsageError(f"{run.method.name} has one generator, the server's; leave out --client and --central")
+            pictures = _domains(run, run.method, say)
+        elif isinstance(run.method, KnFu):
+            if client is not None or central is not None:
+                raise UsageError(f"{run.method.name} has no generator; leave out --client and --central")
+            pictures = _fusion(run)
         else:
-            able = ", ".join(name for name, cls in methods.items() if issubclass(cls, FedKF | DataFreeKD | KDIA))
-            raise UsageError(f"{run.method.name} generates nothing that can be drawn; draw a run of one of: {able}")
+            drawn = FedKF | DataFreeKD | KDIA | DaFKD | KnFu
+            able = ", ".join(name for name, cls in methods.items() if issubclass(cls, drawn))
+            raise UsageError(f"{run.method.name} makes nothing that can be drawn; draw a run of one of: {able}")
     target = Path(out) if out is not None else run.folder
     make_folder(target)
     return [save(figure, target / f"{name}.png") for name, figure in pictures.items()]
+
+
+def _fusion(run: Opened) -> dict[str, Figure]:
+    """Who learned from whom in the last round, and what clients hold beside what they answer."""
+    if "weights" not in run.state.body:
+        raise UsageError(f"nobody has answered in '{run.folder}' yet; go on with the run first")
+    counts = np.asarray(run.meta["clients"]["class_counts"], dtype=np.int64)
+    return {
+        "fusion": fusion_picture(run.state["weights"].numpy(), title=run.title),
+        "epd": epd_picture(run.state["epd"].numpy(), counts, run.names, title=run.title),
+    }
 
 
 def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Opened:
@@ -113,7 +137,7 @@ def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Ope
 
 
 def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict[str, Figure]:
-    """Images of one generator, sorted by the teacher, and the average ones beside the real ones."""
+    """Images of one generator, sorted by the teacher."""
     whose, weights = _generator(run, method, client)
     setting = run.setting()
     me = setting.client(max(whose, 0), run.state.round, {})
@@ -124,13 +148,18 @@ def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict
         rng.generator(run.meta["seed"], "draw", run.state.round, whose),
         EACH * setting.classes,
     )
+    title = f"{run.title}: the generator of {'the server' if whose == SERVER else f'client {whose}'}"
+    return _by_class(made, setting, run.names, title)
+
+
+def _by_class(made: Samples, setting: Setting, names: Sequence[str], title: str) -> dict[str, Figure]:
+    """Some images of each class, and the average ones beside the real ones."""
     some = [first_of_class(made, label, setting.scale) for label in range(setting.classes)]
     averages = class_averages(made, setting.classes, setting.scale)
     real = class_averages(pooled([site.train for site in setting.sites]), setting.classes, setting.scale)
-    title = f"{run.title}: the generator of {'the server' if whose == SERVER else f'client {whose}'}"
     return {
-        "generated": generated_picture(some, made.counts(setting.classes).tolist(), run.names, title=title),
-        "averages": averages_picture(averages, real, run.names, title=title),
+        "generated": generated_picture(some, made.counts(setting.classes).tolist(), names, title=title),
+        "averages": averages_picture(averages, real, names, title=title),
     }
 
 
@@ -205,3 +234,40 @@ def _similarity(run: Opened, method: KDIA, central: Opened) -> list[float]:
         rng.generator(run.meta["seed"], "draw", run.state.round),
     )
     return [float(value) for value in found]
+
+
+def _domains(run: Opened, method: DaFKD, say: Say) -> dict[str, Figure]:
+    """Each client's importance for each class beside its data, and images of the averaged generator."""
+    pictures: dict[str, Figure] = {}
+    missing: list[str] = []
+    if "importance" in run.state.body:
+        importance: np.ndarray = run.state["importance"].double().numpy()
+        counts = np.asarray(run.meta["clients"]["class_counts"], dtype=np.int64)
+        pictures["importance"] = importance_picture(importance, counts, run.names, title=run.title)
+    elif method.upload == "predictions" and method.correlation:
+        missing.append("no importance.png: with upload = 'predictions' the server does not learn it")
+    else:
+        missing.append(f"no importance.png: {method.name} has not distilled in this run")
+    if method.generator_output == "images":
+        pictures |= _averaged(run, method)
+    else:
+        missing.append(f"no generated.png: {method.name} made features, not images")
+    if not pictures:
+        raise UsageError(f"there is nothing to draw in '{run.folder}': {'; '.join(missing)}")
+    for sentence in missing:
+        say(sentence)
+    return pictures
+
+
+def _averaged(run: Opened, method: DaFKD) -> dict[str, Figure]:
+    """Images that are made as those for the distillation are, sorted by the global model."""
+    setting = run.setting()
+    me = setting.client(0, run.state.round, {})
+    stream = rng.generator(run.meta["seed"], "draw", run.state.round, SERVER)
+    number = int(torch.randint(2**62, (), generator=stream))
+    many = replace(method, distil_samples=EACH * setting.classes)
+    images = many.pseudo_set(me, method.two_heads(me), run.state["generator"], number)
+    rows = torch.arange(len(images), device=images.device)
+    labels = predict(me.net(run.state["model"]), Samples(images, rows, rows)).argmax(1)
+    title = f"{run.title}: the averaged generator, sorted by the global model"
+    return _by_class(Samples(images, labels, rows), setting, run.names, title)

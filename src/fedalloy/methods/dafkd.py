@@ -136,7 +136,7 @@ class DaFKD(DaFKDOptions):
     def distil(self, fed: Federation, replies: Sequence[Message], model: Tree, generator: Tree) -> dict[str, Any]:
         """The averaged model after learning from the clients' (Eq. 8), and each client's importance for each class."""
         use, features = self.use, self.generator_output == "features"
-        number = int(torch.randint(2**62, (), generator=fed.rng("distillation")))
+        number = int(torch.randint(2**62, (), generator=fed.rng("pseudo set")))
         two = self.two_heads(fed)
         x = self.pseudo_set(fed, two, generator, number)
         found = self.teacher(fed, replies, two, x, generator=generator, number=number)
@@ -198,7 +198,7 @@ class DaFKD(DaFKDOptions):
         found = []
         for r in replies:
             load(two.net, r["model"])
-            found.append(_in_batches(lambda part: (answer(part),), x, self.distil_batch)[0])
+            found.append(_in_batches(lambda part: (answer(part),), x)[0])
         return torch.stack(found)
 
     def expects(self, message: Message, fed: Federation) -> Contract:
@@ -294,7 +294,7 @@ class DaFKD(DaFKDOptions):
         """What a client makes of the samples: alpha = f(theta_k^d; x), and its classifier's logits."""
         frozen(two)
         start: Callable[[Tensor], Tensor] = nn.Identity() if self.generator_output == "features" else two.start
-        logits, domain = _in_batches(lambda part: two.both(start(part)), x, self.distil_batch)
+        logits, domain = _in_batches(lambda part: two.both(start(part)), x)
         return domain.sigmoid(), logits
 
     def pseudo_set(self, where: Client | Federation, two: TwoHeads, weights: Tree, number: int) -> Tensor:
@@ -303,7 +303,7 @@ class DaFKD(DaFKDOptions):
         stream = torch.Generator().manual_seed(number)
         z, labels = self.drawn(generator, where.classes, self.distil_samples, stream)
         rows = torch.arange(len(z), device=z.device)
-        return _in_batches(lambda part: (generator(z[part], labels[part]),), rows, self.distil_batch)[0]
+        return _in_batches(lambda part: (generator(z[part], labels[part]),), rows)[0]
 
     def drawn(self, generator: nn.Module, classes: int, n: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         """Noise and uniform labels for n samples, where the generator is."""
@@ -336,7 +336,7 @@ def _epochs(me: Client) -> Iterator[int]:
     return (step // each for step in count())
 
 
-def _in_batches(answer: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, batch: int) -> tuple[Tensor, ...]:
+def _in_batches(answer: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, batch: int = 256) -> tuple[Tensor, ...]:
     """A function's answers to many samples, a batch at a time and without gradients."""
     with torch.no_grad():
         parts = [answer(part) for part in torch.split(x, batch)]

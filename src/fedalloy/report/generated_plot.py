@@ -43,7 +43,7 @@ def generated_picture(
     block = (WIDE - 2 * EDGE) / blocks
     cell = min((block - name_room - count_room) / each, 0.5)  # the width of an image
     tall = cell * high / wide
-    line = f"The first images that the teacher takes for each class; the numbers count all {sum(counts):,}"
+    line = f"The first images that are taken for each class; the numbers count all {sum(counts):,}"
     page = _page(WIDE, HEAD + rows * (tall + GAP) + EDGE, title, line)
     for label, (some, count) in enumerate(zip(samples, counts, strict=True)):
         x = EDGE + label // rows * block + name_room

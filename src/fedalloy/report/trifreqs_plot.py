@@ -19,12 +19,17 @@ from fedalloy.trifreqs import Frequency, Mean, tri_freqs
 
 
 def took_part(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The clients of each recorded round whose reply arrived.
+    """The clients of each recorded round whose reply arrived and counted.
 
-    >>> took_part([{"active": [0, 1, 2], "lost": [1]}])
-    [[0, 2]]
+    >>> took_part([{"active": [0, 1, 2], "lost": [1]}, {"active": [0, 1], "lost": [], "skipped": "too few"}])
+    [[0, 2], []]
     """
-    return [sorted({*record["active"]} - {*record["lost"]}) for record in records]
+    return [[] if "skipped" in record else _heard(record) for record in records]
+
+
+def _heard(record: Mapping[str, Any]) -> list[int]:
+    refused = {bad["client"] for bad in record.get("quarantined", [])}
+    return sorted({*record["active"]} - {*record["lost"]} - refused)
 
 
 def weights_over_rounds(
