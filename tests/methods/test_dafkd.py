@@ -272,7 +272,7 @@ def test_the_first_distillation_step_by_hand(setting):
     generator = average([r["generator"] for r in replies], [1, 1], state["generator"])
     model = average([r["model"] for r in replies], [1, 1], state["model"])
     # The same by hand.
-    number = int(torch.randint(2**62, (), generator=fed.rng("distillation")))
+    number = int(torch.randint(2**62, (), generator=fed.rng("pseudo set")))
     stream = torch.Generator().manual_seed(number)
     z, labels = torch.randn(3, 4, generator=stream), torch.randint(3, (3,), generator=stream)
     two = method.two_heads(fed)
@@ -475,22 +475,22 @@ def test_passes_of_a_local_batch(options, passes, setting, play):
 @pytest.mark.parametrize(
     ("options", "forward", "clients"),
     [
-        ({}, 4 * 3, 0),
-        ({"sharing": False}, 2 * 4 * 3, 0),
-        ({"correlation": False}, 4 * 3, 0),
-        ({"upload": "scores"}, 4 * 3, 4 * 3),
-        ({"upload": "predictions"}, 0, 4 * 3),
+        ({}, 4, 0),
+        ({"sharing": False}, 2 * 4, 0),
+        ({"correlation": False}, 4, 0),
+        ({"upload": "scores"}, 4, 4),
+        ({"upload": "predictions"}, 0, 4),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("steps", [1, 7])
 def test_teachers_answer_once_a_round_however_many_steps_follow(options, forward, clients, steps, setting, play):
-    """Four teachers and three batches of samples; then forth and back for every step."""
+    """Four teachers, to which all samples are one batch; then forth and back for every step."""
     federation = setting(participation=Participation())
     ledger = play(DaFKD(**TINY | options | {"distil_steps": steps}), federation, 1).rounds[0].ledger
     server = ledger.server
     assert (server.steps, server.forward, server.backward) == (steps, forward + steps, steps)
-    assert (server.generator_forward, server.generator_backward) == (3, 0)
+    assert (server.generator_forward, server.generator_backward) == (1, 0)
     without = play(DaFKD(**TINY | options | {"distil_steps": 0}), federation, 1).rounds[0].ledger.clients
     assert ledger.clients.forward - without.forward == clients
 
