@@ -31,6 +31,7 @@ KINDS = {
     "head": "weights",
     "logits": "logits",
     "soft": "logits",
+    "answers": "logits",
     "scores": "scores",
     "counts": "counts",
     "labels": "counts",

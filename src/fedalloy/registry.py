@@ -92,8 +92,9 @@ def refuse_unknown_choices(thing: object, where: str) -> None:
     for name, hint in get_type_hints(type(thing)).items():
         value = getattr(thing, name, None)
         choices = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]  # `Literal[...] | None` too
-        if value is None and get_origin(hint) is not Literal:
-            continue
+        others = [part for part in get_args(hint) if get_origin(part) is not Literal and part is not type(None)]
+        if get_origin(hint) is not Literal and (value is None or (others and not isinstance(value, str))):
+            continue  # nothing was chosen, or a number where the type is `float | Literal[...]`
         words = [str(word) for part in choices for word in get_args(part)]
         if choices and value not in words:
             raise UsageError(f"{where}.{name} = {value!r} is unknown; {suggest(str(value), words)}")

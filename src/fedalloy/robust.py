@@ -89,7 +89,7 @@ def _middle(tensors: Sequence[Tensor], drop: int) -> Tensor:
 
 
 def clip_norm(
-    models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], bound: float | str
+    models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], bound: float | Literal["median"]
 ) -> list[Mapping[str, Tensor]]:
     """The models, with every update w_k - w_server scaled to a norm of at most `bound`; "median": that of the norms.
 
@@ -182,7 +182,7 @@ def check_trim(trim: float, name: str = "trim") -> None:
         raise UsageError(f"{name} = {trim} must lie in [0, 0.5); 0.2 drops a fifth at either end")
 
 
-def check_clip(bound: float | str, name: str = "clip") -> None:
+def check_clip(bound: float | Literal["median"], name: str = "clip") -> None:
     """Refuse a bound on the norm of updates that is none."""
     if bound != "median" and (isinstance(bound, str) or not 0 < bound < math.inf):
         raise UsageError(f"{name} = {bound!r} must be a positive number, or 'median' for the median of the norms")

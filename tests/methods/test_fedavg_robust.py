@@ -210,7 +210,7 @@ def test_what_a_server_learns_from_single_models_is_clipped_too(cls, play):
         (lambda: FedAvg(combine="medain"), "did you mean 'median'"),
         (lambda: FedAvg(trim=0.5), r"fedavg.trim = 0.5 must lie in \[0, 0.5\)"),
         (lambda: FedAvg(clip=0.0), "fedavg.clip = 0.0 must be a positive number, or 'median'"),
-        (lambda: MOON(clip="mean"), "moon.clip = 'mean' must be a positive number, or 'median'"),
+        (lambda: MOON(clip="mean"), "moon.clip = 'mean' is unknown; did you mean 'median'"),
         (lambda: FedAvg(cap=0.0), r"fedavg.cap = 0.0 must lie in \(0, 1\]"),
         (lambda: FedAvg(cap=0.2, combine="median"), "cap limits weights, which combine = 'median' does not use"),
         (lambda: FedDisco(combine="median"), "feddisco.combine = 'median' does not use weights"),

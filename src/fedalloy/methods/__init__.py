@@ -22,6 +22,7 @@ from fedalloy.methods.knfu import KnFu
 from fedalloy.methods.local import Local
 from fedalloy.methods.moon import MOON
 from fedalloy.methods.qffl import QFFL
+from fedalloy.methods.selective_fd import SelectiveFD
 
 __all__ = [
     "DSFL",
@@ -46,5 +47,6 @@ __all__ = [
     "FedProx",
     "KnFu",
     "Local",
+    "SelectiveFD",
     "methods",
 ]
