@@ -10,6 +10,7 @@ from torch import nn
 
 from fedalloy.models.base import FeatureNet, model
 from fedalloy.models.checks import multiple_of_4
+from fedalloy.models.pooling import Halve
 from fedalloy.models.residual import conv
 
 
@@ -24,10 +25,10 @@ def knfu_m1(*, classes: int, channels: int, size: int) -> FeatureNet:
     # Pooling before ReLU computes the same as ReLU before pooling, on a quarter of the values.
     features = nn.Sequential(
         conv(channels, 32, 3, bias=True),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         conv(32, 64, 3, bias=True),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * (size // 4) ** 2, 64),
@@ -50,12 +51,12 @@ def knfu_m2(*, classes: int, channels: int, size: int) -> FeatureNet:
         conv(channels, 16, 3, bias=True),
         nn.ReLU(),
         conv(16, 16, 3, bias=True),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         conv(16, 32, 3, bias=True),
         nn.ReLU(),
         conv(32, 32, 3, bias=True),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(32 * (size // 4) ** 2, 128),

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedalloy.errors import UsageError
 from fedalloy.models.base import FeatureNet, model
+from fedalloy.models.pooling import Halve
 
 
 @model("lenet5")
@@ -22,10 +23,10 @@ def lenet5(*, classes: int, channels: int, size: int) -> FeatureNet:
     # Pooling before ReLU computes the same as ReLU before pooling, on a quarter of the values.
     features = nn.Sequential(
         nn.Conv2d(channels, 6, 5, padding=(32 - size) // 2),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Conv2d(16, 120, 5),
         nn.ReLU(),

@@ -6,6 +6,7 @@ from torch import nn
 
 from fedalloy.errors import UsageError
 from fedalloy.models.base import FeatureNet, model
+from fedalloy.models.pooling import Halve
 
 
 @model("selective-cnn")
@@ -24,10 +25,10 @@ def selective_cnn(*, classes: int, channels: int, size: int, dropout: float = 0.
         raise UsageError(f"size={size} is too small for two 5x5 convolutions with pooling; resize the images to 28")
     features = nn.Sequential(
         nn.Conv2d(channels, 10, 5),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Conv2d(10, 20, 5),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(20 * side * side, 50),

@@ -7,6 +7,7 @@ from torch import nn
 from fedalloy.errors import UsageError
 from fedalloy.models.base import FeatureNet, model
 from fedalloy.models.checks import flag
+from fedalloy.models.pooling import Halve
 
 
 @model("simple-cnn")
@@ -25,10 +26,10 @@ def simple_cnn(*, classes: int, channels: int, size: int, projection: bool = Tru
     # Pooling before ReLU computes the same as ReLU before pooling, on a quarter of the values.
     features = nn.Sequential(
         nn.Conv2d(channels, 6, 5),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
         nn.Conv2d(6, 16, 5),
-        nn.MaxPool2d(2),
+        Halve(),
         nn.ReLU(),
     )
     head: list[nn.Module] = [nn.Flatten()]
