@@ -24,6 +24,7 @@ from fedalloy.data.partition import partitions
 from fedalloy.methods import methods
 from fedalloy.models import models
 from fedalloy.participation import Participation
+from fedalloy.privacy import Privacy
 from fedalloy.quorum import Quorum
 from fedalloy.training import LocalWork
 
@@ -98,6 +99,12 @@ SENTENCES: dict[type, dict[str, str]] = {
         "skips": "After so many skipped rounds in a row the run stops.",
         "deadline": "Seconds that a client may take (with the pool); left out, nobody is hurried.",
     },
+    Privacy: {
+        "noise_multiplier": "The noise's standard deviation over the largest norm of one sample's gradient.",
+        "max_grad_norm": "The norm to which each sample's gradient is shortened.",
+        "delta": "The delta of the (epsilon, delta) that is accounted for.",
+        "budget": "The epsilon that no client exceeds; one that would is absent from then on.",
+    },
     ModelPart: {
         "name": "A registered network; its options follow.",
         "clients": "The ids that have it.",
@@ -123,6 +130,7 @@ SECTIONS = {
     "training": LocalWork,
     "participation": Participation,
     "quorum": Quorum,
+    "privacy": Privacy,
     "public": PublicPart,
     "models": ModelPart,
     "budget": Budget,

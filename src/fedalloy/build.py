@@ -67,6 +67,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         work=exp.training,
         participation=exp.participation,
         quorum=exp.quorum,
+        privacy=exp.privacy,
         public=public,
         holdout=None if everywhere else holdout,
         augment=augmentation(exp.data.augment, data.black),

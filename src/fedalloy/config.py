@@ -18,6 +18,7 @@ from fedalloy.core import Method, methods
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
+from fedalloy.privacy import Privacy
 from fedalloy.quorum import Quorum
 from fedalloy.registry import suggest
 from fedalloy.spill import parse_size
@@ -170,6 +171,7 @@ class Experiment:
     training: LocalWork = field(default_factory=LocalWork)
     participation: Participation = field(default_factory=Participation)
     quorum: Quorum = field(default_factory=Quorum)
+    privacy: Privacy | None = None
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
     published: tuple[Published, ...] = ()
@@ -197,7 +199,14 @@ class Experiment:
 
 # Sections whose other keys are options of the thing they name.
 _OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
-_CLOSED = {"training": LocalWork, "participation": Participation, "quorum": Quorum, "stop": Stop, "budget": Budget}
+_CLOSED = {
+    "training": LocalWork,
+    "participation": Participation,
+    "quorum": Quorum,
+    "privacy": Privacy,
+    "stop": Stop,
+    "budget": Budget,
+}
 _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 

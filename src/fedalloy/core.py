@@ -18,6 +18,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract
 from fedalloy.layout import Layout, laid_out
+from fedalloy.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back
 from fedalloy.quorum import QuorumError
 from fedalloy.registry import Registry, refuse_unknown_choices
 from fedalloy.training import LocalWork, address_dropout, load
@@ -84,6 +85,7 @@ class Client:
     layout: Layout = "auto"
     scale: Scale = field(default_factory=Scale)
     meter: Meter = field(default_factory=Meter)
+    account: Account | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,6 +207,9 @@ class Card:
     """What a method is, for lists, docs and checks; a card never executes.
 
     `quick` holds options with which the method's checks take seconds; everything it does must still be done.
+    `private` says that clients learn from their own samples only by `fit`, from a loss that is a mean of one term for
+    each sample (and terms without data), and send nothing else of them but their number: [privacy] then covers what
+    the method does, except with the options in `private_except`.
     """
 
     paper: str
@@ -216,6 +221,8 @@ class Card:
     any_network: bool = False
     features: bool = False
     remembers: str = "nothing"
+    private: bool = False
+    private_except: Mapping[str, Any] = field(default_factory=dict)
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -296,17 +303,21 @@ def action(function: F) -> F:
 def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
     """Let a client carry out a message; every engine does it through this function.
 
-    A client that is alone in its process has torch's global stream seeded, for layers that know no other.
+    A client that is alone in its process has torch's global stream seeded, for layers that know no other. Under
+    [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone.
     """
     do = getattr(method, message.action, None)
     if not getattr(do, "is_action", False):
         raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
     assert do is not None
     with rng.seeded(me.seed, message.action, me.round, me.id) if alone else nullcontext():
-        answer = do(me, message)
+        try:
+            answer = do(me, message)
+        except BudgetSpentError as spent:
+            answer = Reply({LEDGER: str(spent)})
     if not isinstance(answer, Reply):
         raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
-    return answer
+    return answer if me.account is None else Reply(answer.body, closed(me.account, me.memory, answer.keep))
 
 
 _BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
@@ -348,8 +359,8 @@ def run(
 ) -> State:
     """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
 
-    A round without a quorum leaves the state and the memories as they were. `settle` is given the first state and that
-    of each round; it may move tensors elsewhere, but not change a bit.
+    A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy. `settle`
+    is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
     """
     if state is None:
         fed = engine.open(method, 0)
@@ -363,7 +374,7 @@ def run(
             try:
                 state = method.round(state, fed)
             except QuorumError:  # the federation has noted it; nothing of the round stays
-                state, engine.memories = state.next(), memories
+                state, engine.memories = state.next(), rolled_back(memories, engine.memories)
         if not isinstance(state, State) or state.round != fed.round:
             raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
         state = settle(state)

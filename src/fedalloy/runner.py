@@ -27,6 +27,7 @@ from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.evaluation import evaluate
 from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
+from fedalloy.privacy import figures
 from fedalloy.quorum import Quorum, QuorumError
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
@@ -215,6 +216,8 @@ def round_record(
         "lost": sorted(fed.lost),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
+        **figures(fed.engine.setting.privacy, fed.engine.memories, len(fed.sizes)),
+        **({"spent": sorted(fed.spent)} if fed.spent else {}),
         "seconds": dict(seconds),
         "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
         "passes": fed.ledger.passes(),
@@ -256,7 +259,8 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
         return "bytes"
     if stop.seconds is not None and sum(r["seconds"]["total"] for r in records) >= stop.seconds:
         return "seconds"
-    return None
+    spent = {client for r in records for client in r.get("spent", ())}  # whose privacy budget
+    return "privacy" if spent and len(spent) == len(records[-1]["epsilons"]) else None
 
 
 def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
+from fedalloy.privacy import Privacy, check_method, check_network, opened
 from fedalloy.quorum import Quorum
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
@@ -40,6 +41,7 @@ class Setting:
     `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
     `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
     prediction is the best of the private classes, otherwise of all outputs. A setting made by hand has no `quorum`.
+    With `privacy`, clients train on their own data by DP-SGD.
     """
 
     sites: Sequence[Site]
@@ -57,6 +59,7 @@ class Setting:
     space: LabelSpace | None = None
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
     private_answers: bool = False
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -187,6 +190,7 @@ class Setting:
 
     def client(self, id: int, round: int, memory: Tree) -> Client:
         """A client as its actions see it in this round."""
+        memory, account = opened(self.privacy, memory)
         return Client(
             id=id,
             round=round,
@@ -201,6 +205,7 @@ class Setting:
             augment=self.augment,
             layout=self.layout,
             scale=self.scale,
+            account=account,
         )
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
@@ -233,6 +238,10 @@ class Setting:
                 raise UsageError(
                     f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none"
                 )
+        if self.privacy is not None:
+            check_method(method, [name for name, m in methods.items() if m.card.private])
+            for network in dict.fromkeys(self.networks):
+                check_network(initial(network, self.seed))
 
 
 def pooled(parts: Sequence[Samples]) -> Samples:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.optimisers import adam
+from fedalloy.privacy import PrivateSteps, is_private
 from fedalloy.registry import refuse_unknown_choices
 
 if TYPE_CHECKING:
@@ -178,6 +179,9 @@ def fit(
     `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
     phases draws two orders; `steps` replaces the number of steps; an `optimiser` of one's own goes on from where
     it was; `after()` is called after each step, for a second network that learns beside this one.
+
+    With [privacy] the steps on a client's own data are private ones, with batches of another kind; see
+    `fedalloy.privacy`.
     """
     samples = me.train if samples is None else samples
     optimiser = optimiser or me.work.optimiser_for(net, me.round)
@@ -186,18 +190,28 @@ def fit(
     net.train()
     if min(len(samples), me.work.batch) == 1:
         _freeze_batch_norm(net)  # a batch of one sample has no variance
-    for positions in batches(len(samples), me.work.batch, steps or me.steps, order, me.work.drop_last):
+
+    def take(positions: Tensor) -> tuple[Tensor, Tensor]:
         x, y = samples.take(positions)
-        if me.augment is not None:
-            x = me.augment(x, noise)
+        return (x if me.augment is None else me.augment(x, noise)), y
+
+    steps = steps or me.steps
+    private = PrivateSteps(net, me, samples, steps) if is_private(me, samples) else None
+    plain = batches(len(samples), me.work.batch, steps, order, me.work.drop_last)
+    for positions in plain if private is None else private.batches():
         optimiser.zero_grad()
-        loss(x, y).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if private is None:
+            loss(*take(positions)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        else:
+            private.backward(loss, take, positions)
         if me.work.clip is not None:
             nn.utils.clip_grad_norm_(parameters, me.work.clip)
         optimiser.step()
         me.meter.steps += 1
         if after is not None:
             after()
+    if private is not None:
+        private.close()
 
 
 def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bool = False) -> Iterator[Tensor]:

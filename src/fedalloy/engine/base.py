@@ -17,6 +17,7 @@ from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.gate import refusal
+from fedalloy.privacy import LEDGER, charged
 from fedalloy.quorum import QuorumError
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.training import LocalWork
@@ -63,6 +64,7 @@ class Round:
     lost: set[int] = field(default_factory=set)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
+    spent: set[int] = field(default_factory=set)
 
     @property
     def _setting(self) -> Setting:
@@ -173,8 +175,11 @@ class Round:
         self.ledger.clients.add(answer.meter)
         self.ledger.busy_seconds += answer.seconds
         lost = self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed)
-        if not lost and (reason := refusal(answer.reply.body, self.method.expects(message, self))) is not None:
-            self._quarantine(answer.client, message.action, reason)  # and it remembers nothing of the round
+        if not lost and (reason := self._fault(answer, message)) is not None:
+            self._quarantine(answer.client, message.action, reason)
+            # It remembers nothing of the round, but what it spent of its privacy is spent.
+            if memory := charged(self.engine.memories.get(answer.client, {}), answer.reply.keep):
+                self.engine.memories[answer.client] = memory
             return False
         if answer.reply.keep is not None:
             self.engine.memories[answer.client] = answer.reply.keep
@@ -183,6 +188,13 @@ class Round:
             return False
         self.ledger.received(answer.reply.body)
         return True
+
+    def _fault(self, answer: Answer, message: Message) -> str | None:
+        """Why an answer does not count, if so: its client's privacy budget is spent, or it is not what it must be."""
+        if self._setting.privacy is not None and isinstance(spent := answer.reply.body.get(LEDGER), str):
+            self.spent.add(answer.client)
+            return spent
+        return refusal(answer.reply.body, self.method.expects(message, self))
 
     def pool(self) -> Samples:
         """All clients' training data in one place, counted as uploaded in the first round."""

@@ -15,6 +15,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.engine.arena import mapped, shared
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
+from fedalloy.privacy import Privacy
 from fedalloy.setting import Setting, Site
 from fedalloy.training import LocalWork
 
@@ -38,6 +39,7 @@ class Cargo:
     scale: Scale
     server: Network | None
     public: tuple[int, bool, str] | None
+    privacy: Privacy | None
 
 
 def pack(setting: Setting) -> Cargo:
@@ -73,6 +75,7 @@ def pack(setting: Setting) -> Cargo:
         scale=setting.scale,
         server=setting.server,
         public=None if public is None else (len(setting.sites), public.labelled, public.holder),
+        privacy=setting.privacy,
     )
 
 
@@ -100,6 +103,7 @@ def unpack(cargo: Cargo) -> Setting:
         scale=cargo.scale,
         server=cargo.server,
         public=public,
+        privacy=cargo.privacy,
     )
 
 

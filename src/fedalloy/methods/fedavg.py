@@ -29,6 +29,8 @@ REFRESH = 100  # rounds after which a running sum is taken anew
         paper="McMahan et al., AISTATS 2017; the OCA view is T1 of FedKF, Zhou et al., IoT-J 2023",
         up="model, n",
         down="model",
+        private=True,
+        private_except={"weights": "disco"},
     ),
 )
 class FedAvg(Method):
@@ -80,7 +82,7 @@ class FedAvg(Method):
     disco_normalise: bool = True
     combine: Combine = "mean"
     trim: float = 0.2
-    clip: float | str | None = None
+    clip: float | Literal["median"] | None = None
     cap: float | None = None
 
     def __post_init__(self) -> None:

@@ -15,7 +15,13 @@ from fedalloy.tree import Tree
 @method(
     "fedavgm",
     label="FedAvgM",
-    card=Card(paper="Hsu et al., 2019", up="model, n", down="model"),
+    card=Card(
+        paper="Hsu et al., 2019",
+        up="model, n",
+        down="model",
+        private=True,
+        private_except={"weights": "disco"},
+    ),
 )
 class FedAvgM(FedAvg):
     """FedAvg whose average update D = w^{t-1} - avg passes through a velocity.

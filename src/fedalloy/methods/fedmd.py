@@ -166,6 +166,8 @@ class LogitExchange(Method):
         public=True,
         any_network=True,
         remembers="its model; with Adam, two sets of moments",
+        private=True,
+        private_except={"ce_on": "local"},
         quick={
             "samples": 8,
             "digest_batch": 8,

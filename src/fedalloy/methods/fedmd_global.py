@@ -31,6 +31,7 @@ from fedalloy.tree import Tree
         public=True,
         any_network=True,
         remembers="its model, as it was after pre-training, after the digest and after the local update",
+        private=True,
         quick={
             "samples": 8,
             "digest_epochs": 2,

@@ -12,7 +12,13 @@ from fedalloy.training import fit, params
 @method(
     "fedprox",
     label="FedProx",
-    card=Card(paper="Li et al., MLSys 2020", up="model, n", down="model"),
+    card=Card(
+        paper="Li et al., MLSys 2020",
+        up="model, n",
+        down="model",
+        private=True,
+        private_except={"weights": "disco"},
+    ),
 )
 class FedProx(FedAvg):
     """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.

@@ -27,6 +27,8 @@ from fedalloy.tree import Tree
         public=True,
         any_network=True,
         remembers="its model",
+        private=True,
+        private_except={"ce_on": "local"},
     ),
 )
 class KnFu(SoftLabels):

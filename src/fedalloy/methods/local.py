@@ -22,6 +22,7 @@ from fedalloy.tree import Tree
         leaves_client="nothing",
         any_network=True,
         remembers="its model",
+        private=True,
     ),
 )
 class Local(Method):
