@@ -134,11 +134,16 @@ def test_run_takes_a_users_file_with_natural_clients(quick: Command, tmp_path: P
     assert read(tmp_path / "out").meta["clients"]["train_sizes"] == [9] * 5
 
 
-def test_a_folder_with_a_run_is_not_overwritten(fed: Command, run: Path) -> None:
+def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    answer = fed("run", *TINY, "--out", str(run))
+    answer = quick("run", *TINY, "seed=1", "--out", str(run))
     assert answer.code == 2
-    assert f"'{run}' holds a run; `fedalloy resume {run}` goes on with it" in answer.err
+    assert f"'{run}' holds a run of another experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    answer = quick("run", *TINY, "--out", str(run))
+    assert answer.code == 0
+    assert answer.out.startswith(f"'{run}' holds this run: it was finished and is not run again\n")
+    (run / "report.html").unlink()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -344,7 +349,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "data=broken.npz"), 3, "'broken.npz' cannot be read as an .npz file"),
     (("run", "data=labels.npz", "data.classes=2"), 3, "data set 'labels': training label 0 is 7, but with 2 classes"),
     (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, "there is no model file 'no.safetensors'"),
-    (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x/checkpoints' cannot be made: Not a directory"),
+    (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
     (("run", "--plugin", "missing.py"), 2, "the plug-in 'missing.py' is not a Python file that can be read"),
     (("compare", *TINY, "--seeds", "x"), 2, "--seeds x must be a count (3) or a list (0,1,7)"),
     (("compare", *TINY, "--seeds", "0"), 2, "--seeds 0 must be a positive count (3) or a list of different seeds"),

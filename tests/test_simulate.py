@@ -314,7 +314,8 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_it_is_used(tmp_path: Pa
     said: list[str] = []
     assert same(resume(folder, say=said.append), whole)
     assert said == [
-        "the checkpoint of round 3 cannot be used: the hash of 000003.safetensors is not the one in the manifest"
+        "the checkpoint of round 3 cannot be used: the hash of 000003.safetensors is not the one in the manifest",
+        f"the checkpoint of round 3 was moved to '{folder}/quarantine'",
     ]
 
 
@@ -324,8 +325,8 @@ def test_a_damaged_manifest_is_passed_over(tmp_path: Path, content: bytes) -> No
     (folder / "checkpoints" / "000003.json").write_bytes(content)
     said: list[str] = []
     resume(folder, say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("the checkpoint of round 3 cannot be used: ")
+    assert len(said) == 2
+    assert said[0].startswith("the checkpoint of round 3 cannot be used: 000003.json ")
 
 
 def test_no_whole_checkpoint_at_all_is_an_error_of_its_own(tmp_path: Path) -> None:

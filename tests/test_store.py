@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from fedalloy import tree
 from fedalloy.core import State
 from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
 from fedalloy.files import append_line, make_folder, read_weights, write_atomically, write_json, write_weights
-from fedalloy.store import Store, described
+from fedalloy.store import Store, described, experiment_digest
 
 META = {"format": 1, "name": "fedavg", "label": "FedAvg", "seed": 0}
 
@@ -30,7 +31,8 @@ def state(round: int) -> State:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "run")
-    made.create(META)
+    with made.locked():
+        made.create(META)
     return made
 
 
@@ -53,9 +55,32 @@ def test_a_checkpoint_comes_back_bit_for_bit(filled: Store) -> None:
     assert torch.equal(saved[1][12]["model"]["w"], torch.tensor([1.5]))
 
 
-def test_the_two_newest_checkpoints_are_kept(filled: Store) -> None:
+def test_the_two_newest_checkpoints_are_kept_and_the_records_twice(filled: Store) -> None:
     names = sorted(path.name for path in filled.checkpoints.iterdir())
-    assert names == ["000002.json", "000002.safetensors", "000003.json", "000003.safetensors"]
+    assert names == ["000002.json", "000002.safetensors", "000003.json", "000003.safetensors", "rounds.jsonl"]
+    assert filled.logs[0].read_bytes() == filled.logs[1].read_bytes()
+
+
+def test_what_a_store_writes_is_for_its_owner_alone(filled: Store) -> None:
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [filled.folder, *filled.folder.rglob("*")]}
+    assert {modes.pop("run"), modes.pop("checkpoints")} == {0o700}
+    assert set(modes.values()) == {0o600}
+
+
+def test_the_manifest_names_the_experiment_and_the_records(filled: Store) -> None:
+    claim = json.loads((filled.checkpoints / "000003.json").read_bytes())
+    lines = filled.rounds.read_bytes()
+    assert claim["experiment"] == experiment_digest(META)
+    assert claim["records"] == {"bytes": len(lines), "sha256": hashlib.sha256(lines).hexdigest()}
+
+
+def test_the_digest_of_an_experiment_leaves_out_what_changes_no_bit() -> None:
+    exp = {"seed": 1, "training": {"lr": 0.1}, "rounds": 3, "engine": "pool", "workers": 2, "memory": "1GB"}
+    meta = {**META, "experiment": exp, "digests": {"data": "d"}}
+    free = {**meta, "experiment": {"training": {"lr": 0.1}, "seed": 1, "rounds": 9}, "versions": {}}
+    assert experiment_digest(meta) == experiment_digest(free)
+    assert experiment_digest(meta) != experiment_digest({**meta, "experiment": {**exp, "training": {"lr": 0.2}}})
+    assert experiment_digest(meta) != experiment_digest({**meta, "digests": {"data": "e"}})
 
 
 def test_a_checkpoint_without_its_manifest_does_not_count(filled: Store) -> None:
@@ -75,38 +100,123 @@ def test_restoring_writes_nothing(filled: Store) -> None:
 
 def test_a_run_without_a_completed_round_has_nothing_to_restore(store: Store) -> None:
     assert store.restore() is None
-    assert store.forget_after(0) == []
+    assert store.rewind() == []
     assert not store.rounds.exists()
 
 
 def test_records_of_later_rounds_and_torn_lines_are_removed(filled: Store) -> None:
+    whole = filled.rounds.read_bytes()
     with filled.rounds.open("a") as file:
-        file.write('{"round": 4, "vie')
-    assert [r["round"] for r in filled.forget_after(2)] == [1, 2]
-    assert filled.records() == [record(1), record(2)]
-    assert filled.rounds.read_text().endswith("}\n")
-    filled.record(record(3))
-    assert filled.records() == [record(1), record(2), record(3)]
+        file.write(f'{json.dumps(record(4))}\n{{"round": 5, "vie')
+    again = Store(filled.folder)
+    assert again.restore() is not None
+    assert [r["round"] for r in again.rewind()] == [1, 2, 3]
+    assert [log.read_bytes() for log in again.logs] == [whole, whole]
+    again.record(record(4))
+    again.commit(state(4), {})
+    assert Store(filled.folder).records() == [record(t) for t in (1, 2, 3, 4)]
+    assert Store(filled.folder).restore() is not None
 
 
-def test_a_record_that_is_missing_makes_its_checkpoint_useless(filled: Store) -> None:
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("damage", ["lost", "torn", "changed"])
+def test_one_whole_copy_of_the_records_is_enough(filled: Store, which: int, damage: str) -> None:
+    log, whole = filled.logs[which], filled.rounds.read_bytes()
+    {
+        "lost": lambda: log.unlink(),
+        "torn": lambda: log.write_bytes(whole[:70]),
+        "changed": lambda: log.write_bytes(whole.replace(b'"round":2', b'"round":7')),
+    }[damage]()
+    again = Store(filled.folder)
+    saved = again.restore()
+    assert saved is not None
+    assert saved[0].round == 3
+    assert again.rewind() == [record(t) for t in (1, 2, 3)]
+    assert [log.read_bytes() for log in again.logs] == [whole, whole]
+
+
+def test_records_that_are_not_those_of_a_checkpoint_make_it_useless(filled: Store) -> None:
     lines = filled.rounds.read_text().splitlines(keepends=True)
-    filled.rounds.write_text(lines[0] + lines[2])  # round 2 is gone, and both checkpoints come after it
+    for log in filled.logs:
+        log.write_text(lines[0] + lines[2])  # round 2 is gone, and both checkpoints come after it
     said: list[str] = []
     with pytest.raises(CheckpointError):
-        filled.restore(said.append)
-    assert said == [f"the checkpoint of round {t} cannot be used: rounds.jsonl lacks round 2" for t in (3, 2)]
+        Store(filled.folder).restore(said.append)
+    assert said == [
+        f"the checkpoint of round {t} cannot be used: the records in rounds.jsonl are not those of its rounds"
+        for t in (3, 2)
+    ]
 
 
-def test_bytes_that_are_no_tree_are_passed_over(filled: Store) -> None:
-    import hashlib
+def test_a_checkpoint_of_another_experiment_is_not_used(filled: Store) -> None:
+    write_json(filled.meta, {**META, "experiment": {"seed": 1}})
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+        Store(filled.folder).restore(said.append)
+    assert said[0] == "the checkpoint of round 3 cannot be used: it belongs to another experiment than run.json"
 
-    (filled.checkpoints / "000003.safetensors").write_bytes(b"whatever")
-    claim = {"round": 3, "sha256": hashlib.sha256(b"whatever").hexdigest()}
-    (filled.checkpoints / "000003.json").write_text(json.dumps(claim))
-    saved = filled.restore()
+
+def test_records_without_any_checkpoint_are_never_thrown_away(filled: Store) -> None:
+    for file in filled.checkpoints.glob("0*"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match="has records of several rounds, but no checkpoint"):
+        Store(filled.folder).restore()
+    assert len(filled.records()) == 3
+
+
+def test_a_run_of_the_first_format_goes_on(filled: Store) -> None:
+    """There the manifests knew neither experiment nor records, and there was one copy of these."""
+    for path in filled.checkpoints.glob("*.json"):
+        claim = json.loads(path.read_bytes())
+        files = claim["files"].items()
+        pieces, hashes = {n: f["pieces"] for n, f in files}, {n: f["sha256"] for n, f in files}
+        write_json(path, {"round": claim["round"], "pieces": pieces, "sha256": hashes})
+    filled.logs[1].unlink()
+    again = Store(filled.folder)
+    saved = again.restore()
+    assert saved is not None
+    assert tree.equal(saved[0].body, state(3).body)
+    assert again.rewind() == [record(t) for t in (1, 2, 3)]
+    again.record(record(4))
+    again.commit(state(4), {})
+    found = Store(filled.folder).restore()
+    assert found is not None
+    assert found[0].round == 4
+    lines = filled.rounds.read_text().splitlines(keepends=True)
+    filled.rounds.write_text(lines[0] + lines[2])
+    (filled.checkpoints / "000004.json").unlink()
+    said: list[str] = []
+    with pytest.raises(CheckpointError):
+        Store(filled.folder).restore(said.append)
+    assert said == ["the checkpoint of round 3 cannot be used: rounds.jsonl lacks round 2"]
+
+
+def test_what_is_damaged_goes_to_quarantine_when_the_run_goes_on(filled: Store) -> None:
+    file = filled.checkpoints / "000003.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    (filled.checkpoints / ".000004.safetensors.part").write_bytes(b"half")
+    (filled.folder / ".run.json.part").write_bytes(b"half")
+    said: list[str] = []
+    again = Store(filled.folder)
+    saved = again.restore(said.append)
     assert saved is not None
     assert saved[0].round == 2
+    assert not filled.quarantine.exists()
+    assert again.rewind(said.append) == [record(1), record(2)]
+    assert said == [
+        "the checkpoint of round 3 cannot be used: the hash of 000003.safetensors is not the one in the manifest",
+        f"the checkpoint of round 3 was moved to '{filled.quarantine}'",
+    ]
+    assert sorted(path.name for path in filled.quarantine.iterdir()) == ["000003.json", "000003.safetensors"]
+    names = sorted(path.name for path in filled.folder.rglob("*") if path.parent != filled.quarantine)
+    assert names == [
+        *("000002.json", "000002.safetensors", "checkpoints", "quarantine", "rounds.jsonl", "rounds.jsonl", "run.json")
+    ]
+    again.record(record(3))
+    again.commit(state(3), {})
+    later = Store(filled.folder).restore()
+    assert later is not None
+    assert later[0].round == 3
 
 
 def test_a_run_is_taken_back_without_touching_anything_else(tmp_path: Path) -> None:
@@ -115,6 +225,22 @@ def test_a_run_is_taken_back_without_touching_anything_else(tmp_path: Path) -> N
     (tmp_path / "run" / "notes.txt").write_text("mine")
     made.remove()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_in_which_nothing_was_written_goes_with_its_lock(tmp_path: Path) -> None:
+    made = Store(tmp_path / "run")
+    with made.locked():
+        assert (tmp_path / "run" / "run.lock").read_text() == f"{os.getpid()}\n"
+        made.create(META)
+        made.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_creation_left_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / ".run.json.part").write_bytes(b"{")
+    Store(tmp_path).create(META)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "run.json"]
 
 
 def test_a_run_with_a_checkpoint_is_never_taken_back(filled: Store) -> None:

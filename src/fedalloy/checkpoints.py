@@ -1,16 +1,19 @@
-"""Checkpoints that cost what has changed: each holds the pieces that are new, and says which files hold the others.
+"""Checkpoints that cost what has changed, in two generations that share no file.
 
-A checkpoint of round t is a safetensors file with the pieces that changed since the last commit, and a manifest. The
-manifest names the file of every piece and the hash of every file, and is written last, so that it is the commit. A
-piece is an entry of the server's state or of a client's memory; where an entry is a table of tables (the cache of
-clients' models), each of these is a piece, so that a round writes the models of its active clients only.
+The even rounds and the odd ones are two chains. A checkpoint of round t is a safetensors file with the pieces that have
+changed since round t - 2, and a manifest. The manifest names the file of every piece and the hash of every file, all of
+its own chain, so that no damaged file can cost both generations; it is written last and is the commit. A piece is an
+entry of the server's state or of a client's memory; where an entry is a table of tables (the cache of clients' models),
+each of these is a piece, so that a round writes the models of the clients that were active in it or the one before.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,48 @@ from torch import Tensor
 
 from fedalloy import tree
 from fedalloy.core import State
-from fedalloy.errors import DataError
-from fedalloy.files import write_atomically, write_json
+from fedalloy.errors import CheckpointError, DataError
+from fedalloy.files import PRIVATE, as_json, remove_file, write_atomically
 from fedalloy.tree import Tree
 
-KEPT = 2  # generations
-WASTE = 3  # when the files hold so many times what is still of use, everything is written anew
+FORMAT = 2
+CHAINS = 2
+WASTE = 2  # a chain's files may hold so many times what is still of use
 
 Place = tuple[str, ...]  # of a piece in the tree
+
+
+@dataclass
+class Chain:
+    """What the files of the even rounds hold, or those of the odd ones."""
+
+    held: dict[Place, tuple[int, str]] = field(default_factory=dict)  # piece -> the round it is of, and its file
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> its hash and size
+
+    def add(self, file: str, data: bytes, fresh: set[Place], pieces: Mapping[Place, int]) -> None:
+        """Note that a new file holds the fresh ones of these pieces, each of the round that is given."""
+        self.held = {place: (since, file if place in fresh else self.held[place][1]) for place, since in pieces.items()}
+        used = {file, *(holder for _, holder in self.held.values())}
+        known = {**self.files, file: (hashlib.sha256(data).hexdigest(), len(data))}
+        self.files = {name: known[name] for name in known if name in used}
+
+    def claim(self) -> dict[str, dict[str, Any]]:
+        """What a manifest says of the files."""
+        places: dict[str, list[str]] = {file: [] for file in self.files}
+        for place, (_, file) in self.held.items():
+            places[file].append("/".join(place))
+        return {file: {"sha256": sha256, "pieces": places[file]} for file, (sha256, _) in self.files.items()}
+
+    def worn(self, useful: Mapping[str, int], limit: int) -> set[str]:
+        """The files of which least is of use, as many as must go for the others to keep within a limit of bytes."""
+        total = sum(size for _, size in self.files.values())
+        found: set[str] = set()
+        for file in sorted(self.files, key=lambda file: useful.get(file, 0) / self.files[file][1]):
+            if total <= limit:
+                break
+            found.add(file)
+            total -= self.files[file][1]
+        return found
 
 
 class Checkpoints:
@@ -33,64 +70,104 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._known: dict[Place, tuple[Any, str]] = {}  # piece -> what it is, and the file that holds it
-        self._files: dict[str, tuple[str, int]] = {}  # file -> its hash and size
+        self._last: dict[Place, tuple[Any, int]] = {}  # piece -> what it is, and the round in which it became that
+        self._chains = [Chain() for _ in range(CHAINS)]
 
-    def commit(self, state: State, memories: Mapping[int, Tree]) -> None:
-        """Make a round durable; after this, a crash loses nothing of it."""
+    def commit(self, state: State, memories: Mapping[int, Tree], about: Mapping[str, Any] | None = None) -> None:
+        """Make a round durable, with what else the manifest shall say; after this, a crash loses nothing of it."""
         now = dict(pieces({"state": state.body, "memories": {str(k): m for k, m in memories.items()}}))
-        name = f"{state.round:06d}"
-        if self._wasteful(now):
-            self._known.clear()
-        fresh = {path: value for path, value in now.items() if not self._has(path, value)}
-        data = tree.encode(assemble(fresh))
-        write_atomically(self.folder / f"{name}.safetensors", data)
-        self._files[name] = (hashlib.sha256(data).hexdigest(), len(data))
-        self._known = {path: (value, name if path in fresh else self._known[path][1]) for path, value in now.items()}
-        held: dict[str, list[str]] = {name: []}
-        for path, (_, file) in self._known.items():
-            held.setdefault(file, []).append("/".join(path))
-        self._files = {file: self._files[file] for file in held}
-        manifest = {"round": state.round, "pieces": held, "sha256": {f: self._files[f][0] for f in held}}
-        write_json(self.folder / f"{name}.json", manifest)
-        self._tidy()
+        self._last = {place: (value, self._since(place, value, state.round)) for place, value in now.items()}
+        chain, name = self._chains[state.round % CHAINS], f"{state.round:06d}"
+        fresh = self._fresh(chain)
+        data = tree.encode(assemble({place: now[place] for place in fresh}))
+        write_atomically(self.folder / f"{name}.safetensors", data, PRIVATE)
+        chain.add(name, data, fresh, {place: since for place, (_, since) in self._last.items()})
+        claim = {"format": FORMAT, "round": state.round, **(about or {}), "files": chain.claim()}
+        signed = {**claim, "sha256": hashlib.sha256(as_json(claim)).hexdigest()}
+        write_atomically(self.folder / f"{name}.json", as_json(signed), PRIVATE)
+        for file in self.of_chain(state.round):
+            if file.stem not in (chain.files if file.suffix == ".safetensors" else (name,)):
+                remove_file(file)
 
     def generations(self) -> list[Path]:
         """The manifests, newest first."""
-        return sorted(self.folder.glob("*.json"), reverse=True)
+        found = (path for path in self.folder.glob("*.json") if path.stem.isdecimal())
+        return sorted(found, key=lambda path: int(path.stem), reverse=True)
 
-    def _has(self, path: Place, value: Any) -> bool:
+    def of_chain(self, round: int) -> list[Path]:
+        """The files of a round's chain, manifests first."""
+        files = [*self.generations(), *self.folder.glob("[0-9]*.safetensors")]
+        return [file for file in files if file.stem.isdecimal() and (int(file.stem) - round) % CHAINS == 0]
+
+    def _since(self, place: Place, value: Any, round: int) -> int:
         # The same object is the same content: nothing that a method was given may be changed in place. A number is
         # smaller than the note of where it lies.
-        return isinstance(value, Tensor | Mapping) and path in self._known and self._known[path][0] is value
+        known, since = self._last.get(place, (None, round))
+        return since if known is value and isinstance(value, Tensor | Mapping) else round
 
-    def _wasteful(self, now: Mapping[Place, Any]) -> bool:
-        useful = sum(tree.leaf_bytes(leaf) for value in now.values() for _, leaf in tree.leaves({"piece": value}))
-        return sum(size for _, size in self._files.values()) > WASTE * useful + (1 << 20)
+    def _fresh(self, chain: Chain) -> set[Place]:
+        """The pieces that a chain lacks, and those that move because the rest of their file is waste."""
+        sizes = {
+            place: sum(tree.leaf_bytes(leaf) for _, leaf in tree.leaves({"piece": value}))
+            for place, (value, _) in self._last.items()
+        }
+        there = {place for place, (_, since) in self._last.items() if chain.held.get(place, (None,))[0] == since}
+        useful: Counter[str] = Counter()
+        for place in there:
+            useful[chain.held[place][1]] += sizes[place]
+        worn = chain.worn(useful, WASTE * sum(sizes.values()) + (1 << 20))
+        return {place for place in self._last if place not in there or chain.held[place][1] in worn}
 
-    def _tidy(self) -> None:
-        manifests = self.generations()
-        needed = {file for manifest in manifests[:KEPT] for file in json.loads(manifest.read_bytes())["pieces"]}
-        for manifest in manifests[KEPT:]:
-            manifest.unlink()
-        for file in self.folder.glob("*.safetensors"):
-            if file.stem not in needed:
-                file.unlink()
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of; the files are as they were written if their hashes are these."""
+
+    path: Path
+    round: int
+    files: Mapping[str, Mapping[str, Any]]  # file -> sha256, pieces
+    about: Mapping[str, Any]
+
+    def load(self) -> tuple[State, dict[int, Tree]]:
+        """The state and the memories, every file's hash checked."""
+        found: dict[Place, Any] = {}
+        for name, claim in self.files.items():
+            data = (self.path.parent / f"{int(name):06d}.safetensors").read_bytes()
+            if hashlib.sha256(data).hexdigest() != claim["sha256"]:
+                raise DataError(f"the hash of {name}.safetensors is not the one in the manifest")
+            whole = tree.decode(data)
+            for path in claim["pieces"]:
+                found[tuple(path.split("/"))] = _at(whole, path)
+        saved = assemble(found)
+        return State(self.round, saved.get("state", {})), {int(k): m for k, m in saved.get("memories", {}).items()}
 
 
-def read_checkpoint(manifest: Path) -> tuple[State, dict[int, Tree]]:
-    """The state and the memories that a manifest stands for, every file's hash checked."""
-    claim = json.loads(manifest.read_text(encoding="utf-8"))
-    found: dict[Place, Any] = {}
-    for name, paths in claim["pieces"].items():
-        data = (manifest.parent / f"{name}.safetensors").read_bytes()
-        if hashlib.sha256(data).hexdigest() != claim["sha256"][name]:
-            raise DataError(f"the hash of {name}.safetensors is not the one in the manifest")
-        whole = tree.decode(data)
-        for path in paths:
-            found[tuple(path.split("/"))] = _at(whole, path)
-    saved = assemble(found)
-    return State(claim["round"], saved.get("state", {})), {int(k): m for k, m in saved.get("memories", {}).items()}
+def read_checkpoint(path: Path) -> tuple[State, dict[int, Tree]]:
+    """The state and the memories that a manifest stands for."""
+    return read_manifest(path).load()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest and check that it is as it was written."""
+    try:
+        claim = json.loads(path.read_bytes())
+        if claim.keys() == {"round", "pieces", "sha256"}:  # the first format
+            hashes = claim["sha256"]
+            files = {name: {"sha256": hashes[name], "pieces": places} for name, places in claim["pieces"].items()}
+            return Manifest(path, claim["round"], files, {})
+        unsigned = {key: value for key, value in claim.items() if key != "sha256"}
+        if hashlib.sha256(as_json(unsigned)).hexdigest() != claim["sha256"]:
+            raise DataError(f"{path.name} does not have the hash that it says")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path.name} is not a manifest") from error
+    if claim["format"] > FORMAT:
+        raise CheckpointError(
+            f"'{path}' has the format {claim['format']}, this fedalloy reads {FORMAT}; use the one that wrote it"
+        )
+    if claim["round"] != int(path.stem):
+        raise DataError(f"{path.name} is the manifest of round {claim['round']}")
+    about = {key: value for key, value in claim.items() if key not in ("format", "round", "files", "sha256")}
+    return Manifest(path, claim["round"], claim["files"], about)
 
 
 def pieces(root: Tree) -> Iterator[tuple[Place, Any]]:

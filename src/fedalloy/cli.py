@@ -1,11 +1,13 @@
-"""The command line: demo, run, compare, resume, list, partition, report, draw, export, check.
+"""The command line: demo, run, compare, resume, list, partition, report, draw, export, check, doctor.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` answers at once.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy import __version__
-from fedalloy.errors import FedalloyError, InterruptionError, UsageError
+from fedalloy.errors import FedalloyError, InterruptionError, TerminationError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config import Experiment
@@ -81,6 +83,7 @@ def run_command(
     """Run one method.
 
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
+    A run that was interrupted goes on where it stopped when it is given the same folder.
     """
     file, overrides = _parted(file, overrides)
     exp = _experiment(file, overrides, plugins)
@@ -88,13 +91,19 @@ def run_command(
     from fedalloy.comparison import slug
     from fedalloy.config import build_method
     from fedalloy.progress import Display
-    from fedalloy.runner import simulate
+    from fedalloy.runner import resume as go_on
+    from fedalloy.runner import settled, simulate
 
     folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
+    method = build_method(exp.method)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
+    begun = _begun(settled(exp, built, method), folder)
     with Display(1, exp.rounds) as display, _resumable("resume", str(folder), *_plugged(plugins)):
-        watch = display.begin(build_method(exp.method).label, exp.seed)
-        run = simulate(exp, folder, built=built, watch=watch, say=_say)
+        watch = display.begin(method.label, exp.seed)
+        if begun:
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=_say)
+        else:
+            run = simulate(exp, folder, built=built, watch=watch, say=_say)
     _show([run])
     if profile:
         from fedalloy.report.profile import profile_table
@@ -182,13 +191,13 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     """Go on with an interrupted run, to the same bits as if it had never stopped."""
     _load_plugins(plugins)
     from fedalloy.progress import Display
-    from fedalloy.results import read
     from fedalloy.runner import resume as go_on
+    from fedalloy.store import described
 
-    before = read(folder)
-    total = rounds or before.meta.get("experiment", {}).get("rounds", 0)
+    before = described(folder)
+    total = rounds or before["experiment"]["rounds"]
     with Display(1, total) as display, _resumable("resume", folder, *_plugged(plugins)):
-        run = go_on(folder, rounds=rounds, watch=display.begin(before.label, before.seed), say=_say)
+        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=_say)
     _show([run])
     _write_report([run], Path(folder) / "report.html", _command("resume", folder, *_plugged(plugins)))
 
@@ -297,26 +306,44 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
         _say(f"ok  {line}")
 
 
+@cli.command()
+@click.argument("paths", metavar="[FOLDER]...", nargs=-1)
+@PLUGIN
+def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """Check this machine and its data, or folders of runs or data sets; nothing is written."""
+    from fedalloy.doctor import examine, exit_code
+    from fedalloy.plugins import load_file
+
+    for file in plugins:
+        load_file(file)  # an installed plug-in that fails is a finding, not an end
+    findings = examine(paths)
+    for finding in findings:
+        _say(str(finding))
+    sys.exit(exit_code(findings))
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    try:
-        cli.main(given, prog_name="fedalloy", standalone_mode=False)
-    except FedalloyError as error:
-        _fail(str(error), error.code, debug, error)
-    except (click.exceptions.Abort, KeyboardInterrupt):  # click turns the one into the other
-        _fail("interrupted", 130, debug)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message())
-    except click.ClickException as error:
-        _fail(error.format_message(), 2, debug, error)
-    except BrokenPipeError:
-        sys.exit(0)
-    except OSError as error:
-        _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4, debug, error)
-    except Exception as error:
-        _fail(f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1, debug, error)
+    with _orderly_end():
+        try:
+            cli.main(given, prog_name="fedalloy", standalone_mode=False)
+        except FedalloyError as error:
+            _fail(str(error), error.code, debug, error)
+        except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
+            told = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
+            _fail("interrupted", (TerminationError if told else InterruptionError).code, debug)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+        except click.ClickException as error:
+            _fail(error.format_message(), 2, debug, error)
+        except BrokenPipeError:
+            sys.exit(0)
+        except OSError as error:
+            _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4, debug, error)
+        except Exception as error:
+            _fail(f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1, debug, error)
     sys.exit(0)
 
 
@@ -390,13 +417,54 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     return runs
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come; whatever is under way ends as it does after Ctrl-C."""
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM unwind what is inside, as Ctrl-C does, so that workers are ended and shared memory is given back."""
+
+    def end(*_: object) -> NoReturn:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
+        yield
+        return
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def _resumable(*words: str) -> Iterator[None]:
-    """Say how to go on if the user stops what is inside."""
+    """Say how to go on if the user stops what is inside: at once, since the last completed round is on disk."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise InterruptionError(f"interrupted; `{_command(*words)}` goes on from the last round") from error
+        for number in (signal.SIGTERM, signal.SIGINT):  # a second one shall not stop the first from being answered
+            signal.signal(number, signal.SIG_IGN)
+        kind = TerminationError if isinstance(error, Terminated) else InterruptionError
+        raise kind(f"interrupted; `{_command(*words)}` goes on from the last round") from error
+
+
+def _begun(exp: Experiment, folder: Path) -> bool:
+    """Whether a folder holds a run of this experiment, which is then said; another's is refused."""
+    from fedalloy.runner import refuse_other
+    from fedalloy.store import described
+
+    if not (folder / "run.json").exists():
+        return False
+    refuse_other(exp, folder)
+    meta = described(folder)
+    enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
+    over = meta["status"] == "done" and enough
+    _say(f"'{folder}' holds this run: {'it was finished and is not run again' if over else 'going on with it'}")
+    return True
 
 
 def _show(runs: list[Run], select: Any = "last") -> None:

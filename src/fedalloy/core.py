@@ -375,6 +375,7 @@ def run(
                 state = method.round(state, fed)
             except QuorumError:  # the federation has noted it; nothing of the round stays
                 state, engine.memories = state.next(), rolled_back(memories, engine.memories)
+        del memories  # nobody may hold on to what this round replaced
         if not isinstance(state, State) or state.round != fed.round:
             raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
         state = settle(state)

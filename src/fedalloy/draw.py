@@ -1,4 +1,4 @@
-"""Pictures of what a run has made besides a model: generated images (FedKF), whose answer counts (KDIA, DaFKD, KnFu)."""
+"""Pictures of what a run has made besides a model: generated images, and whose answers count."""
 
 from __future__ import annotations
 

@@ -37,3 +37,9 @@ class InterruptionError(FedalloyError):
     """The user stopped a command that can be gone on with; the sentence says how."""
 
     code = 130
+
+
+class TerminationError(InterruptionError):
+    """As before, but the system told the process to end (SIGTERM)."""
+
+    code = 143

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,29 +16,100 @@ from fedalloy.errors import DataError, StorageError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
+PRIVATE = 0o600  # the mode of what is for its owner alone; other files follow the umask
 
-def write_atomically(path: Path, data: bytes) -> None:
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a file so that a crash leaves the old one or the new one, never a part: temporary, fsync, rename, fsync."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+    temporary = temporary_of(path)
+    with _said(path, "written"):
+        try:
             temporary.unlink(missing_ok=True)
-        raise StorageError(f"'{path}' cannot be written: {error.strerror or error}") from error
+            _write(temporary, data, os.O_EXCL, mode)  # a new file, never one that a link of this name leads to
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+                os.unlink(temporary)
+            raise
+        sync_folder(path.parent)
 
 
-def make_folder(folder: Path) -> None:
+def temporary_of(path: Path) -> Path:
+    """Where a file lies until it is whole; what a crash leaves there is of no use to anybody."""
+    return path.with_name(f".{path.name}.part")
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append one line, for its owner alone, and make it durable."""
+    with _said(path, "written"):
+        new = not path.exists()
+        _write(path, f"{line}\n".encode(), os.O_APPEND, PRIVATE)
+        if new:
+            sync_folder(path.parent)
+
+
+def make_folder(folder: Path, mode: int = 0o777) -> None:
     """Make a folder and those above it, unless they are there."""
+    with _said(folder, "made", "the folder "):
+        if not folder.is_dir():
+            if not folder.parent.exists():
+                make_folder(folder.parent)
+            folder.mkdir(mode, exist_ok=True)
+            sync_folder(folder.parent)
+
+
+def move(file: Path, folder: Path) -> None:
+    """Move a file into a folder, over the one that may be there."""
+    with _said(file, "moved"):
+        os.replace(file, folder / file.name)
+        sync_folder(folder)
+
+
+def remove_file(file: Path) -> None:
+    """Remove a file, if it is there; what a crash brings back is removed again later."""
+    with _said(file, "removed"):
+        file.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file that says who holds it; the lock ends with this process, however it ends.
+
+    The file is removed by its holder, who alone may; one that a killed process left behind stops nobody.
+    """
+    with _said(path, "locked"):
+        handle = _lock(path)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
+        yield
+    finally:
+        try:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        finally:
+            os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file that was opened here; then the name is another's, or no one's.
+            if path.exists() and os.path.samestat(os.fstat(handle), os.stat(path)):
+                os.ftruncate(handle, 0)
+                os.write(handle, f"{os.getpid()}\n".encode())
+                return handle
+        except BlockingIOError as error:
+            holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
+            os.close(handle)
+            raise StorageError(
+                f"'{path.parent}' is being written by process {holder or 'of unknown id'}; wait for its end, or choose "
+                "another folder"
+            ) from error
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
 
 
 def as_json(value: Any) -> bytes:
@@ -82,17 +155,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise DataError(f"the model file '{path}' cannot be read: {error}") from error
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append one line and make it durable."""
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StorageError(f"'{path}' cannot be written: {error.strerror or error}") from error
-
-
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable."""
     handle = os.open(folder, os.O_RDONLY)
@@ -100,3 +162,23 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _write(path: Path, data: bytes, flag: int, mode: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flag, mode)
+    try:
+        rest = memoryview(data)
+        while rest:  # the system may take less than it is given
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _said(path: Path, done: str, what: str = "") -> Iterator[None]:
+    """Turn what the system says into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{what}'{path}' cannot be {done}: {error.strerror or error}") from error

@@ -108,7 +108,7 @@ def read(folder: Path | str) -> Run:
     fedalloy.errors.DataError: no-such-run/run.json cannot be read (No such file or directory); name a folder ...
     """
     folder = Path(folder)
-    return Run(_read_meta(folder / "run.json"), _read_rounds(folder / "rounds.jsonl"), folder)
+    return Run(read_meta(folder / "run.json"), _read_rounds(folder / "rounds.jsonl"), folder)
 
 
 def best_round(run: Run, view: str, selection: Selection) -> int | None:
@@ -290,7 +290,8 @@ def _spread(values: list[float | None]) -> Spread:
     return Spread(float(np.mean(known)), std, len(known))
 
 
-def _read_meta(file: Path) -> Mapping[str, Any]:
+def read_meta(file: Path) -> Mapping[str, Any]:
+    """What a `run.json` says."""
     try:
         meta = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -6,7 +6,7 @@ import dataclasses
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from fedalloy.quorum import Quorum, QuorumError
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
-from fedalloy.store import Say, Store, described
+from fedalloy.store import FREE, Say, Store, described
 from fedalloy.training import one_thread, params
 
 Watch = Callable[[Mapping[str, Any]], None]
@@ -69,16 +69,17 @@ def simulate(
         exp = settled(exp, built, method)
         meta = describe(exp, built, label or method.label)
         store = Store(Path(folder)) if folder is not None else None
-        if store is not None:
-            store.create(meta)
         records: list[dict[str, Any]] = []
-        try:
-            with _carried(engine, exp, built, method, say) as carrier:
-                return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch, say)
-        except Exception:
-            if store is not None and not records:
-                store.remove()
-            raise
+        with store.locked() if store is not None else nullcontext():
+            if store is not None:
+                store.create(meta)
+            try:
+                with _carried(engine, exp, built, method, say) as carrier:
+                    return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch, say)
+            except Exception:
+                if store is not None and not records:
+                    store.remove()
+                raise
 
 
 def resume(
@@ -96,17 +97,19 @@ def resume(
 
     A data set or a network of your own must be given again; what has changed since is refused.
     """
+    described(folder)  # what is no run is not locked either
     store = Store(Path(folder))
-    old = described(folder)
-    exp = experiment(old["experiment"])
-    if rounds is not None:
-        exp = dataclasses.replace(exp, rounds=rounds)
-    method = build_method(exp.method)
-    with one_thread():
+    with store.locked(), one_thread():
+        old = described(folder)
+        exp = experiment(old["experiment"])
+        if rounds is not None:
+            exp = dataclasses.replace(exp, rounds=rounds)
+        method = build_method(exp.method)
         built = build(exp, dataset, network) if built is None else built
         exp = settled(exp, built, method)
         meta = describe(exp, built, old["label"])
         _refuse_changes(old, meta)
+        meta["experiment"] = {**old["experiment"], "rounds": exp.rounds}  # as it was recorded: checkpoints refer to it
         state, memories = store.restore(say) or (None, {})
         if state is not None:
             state = State(state.round, tree.to_device(state.body, built.setting.device))
@@ -114,13 +117,14 @@ def resume(
         done = state.round if state is not None else 0
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
+        records = store.rewind(say)
         with _carried(engine, exp, built, method, say) as carrier:
             carrier.memories = memories
             spill = _spill(exp)
             start = [spill.hold(state, memories)] if state is not None else []
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
             spill.relax()
-            return _go_on(exp, built, method, meta, store, carrier, spill, start, store.forget_after(done), watch, say)
+            return _go_on(exp, built, method, meta, store, carrier, spill, start, records, watch, say)
 
 
 @contextmanager
@@ -317,13 +321,34 @@ def _class_counts(setting: Setting) -> list[list[int]]:
 
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    for part in ("digests", "versions"):
-        for key, value in new[part].items():
-            if old[part].get(key) != value:
-                raise CheckpointError(
-                    f"{key} is not the same: the run was made with {_short(old[part].get(key))}, now it is "
-                    f"{_short(value)}; what went on from there would be another run, so start a new one"
-                )
+    changed = [
+        f"{key} is not the same: the run was made with {_short(old[part].get(key))}, now it is {_short(value)}"
+        for part in ("digests", "versions")
+        for key, value in new[part].items()
+        if old[part].get(key) != value
+    ]
+    if changed:
+        raise CheckpointError(f"{'; '.join(changed)}; what went on from there would be another run, so start a new one")
+
+
+def refuse_other(exp: Experiment, folder: str | Path) -> None:
+    """Refuse to go on with the run in a folder if it is not one of this experiment, and say which keys differ."""
+    there, wanted = (_flat(e.to_dict()) for e in (experiment(described(folder)["experiment"]), exp))
+    keys = [key for key in sorted({*there, *wanted}) if key.split(".")[0] not in FREE]
+    pairs = {key: (there.get(key), wanted.get(key)) for key in keys}
+    lines = [f"  {key}: {old!s:.60} -> {new!s:.60}" for key, (old, new) in pairs.items() if old != new]
+    if lines:
+        more = [f"  and {len(lines) - 9} more"] if len(lines) > 10 else []
+        listing = "\n".join([*lines[: 10 - len(more)], *more])
+        raise UsageError(f"'{folder}' holds a run of another experiment; choose another folder:\n{listing}")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _short(value: Any) -> str:

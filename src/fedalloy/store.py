@@ -1,24 +1,44 @@
 """The run folder: `run.json` (everything needed to repeat the run), `rounds.jsonl`, and a checkpoint per round.
 
-The two newest checkpoints are kept; a damaged one is passed over with a sentence, and the one before it is used.
+A round is a transaction: its record is appended, then its checkpoint's manifest is the commit. The manifest holds the
+hashes of everything it stands for, the records and the experiment among them. Two generations are kept, which share no
+file; of the records there is a second copy beside them. Reading changes nothing. Who goes on to write holds the
+folder's lock and first makes the folder what it was after the newest whole checkpoint: what is damaged goes to
+`quarantine/`, records of later rounds go. Only the owner can read what the store writes: models can tell of data.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedalloy.checkpoints import Checkpoints, read_checkpoint
+from fedalloy.checkpoints import Checkpoints, Manifest, read_manifest
 from fedalloy.core import State
-from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.files import append_line, as_json, make_folder, write_atomically
-from fedalloy.results import read
+from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
+from fedalloy.files import (
+    PRIVATE,
+    append_line,
+    as_json,
+    locked,
+    make_folder,
+    move,
+    remove_file,
+    temporary_of,
+    write_atomically,
+)
+from fedalloy.results import read, read_meta
 from fedalloy.tree import Tree
 
 Say = Callable[[str], None]
+
+PRIVATE_FOLDER = 0o700
+FREE = frozenset({"rounds", "engine", "workers", "memory", "methods", "published"})  # keys that change no bit of a run
+DAMAGE = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 class Store:
@@ -29,75 +49,149 @@ class Store:
         self.meta = folder / "run.json"
         self.rounds = folder / "rounds.jsonl"
         self.checkpoints = folder / "checkpoints"
+        self.logs = (self.rounds, self.checkpoints / "rounds.jsonl")  # the same, twice
+        self.quarantine = folder / "quarantine"
         self._saved = Checkpoints(self.checkpoints)
+        self._experiment = ""
+        self._whole: Manifest | None = None  # of the checkpoint that was restored,
+        self._kept = b""  # and the records of its rounds
+        self._hash, self._bytes = hashlib.sha256(), 0  # of all records so far
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only process that writes here; the folder goes if nothing was written."""
+        make_folder(self.folder, PRIVATE_FOLDER)
+        try:
+            with locked(self.folder / "run.lock"):
+                yield
+        finally:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
 
     def create(self, meta: Mapping[str, Any]) -> None:
         """Make the folder for a new run; a folder with a run in it is refused."""
         if self.meta.exists():
             raise UsageError(f"'{self.folder}' holds a run; `fedalloy resume {self.folder}` goes on with it")
-        if self.rounds.exists() or self.checkpoints.exists():
+        if any(log.exists() for log in self.logs) or self._saved.generations():
             raise UsageError(f"'{self.folder}' holds the remains of a run; choose another folder")
         content = as_json(meta)  # before the folder is made: what cannot be written leaves nothing behind
-        make_folder(self.checkpoints)
-        write_atomically(self.meta, content)
+        self._experiment = experiment_digest(meta)
+        try:
+            make_folder(self.checkpoints, PRIVATE_FOLDER)
+            write_atomically(self.meta, content, PRIVATE)
+        except StorageError:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Take back `create` for a run that has not completed a round; other files in the folder stay."""
         with contextlib.suppress(OSError):
             self.checkpoints.rmdir()
-            self.meta.unlink()
-            self.folder.rmdir()
+            self.meta.unlink(missing_ok=True)
 
     def describe(self, meta: Mapping[str, Any]) -> None:
         """Write `run.json` anew, if it says something else."""
         if self.meta.read_bytes() != (content := as_json(meta)):
-            write_atomically(self.meta, content)
+            write_atomically(self.meta, content, PRIVATE)
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Append a round's record."""
-        append_line(self.rounds, _line(line))
+        text = _line(line)
+        for log in self.logs:
+            append_line(log, text)
+        self._add(f"{text}\n".encode())
 
     def commit(self, state: State, memories: Mapping[int, Tree]) -> None:
         """Make a round durable; after this, a crash loses nothing of it."""
-        self._saved.commit(state, memories)
+        records = {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+        self._saved.commit(state, memories, {"experiment": self._experiment, "records": records})
 
     def restore(self, say: Say = lambda _: None) -> tuple[State, dict[int, Tree]] | None:
         """The newest whole checkpoint, or None if no round was completed; nothing is written."""
-        recorded = {record["round"] for record in self.records()}
-        manifests = self._saved.generations()
-        for manifest in manifests:
+        self._experiment = experiment_digest(read_meta(self.meta))
+        paths = self._saved.generations()
+        for path in paths:
             try:
-                state, memories = read_checkpoint(manifest)
-                if lacking := set(range(1, state.round + 1)) - recorded:
-                    raise DataError(f"{self.rounds.name} lacks round {min(lacking)}")
-            except (DataError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                say(f"the checkpoint of round {manifest.stem.lstrip('0')} cannot be used: {error}")
+                manifest = read_manifest(path)
+                if manifest.about.get("experiment", self._experiment) != self._experiment:
+                    raise DataError("it belongs to another experiment than run.json")
+                self._kept = self._records_of(manifest)
+                saved = manifest.load()
+            except DAMAGE as error:
+                say(f"the checkpoint of round {int(path.stem)} cannot be used: {error}")
                 continue
-            return state, memories
-        if manifests:
+            self._whole = manifest
+            return saved
+        if paths:
             raise CheckpointError(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
+        if any(log.exists() and log.read_bytes().count(b"\n") > 1 for log in self.logs):  # one may precede its commit
+            raise CheckpointError(
+                f"'{self.folder}' has records of several rounds, but no checkpoint; start again in another folder"
+            )
         return None
+
+    def rewind(self, say: Say = lambda _: None) -> list[dict[str, Any]]:
+        """Make the folder what it was after the round that was restored; returns the records up to it."""
+        for path in (self.meta, *self.logs):
+            remove_file(temporary_of(path))
+        for path in self.checkpoints.glob(temporary_of(Path("*")).name):
+            remove_file(path)
+        for path in self._saved.generations():
+            if self._whole is not None and int(path.stem) > self._whole.round:
+                make_folder(self.quarantine, PRIVATE_FOLDER)
+                for file in self._saved.of_chain(int(path.stem)):
+                    if file.stem not in self._whole.files:
+                        move(file, self.quarantine)
+                say(f"the checkpoint of round {int(path.stem)} was moved to '{self.quarantine}'")
+        for log in self.logs:
+            if (log.read_bytes() if log.exists() else b"") != self._kept:
+                write_atomically(log, self._kept, PRIVATE)
+        kept = self._kept.splitlines()
+        self._add(self._kept)
+        self._kept = b""
+        return [json.loads(line) for line in kept]
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the completed rounds; a torn last line is not one of them."""
         return [dict(record) for record in read(self.folder).rounds]
 
-    def forget_after(self, round: int) -> list[dict[str, Any]]:
-        """Remove the records of later rounds and what was torn; returns those that stay."""
-        kept = [record for record in self.records() if record["round"] <= round]
-        content = "".join(f"{_line(record)}\n" for record in kept).encode()
-        if self.rounds.exists() and self.rounds.read_bytes() != content:
-            write_atomically(self.rounds, content)
-        return kept
+    def _add(self, lines: bytes) -> None:
+        self._hash.update(lines)
+        self._bytes += len(lines)
+
+    def _records_of(self, manifest: Manifest) -> bytes:
+        """The records of a checkpoint's rounds, from whichever copy is whole."""
+        if "records" not in manifest.about:  # the first format
+            found = [record for record in self.records() if record["round"] <= manifest.round]
+            if lacking := set(range(1, manifest.round + 1)) - {record["round"] for record in found}:
+                raise DataError(f"{self.rounds.name} lacks round {min(lacking)}")
+            return "".join(f"{_line(record)}\n" for record in found).encode()
+        claim = manifest.about["records"]
+        for log in self.logs:
+            lines = log.read_bytes()[: claim["bytes"]] if log.exists() else b""
+            if hashlib.sha256(lines).hexdigest() == claim["sha256"]:
+                return lines
+        raise DataError(f"the records in {self.rounds.name} are not those of its rounds")
 
 
 def described(folder: str | Path) -> Mapping[str, Any]:
     """What `run.json` says, if that is enough to go on with the run."""
-    meta = read(folder).meta
+    meta = read_meta(Path(folder) / "run.json")
     missing = sorted({"experiment", "model", "digests", "versions"} - meta.keys())
     if missing:
         raise DataError(f"{Path(folder) / 'run.json'} says nothing of {missing[0]}; the run cannot be gone on with")
     return meta
+
+
+def experiment_digest(meta: Mapping[str, Any]) -> str:
+    """A fingerprint of what a run computes: its experiment, without the keys that change no bit, and its data.
+
+    >>> experiment_digest({"experiment": {"seed": 1, "rounds": 2}}) == experiment_digest({"experiment": {"seed": 1}})
+    True
+    """
+    told = {key: value for key, value in meta.get("experiment", {}).items() if key not in FREE}
+    plain = json.loads(as_json([told, meta.get("digests")]))  # as it is read back
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _line(record: Mapping[str, Any]) -> str:

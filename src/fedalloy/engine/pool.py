@@ -101,10 +101,11 @@ class Pool:
                     worker, message = busy.pop(pipe)
                     answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline} s"))
                     idle.append(self._replaced(worker))
-        finally:
+        except Exception:
             for worker, message in busy.values():  # somebody failed: what others still answer belongs to no one
                 with suppress(Exception):
                     worker.take(message)
+            raise
         return answers
 
     def _patience(self, begun: Iterable[float]) -> float | None:

@@ -1,0 +1,550 @@
+"""Rounds are transactions: killed, torn, out of room or damaged at any point, a run goes on to the same bits.
+
+The sweeps let every call that changes the disk fail once, in every way: the process is killed before it, a write is
+torn in the middle, the disk reports an error, or it is full from then on.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedalloy import build as build_module
+from fedalloy import runner, tree
+from fedalloy.build import Built, build
+from fedalloy.cli import main
+from fedalloy.config import build_method, experiment, override
+from fedalloy.data import load
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import CheckpointError, StorageError, UsageError
+from fedalloy.report import html
+from fedalloy.results import Run, read
+from fedalloy.runner import refuse_other, resume, settled, simulate
+from fedalloy.store import Store
+
+TINY = {
+    "data": "tiny",
+    "model": {"name": "mlp", "hidden": [4]},
+    "rounds": 3,
+    "evaluate_every": 3,
+    "partition": {"name": "iid", "clients": 3},
+    "participation": {"policy": "fraction", "fraction": 0.34},  # one client in each round
+    "training": {"lr": 0.1, "batch": 600},
+    "engine": "serial",
+}
+WORDS = (  # the same on the command line
+    *("data=tiny", "model=mlp", "model.hidden=[4]", "rounds=3", "evaluate_every=3", "partition=iid"),
+    *("partition.clients=3", "participation.policy=fraction", "participation.fraction=0.34"),
+    *("training.lr=0.1", "training.batch=600", "engine=serial"),
+)
+Command = Callable[..., tuple[int, str, str]]
+METHODS = ("fedavg", "local")  # a server with a cache of clients' models; clients that remember
+
+
+@pytest.fixture(autouse=True, scope="module")
+def built() -> Iterator[Built]:
+    """The data, and what is known before a run begins, once: reading and checking it takes longer than the rounds."""
+    data, real = load("tiny"), build_module.load
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        for name in ("experiment", "build_method", "describe"):
+            patch.setattr(runner, name, remembered(getattr(runner, name)))
+        yield build(experiment(TINY))
+
+
+def remembered(work: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of an experiment or a part of one, computed once for each."""
+    known: dict[str, Any] = {}
+
+    def call(what: Any, *rest: Any) -> Any:
+        key = repr(what)
+        if key not in known:
+            known[key] = work(what, *rest)
+        return dict(known[key]) if isinstance(known[key], dict) else known[key]
+
+    return call
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody pulls the plug in a sweep, so that nothing has to reach the platter."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def tiny(*overrides: str) -> dict[str, Any]:
+    return override(TINY, overrides)
+
+
+def ended(run: Run) -> tuple[list[dict[str, Any]], str]:
+    """The records without what no two runs share, and the fingerprint of the last state and all memories."""
+    assert run.folder is not None
+    kept = read(run.folder)
+    assert (kept.meta, kept.rounds) == (run.meta, run.rounds)
+    saved = Store(run.folder).restore()
+    assert saved is not None
+    state, memories = saved
+    body = {"round": state.round, "state": state.body, "memories": {str(k): m for k, m in memories.items()}}
+    return [{k: v for k, v in r.items() if k not in ("seconds", "memory")} for r in run.rounds], tree.digest(body)
+
+
+def stopped_after(folder: Path, round: int, exp: Mapping[str, Any], built: Built) -> Path:
+    """A run that was killed when a round was complete."""
+
+    def watch(record: Mapping[str, Any]) -> None:
+        if record["round"] == round:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        simulate(exp, folder, built=built, watch=watch)
+    return folder
+
+
+# --- every fault at every call ----------------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """The process is dead: nothing catches this, and nothing reaches the disk any more."""
+
+
+class Disk:
+    """The calls that change what lies below a folder; the one with the number `at` meets a fault."""
+
+    GROWING = ("create", "write", "fsync", "replace", "mkdir")  # what a full disk refuses
+
+    def __init__(self, folder: Path, at: int = 0, fault: str = "") -> None:
+        self.folder, self.at, self.fault = str(folder), at, fault
+        self.calls: list[str] = []
+        self.dead = self.full = False
+        self.handles: set[int] = set()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        for name in ("open", "write", "fsync", "ftruncate", "replace", "unlink", "mkdir", "rmdir"):
+            patch.setattr(os, name, self._watched(name, getattr(os, name)))
+        real = os.close
+        patch.setattr(os, "close", lambda handle: (self.handles.discard(handle), real(handle))[1])
+
+    def end(self) -> None:
+        """What the kernel does for a process that has ended: its files are closed, its locks released."""
+        for handle in self.handles:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
+
+    def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(what: Any, *rest: Any, **named: Any) -> Any:
+            mine = what in self.handles if isinstance(what, int) else str(what).startswith(self.folder)
+            if not mine:
+                return real(what, *rest, **named)
+            kind = "create" if name == "open" and rest[0] & os.O_CREAT else name
+            self.calls.append(kind)
+            if len(self.calls) == self.at and self.fault in ("killed", "torn"):
+                self.dead = True
+                if self.fault == "torn":
+                    real(what, rest[0][: len(rest[0]) // 2])
+            if self.dead:
+                raise KilledError
+            if len(self.calls) == self.at and self.fault == "error":
+                raise OSError(errno.EIO, "Input/output error")
+            if self.full and kind in self.GROWING:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if len(self.calls) == self.at and self.fault == "full":
+                self.full = True
+                if kind != "write":
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return real(what, rest[0][: len(rest[0]) // 2])  # the system takes what there is room for
+            result = real(what, *rest, **named)
+            if name == "open":
+                self.handles.add(result)
+            return result
+
+        return call
+
+
+def disturbed(disk: Disk, work: Callable[[], Run]) -> tuple[Run | None, BaseException | None]:
+    """Do something while the disk misbehaves, then let the process end."""
+    with pytest.MonkeyPatch.context() as patch:
+        disk.install(patch)
+        try:
+            return work(), None
+        except (KilledError, StorageError) as error:
+            return None, error
+        finally:
+            patch.undo()
+            disk.end()
+
+
+def points(calls: list[str], fault: str) -> list[int]:
+    """The numbers of the calls that a fault can meet."""
+    meets = {"torn": ("write",), "full": Disk.GROWING}
+    return [number for number, kind in enumerate(calls, start=1) if kind in meets.get(fault, (kind,))]
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What a run that has ended must not leave."""
+    return [path.name for path in folder.rglob("*") if path.name.startswith((".", "run.lock", "quarantine"))]
+
+
+FAULTS = ("killed", "torn", "error", "full")
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fault_at_any_call_of_a_run_loses_nothing(tmp_path: Path, built: Built, method: str, fault: str) -> None:
+    exp = experiment(tiny(f"method={method}"))
+    disk = Disk(tmp_path / "whole")
+    whole, _ = disturbed(disk, lambda: simulate(exp, tmp_path / "whole", built=built))
+    assert whole is not None
+    assert len(disk.calls) >= 80
+    wanted, trouble = ended(whole), 0
+    for at in points(disk.calls, fault):
+        folder, seen = tmp_path / f"{at}", [0]
+        run, error = disturbed(
+            Disk(folder, at, fault),
+            lambda folder=folder, seen=seen: simulate(
+                exp, folder, built=built, watch=lambda record: seen.append(record["round"])
+            ),
+        )
+        trouble += run is None
+        assert isinstance(error, StorageError) == (run is None and fault in ("error", "full"))
+        if seen[-1]:
+            saved = Store(folder).restore()
+            assert saved is not None
+            assert saved[0].round >= seen[-1]  # a round that was reported is there
+        begun = (folder / "run.json").exists()
+        again = resume(folder, built=built) if begun else simulate(exp, folder, built=built)
+        assert ended(again) == wanted
+        assert leftovers(folder) == []  # above all, nothing was taken for damage
+        shutil.rmtree(folder)
+    assert trouble > 0.8 * len(points(disk.calls, fault))  # the others met the removal of a file that nobody needs
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_at_any_call_of_a_resumption_loses_nothing(tmp_path: Path, built: Built, fault: str) -> None:
+    """The folder has all that a resumption may have to mend: a damaged generation, torn records, temporary files."""
+    exp = tiny()
+    wanted = ended(simulate(exp, tmp_path / "whole", built=built))
+    hurt = stopped_after(tmp_path / "hurt", 3, exp, built)
+    flip(hurt / "checkpoints" / "000003.safetensors", -1)
+    with (hurt / "rounds.jsonl").open("a") as log:
+        log.write('{"round": 4, "vi')
+    (hurt / "checkpoints" / ".000004.json.part").write_bytes(b"{")
+    (hurt / "run.lock").write_text("1\n")
+
+    def go_on(at: int) -> tuple[Disk, Run | None, BaseException | None]:
+        folder = Path(shutil.copytree(hurt, tmp_path / f"{at}"))
+        disk = Disk(folder, at, fault)
+        return disk, *disturbed(disk, lambda: resume(folder, built=built))
+
+    disk, run, _ = go_on(0)
+    assert run is not None
+    assert ended(run) == wanted
+    for at in points(disk.calls, fault):
+        _, run, error = go_on(at)
+        assert isinstance(error, StorageError) == (run is None and fault in ("error", "full"))
+        folder = tmp_path / f"{at}"
+        assert ended(resume(folder, built=built)) == wanted
+        assert leftovers(folder) == ["quarantine"]
+        assert (folder / "quarantine" / "000003.json").exists()
+        shutil.rmtree(folder)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def swap(one: Path, other: Path) -> None:
+    first = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(first)
+
+
+DAMAGE: dict[str, Callable[[Path, str], object]] = {
+    "a flipped bit in the weights": lambda c, t: flip(c / f"{t}.safetensors", -1),
+    "a flipped bit in the header": lambda c, t: flip(c / f"{t}.safetensors", 20),
+    "cut off": lambda c, t: os.truncate(c / f"{t}.safetensors", 100),
+    "empty": lambda c, t: os.truncate(c / f"{t}.safetensors", 0),
+    "lost": lambda c, t: (c / f"{t}.safetensors").unlink(),
+    "an empty manifest": lambda c, t: os.truncate(c / f"{t}.json", 0),
+    "a manifest cut off": lambda c, t: os.truncate(c / f"{t}.json", 200),
+    "a flipped bit in the manifest": lambda c, t: flip(c / f"{t}.json", 60),
+    "a manifest of zeros": lambda c, t: (c / f"{t}.json").write_bytes(bytes(700)),
+    "a folder in its place": lambda c, t: ((c / f"{t}.safetensors").unlink(), (c / f"{t}.safetensors").mkdir()),
+}
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("what", DAMAGE)
+@pytest.mark.parametrize("method", METHODS)
+def test_damage_costs_one_generation(tmp_path: Path, built: Built, method: str, what: str) -> None:
+    exp = tiny(f"method={method}", "rounds=4")
+    wanted = ended(simulate(exp, tmp_path / "whole", built=built))
+    folder = stopped_after(tmp_path / "run", 3, exp, built)
+    DAMAGE[what](folder / "checkpoints", "000003")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    saved = Store(folder).restore()
+    assert saved is not None
+    assert saved[0].round == 2
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before  # reading writes nothing
+    said: list[str] = []
+    assert ended(resume(folder, built=built, say=said.append)) == wanted
+    assert [line.split(":")[0] for line in said] == [
+        "the checkpoint of round 3 cannot be used",
+        f"the checkpoint of round 3 was moved to '{folder}/quarantine'",
+    ]
+    assert "000003.json" in os.listdir(folder / "quarantine")
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("method", METHODS)
+def test_any_one_file_may_be_damaged(tmp_path: Path, built: Built, method: str) -> None:
+    """Each file in turn, except run.json, of which there is one; the run is long enough for old files to be in use."""
+    exp = tiny(f"method={method}", "rounds=7")
+    wanted = ended(simulate(exp, tmp_path / "whole", built=built))
+    made = stopped_after(tmp_path / "made", 6, exp, built)
+    files = [path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "run.json"]
+    assert len(files) > 6
+    for file in files:
+        folder = Path(shutil.copytree(made, tmp_path / "run"))
+        flip(folder / file, (folder / file).stat().st_size // 2)
+        assert ended(resume(folder, built=built)) == wanted
+        shutil.rmtree(folder)
+
+
+def test_damage_to_both_generations_is_refused_and_nothing_is_touched(tmp_path: Path, built: Built) -> None:
+    made = stopped_after(tmp_path / "made", 3, tiny("rounds=4"), built)
+    both: list[Callable[[Path], object]] = [
+        lambda c: swap(c / "000002.safetensors", c / "000003.safetensors"),
+        lambda c: swap(c / "000002.json", c / "000003.json"),
+        lambda c: [os.truncate(file, 0) for file in c.glob("*.json")],
+        lambda c: [file.unlink() for file in c.glob("*.safetensors")],
+    ]
+    for damage in both:
+        folder = Path(shutil.copytree(made, tmp_path / "run"))
+        damage(folder / "checkpoints")
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for _ in range(2):  # the second resumption must not find an empty folder and begin anew
+            with pytest.raises(CheckpointError, match="is whole; start again in another folder") as caught:
+                resume(folder, built=built)
+            assert caught.value.code == 5
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+        shutil.rmtree(folder)
+
+
+def test_no_checkpoint_at_all_is_no_reason_to_begin_anew(tmp_path: Path, built: Built) -> None:
+    folder = stopped_after(tmp_path / "run", 3, tiny("rounds=4"), built)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(CheckpointError, match="has records of several rounds, but no checkpoint"):
+        resume(folder, built=built)
+    assert len(read(folder).rounds) == 3
+
+
+def test_an_experiment_that_was_edited_by_hand_is_not_gone_on_with(tmp_path: Path, built: Built) -> None:
+    folder = stopped_after(tmp_path / "run", 2, tiny(), built)
+    meta = json.loads((folder / "run.json").read_text())
+    meta["experiment"]["training"]["lr"] = 0.2
+    (folder / "run.json").write_text(json.dumps(meta))
+    said: list[str] = []
+    with pytest.raises(CheckpointError):
+        resume(folder, built=built, say=said.append)
+    assert said[0] == "the checkpoint of round 2 cannot be used: it belongs to another experiment than run.json"
+
+
+def test_all_that_has_changed_since_is_said(tmp_path: Path, built: Built) -> None:
+    folder = stopped_after(tmp_path / "run", 2, tiny(), built)
+    meta = json.loads((folder / "run.json").read_text())
+    meta["digests"]["data"], meta["versions"]["torch"] = "0123456789abcdef", "1.0"
+    (folder / "run.json").write_text(json.dumps(meta))
+    with pytest.raises(CheckpointError) as caught:
+        resume(folder, built=built)
+    assert "data is not the same: the run was made with 0123456789ab, now it is " in str(caught.value)
+    assert "torch is not the same: the run was made with 1.0, now it is 2." in str(caught.value)
+
+
+# --- the same folder again --------------------------------------------------------------------------------------------
+
+
+def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
+    stopped_after(tmp_path / "run", 1, tiny(), built)
+
+    def check(*words: str) -> None:
+        exp = experiment(tiny(*words))
+        refuse_other(settled(exp, built, build_method(exp.method)), tmp_path / "run")
+
+    check("rounds=9", "engine=pool", "workers=2", "memory=1GB")  # these change no bit
+    with pytest.raises(UsageError) as caught:
+        check("training.lr=0.2", "method=fedprox")
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"'{tmp_path}/run' holds a run of another experiment; choose another folder:"
+    assert lines == ["  method.mu: None -> 0.01", "  method.name: fedavg -> fedprox", "  training.lr: 0.1 -> 0.2"]
+    many = [f"training.{key}=7" for key in ("epochs", "steps", "batch", "lr", "weight_decay", "horizon", "clip")]
+    many += [f"training.{key}=0.5" for key in ("momentum", "step_factor", "lr_decay")]
+    many += ["training.step_every=7", "seed=7"]
+    with pytest.raises(UsageError) as caught:
+        check(*many)
+    _, *lines = str(caught.value).splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "  seed: 0 -> 7"
+    assert lines[-1] == "  and 3 more"
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """The command line in an empty folder, with a page that takes no time; returns exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(html, "write_report", lambda runs, path, **_: path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([words[0], *WORDS, *words[1:]])
+        caught = capsys.readouterr()
+        return int(left.value.code or 0), caught.out, caught.err
+
+    return call
+
+
+def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(command: Command, built: Built) -> None:
+    wanted = ended(simulate(tiny(), "whole", built=built))
+    stopped_after(Path("run"), 2, tiny(), built)
+    code, out, err = command("run", "--out", "run")
+    assert (code, err) == (0, "")
+    assert out.startswith("'run' holds this run: going on with it\n")
+    assert ended(read("run")) == wanted
+    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
+    code, out, err = command("run", "--out", "run")
+    assert (code, err) == (0, "")
+    assert out.startswith("'run' holds this run: it was finished and is not run again\n")
+    assert "FedAvg" in out
+    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
+    code, out, _ = command("run", "rounds=4", "--out", "run")
+    assert (code, len(read("run").rounds)) == (0, 4)
+    assert out.startswith("'run' holds this run: going on with it\n")
+
+
+def test_run_refuses_the_folder_of_another_experiment(command: Command, built: Built) -> None:
+    stopped_after(Path("run"), 2, tiny(), built)
+    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
+    code, _, err = command("run", "training.momentum=0.5", "--out", "run")
+    assert code == 2
+    assert err == (
+        "fedalloy: 'run' holds a run of another experiment; choose another folder:\n  training.momentum: 0.0 -> 0.5\n"
+    )
+    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
+
+
+# --- locks and signals, with real processes ---------------------------------------------------------------------------
+
+
+def python(code: str, *words: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fedalloy.files import locked
+with locked(Path(sys.argv[1]) / "run.lock"):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+RACE = """
+import sys
+from pathlib import Path
+from fedalloy.errors import StorageError
+from fedalloy.files import locked
+folder, won = Path(sys.argv[1]), 0
+while won < 25:
+    try:
+        with locked(folder / "run.lock"):
+            (folder / "alone").mkdir()
+            (folder / "alone").rmdir()
+            won += 1
+    except StorageError:
+        pass
+"""
+
+
+def test_one_process_writes_and_a_killed_one_locks_nobody_out(tmp_path: Path, built: Built) -> None:
+    folder = stopped_after(tmp_path / "run", 2, tiny(), built)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    holder = python(HOLD, folder)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    sentence = f"'{folder}' is being written by process {holder.pid}; wait for its end, or choose another folder"
+    with pytest.raises(StorageError) as caught:
+        resume(folder, built=built)
+    assert (str(caught.value), caught.value.code) == (sentence, 4)
+    with pytest.raises(StorageError):
+        simulate(tiny(), folder, built=built)
+    assert len(read(folder).rounds) == 2  # whoever reads needs no lock
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"} == before
+    holder.kill()
+    holder.communicate()
+    assert (folder / "run.lock").exists()
+    assert len(resume(folder, built=built).rounds) == 3
+    assert not (folder / "run.lock").exists()
+
+
+def test_a_lock_has_one_holder_whoever_takes_and_releases_it(tmp_path: Path) -> None:
+    racers = [python(RACE, tmp_path) for _ in range(4)]
+    answers = [racer.communicate() for racer in racers]
+    assert answers == [("", "")] * 4  # two at once would both have made the folder
+    assert list(tmp_path.iterdir()) == []
+
+
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore it
+from fedalloy.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "engine", "code"), [(signal.SIGTERM, "serial", 143), (signal.SIGINT, "pool", 130)], ids=str
+)
+def test_a_signal_ends_a_run_at_once_and_it_goes_on(
+    tmp_path: Path, built: Built, number: signal.Signals, engine: str, code: int
+) -> None:
+    folder = tmp_path / "run"
+    endless = ["rounds=100000", f"engine={engine}", "workers=2", "evaluate_every=100000"]
+    process = python(COMMAND, "run", *WORDS, *endless, "--out", folder)
+    patience = time.monotonic() + 300
+    while not (folder / "rounds.jsonl").exists() or len(read(folder).rounds) < 3:
+        assert process.poll() is None
+        assert time.monotonic() < patience
+        time.sleep(0.02)
+    listing = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = listing.read_text().split() if listing.exists() else []  # Linux alone has it
+    assert len(workers) == (2 if engine == "pool" and listing.exists() else 0)
+    process.send_signal(number)
+    process.send_signal(number)  # impatience costs nothing
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert err.splitlines()[-1] == f"fedalloy: interrupted; `fedalloy resume {folder}` goes on from the last round"
+    assert "Traceback" not in err
+    assert [worker for worker in workers if Path(f"/proc/{worker}").exists()] == []
+    rounds = len(read(folder).rounds) + 2
+    again = resume(folder, rounds=rounds, built=built, engine=Serial(built.setting))
+    wanted = simulate(tiny(f"rounds={rounds}", "evaluate_every=100000"), tmp_path / "whole", built=built)
+    assert ended(again) == ended(wanted)
