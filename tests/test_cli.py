@@ -461,7 +461,8 @@ def test_version_and_help(fed: Command) -> None:
     assert fed("--version").out == f"fedalloy, version {fedalloy.__version__}\n"
     assert fed("--help").out == fed("-h").out == fed().out
     assert fed().code == 0
-    for command in ("demo", "run", "compare", "resume", "list", "partition", "report", "draw", "export", "check"):
+    words = "demo run compare table resume list partition report draw export check doctor"
+    for command in words.split():
         assert command in fed("--help").out
         assert fed(command, "--help").code == 0
 

@@ -269,7 +269,7 @@ def test_an_override_without_a_sign_is_refused(text: str) -> None:
 
 
 def test_an_override_below_a_number_is_refused() -> None:
-    with pytest.raises(UsageError, match="'rounds.x' cannot be set: rounds is not a table"):
+    with pytest.raises(UsageError, match="cannot be set: rounds is not a table"):
         override({"rounds": 3}, ["rounds.x=1"])
 
 

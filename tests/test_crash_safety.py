@@ -548,3 +548,13 @@ def test_a_signal_ends_a_run_at_once_and_it_goes_on(
     again = resume(folder, rounds=rounds, built=built, engine=Serial(built.setting))
     wanted = simulate(tiny(f"rounds={rounds}", "evaluate_every=100000"), tmp_path / "whole", built=built)
     assert ended(again) == ended(wanted)
+
+
+@pytest.mark.parametrize("inner", ["checkpoints", "quarantine"])
+def test_a_run_writes_through_no_link(inner: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / inner).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is a link; a run writes into its own folder only"):
+        simulate({"data": "tiny", "model": "mlp", "rounds": 1}, tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -108,9 +109,11 @@ def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:
 
 
 def slug(label: str) -> str:
-    """A label as a folder's name.
+    """A label as the name of a folder or file, which cannot lead out of where it is put.
 
-    >>> slug("FedProx mu=1")
-    'fedprox-mu-1'
+    >>> slug("FedProx mu=1"), slug("../../etc/passwd"), len(slug("long " * 100))
+    ('fedprox-mu-1', 'etc-passwd', 64)
     """
-    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
+    name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
+    # What is cut off still tells two long labels apart.
+    return name if len(name) <= 64 else f"{name[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from fedalloy.build import build
-from fedalloy.config import Choice, build_method, experiment
+from fedalloy.comparison import slug
+from fedalloy.config import Choice, build_method, check_options, experiment
 from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import DataError, UsageError
@@ -53,11 +55,12 @@ def export_model(
     view = view or next(iter(views))
     if view not in views:
         raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
-    path = Path(path or folder / f"{view}{'' if client is None else f'-{client}'}.safetensors")
+    path = Path(path or folder / f"{slug(view)}{'' if client is None else f'-{client}'}.safetensors")
     about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
-    write_weights(views[view], path, about)
     channels, size, _ = meta["model"]["input"]
-    return path, loading_lines(path, exp.model, meta["model"].get("outputs", meta["model"]["classes"]), channels, size)
+    lines = loading_lines(path, exp.model, meta["model"].get("outputs", meta["model"]["classes"]), channels, size)
+    write_weights(views[view], path, about)
+    return path, lines
 
 
 def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int) -> str:
@@ -71,8 +74,14 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
     net.load_state_dict(load_file("oca.safetensors"))
     net.eval()
     """
-    options: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size, **model.options}
+    given: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size}
     known = model.name in registered
+    # Somebody will paste these lines, so that a run.json of somebody else's must not put words into them.
+    if known:
+        check_options(model, registered[model.name], "model", given)
+    elif not model.name.isidentifier():
+        raise DataError(f"the run's model is called {model.name!r}, which is no name of a network; mend its run.json")
+    options = {**given, **model.options}
     keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return "\n".join(
         [
@@ -80,7 +89,7 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
             *(["from fedalloy.models import create"] if known else []),
             "",
             f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own",
-            f'net.load_state_dict(load_file("{path.name}"))',
+            f"net.load_state_dict(load_file({json.dumps(path.name, ensure_ascii=False)}))",
             "net.eval()",
         ]
     )

@@ -61,6 +61,9 @@ class Store:
     def locked(self) -> Iterator[None]:
         """Be the only process that writes here; the folder goes if nothing was written."""
         make_folder(self.folder, PRIVATE_FOLDER)
+        for inner in (self.checkpoints, self.quarantine):
+            if inner.is_symlink():  # what is written there would lie elsewhere
+                raise StorageError(f"'{inner}' is a link; a run writes into its own folder only, so remove the link")
         try:
             with locked(self.folder / "run.lock"):
                 yield

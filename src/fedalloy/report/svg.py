@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedalloy.errors import UsageError
+from fedalloy.files import write_atomically
 
 # Text stays text (small, sharp, selectable); ids come from content and not from a random draw.
 SAVING: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fedalloy", "pdf.fonttype": 42}
@@ -60,7 +61,7 @@ def save(figure: Figure, path: str | Path) -> Path:
     kind = path.suffix.lower().lstrip(".")
     if kind not in NO_DATE:
         raise UsageError(f"a picture cannot be saved as '{path.name}'; end its name with .png, .pdf or .svg")
-    path.write_bytes(_render(figure, kind))
+    write_atomically(path, _render(figure, kind))
     return path
 
 
