@@ -466,7 +466,7 @@ def test_every_rule_has_a_fault_that_it_finds():
 
 def test_the_rules_are_told_one_line_each():
     lines = checks_passed(Local(), small_settings()[0])
-    assert len(lines) == len(check.CHECKS) == 13
+    assert len(lines) == len(check.CHECKS) == 15
     assert lines[0].startswith("is a frozen dataclass: A frozen dataclass whose hyper-parameters have defaults")
     assert all(rule_text(rule) for rule in check.CHECKS)
 

@@ -423,16 +423,22 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Let SIGTERM unwind what is inside, as Ctrl-C does, so that workers are ended and shared memory is given back."""
+    """Let SIGTERM unwind what is inside, as Ctrl-C does, so that workers are ended and shared memory is given back.
 
-    def end(*_: object) -> NoReturn:
-        raise Terminated
+    Only the first signal does; a second one shall not stop the first from being answered.
+    """
+
+    def end(number: int, _: object) -> NoReturn:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
         yield
         return
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, end)
+    for number in before:
+        signal.signal(number, end)
     try:
         yield
     finally:
@@ -446,8 +452,6 @@ def _resumable(*words: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        for number in (signal.SIGTERM, signal.SIGINT):  # a second one shall not stop the first from being answered
-            signal.signal(number, signal.SIG_IGN)
         kind = TerminationError if isinstance(error, Terminated) else InterruptionError
         raise kind(f"interrupted; `{_command(*words)}` goes on from the last round") from error
 

@@ -57,7 +57,7 @@ def test_order_of_the_layers():
     def layers(name: str) -> str:
         return kinds(create(name, classes=10, channels=1, size=28).features)
 
-    halving = "Conv2d MaxPool2d ReLU"
+    halving = "Conv2d Halve ReLU"
     assert layers("simple-cnn") == f"{halving} {halving}"
     assert layers("selective-cnn") == f"{halving} {halving} Flatten Linear ReLU"
     assert layers("knfu-m1") == f"{halving} {halving} Flatten Linear ReLU Linear ReLU"
