@@ -101,7 +101,14 @@ def _moved(samples: Samples, device: str) -> Samples:
 
 
 def _load(part: DataPart) -> Dataset:
-    return load(part.name, **check_options(part, reader(part.name), "data"))
+    return _read(part.name, check_options(part, reader(part.name), "data"))
+
+
+def _read(name: str, options: Mapping[str, Any]) -> Dataset:
+    try:
+        return load(name, **options)
+    except OSError as error:
+        raise UsageError(f"the data set '{name}' cannot be read: {error.strerror}") from error
 
 
 def _networks(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
@@ -128,7 +135,15 @@ def _network(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: 
             f"write data.size = {max(height, width)}"
         )
     # A partial, because it can be sent to another process and a nested function cannot.
-    return partial(models.create, choice.name, classes=outputs, channels=channels, size=height, **options)
+    return partial(_created, choice.name, classes=outputs, channels=channels, size=height, **options)
+
+
+def _created(name: str, **options: Any) -> nn.Module:
+    try:
+        return models.create(name, **options)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is too large"
+        raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error
 
 
 def _name(network: Network) -> str:
@@ -245,7 +260,7 @@ def _public(
         return None, None
     if aside is not None:
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
-    other = load(part.data, **check_options(part, reader(part.data), "public"))
+    other = _read(part.data, check_options(part, reader(part.data), "public"))
     if other.x.shape[1] != data.x.shape[1]:
         raise UsageError(
             f"the public set '{part.data}' has {other.x.shape[1]} channels and '{data.name}' {data.x.shape[1]}; "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
+import stat
 import tomllib
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,6 +27,12 @@ from fedalloy.spill import parse_size
 from fedalloy.training import LocalWork
 
 T = TypeVar("T")
+
+LARGEST_FILE = 1_000_000  # bytes; the longest of our own has a few thousand
+DEEPEST = 16  # tables or lists within each other; an experiment needs four
+LONGEST_KEY = 100  # letters
+LONGEST_TEXT = 500
+LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,13 +220,14 @@ _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
     """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
+    _refuse_unwritable(values, "the experiment")
     values = {key: value for key, value in values.items() if key != "axes"}
     refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = _table(key, value)
         if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
-            raise UsageError(f"{key} = {value!r} must be a table; write [{key}]")
+            raise UsageError(f"{key} = {_shown(value)} must be a table; write [{key}]")
         if key in _OPEN:
             built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
         elif key in _CLOSED:
@@ -239,6 +248,33 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     return exp
 
 
+def _refuse_unwritable(value: Any, where: str, around: tuple[int, ...] = ()) -> None:
+    """Refuse what no sensible file can hold, so that all later checks can walk over the values and show them."""
+    if not around and not isinstance(value, Mapping):
+        raise UsageError(f"{where} is a {type(value).__name__}; it must be a table")
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise UsageError(f"{where} is a whole number beyond 64 bits; write a smaller one")
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        raise UsageError(f"{where} is a text of {len(value):,} letters; it may have {LONGEST_TEXT:,}")
+    inner: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        inner = value.items()
+    elif isinstance(value, list | tuple):
+        inner = ((str(place), part) for place, part in enumerate(value))
+    if id(value) in around or (inner and len(around) == DEEPEST):
+        raise UsageError(f"{where} has more than {DEEPEST} tables or lists within each other")
+    for key, part in inner:
+        if not isinstance(key, str) or not key.isprintable() or len(key) > LONGEST_KEY:
+            raise UsageError(f"{where}: the key {_shown(key)} must be text of at most {LONGEST_KEY} printable letters")
+        _refuse_unwritable(part, f"{where}.{key}" if around else key, (*around, id(value)))
+
+
+def _shown(value: Any) -> str:
+    """A value in a sentence, whose end it must not push out of sight."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
+
+
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, Sequence) or not all(isinstance(part, Mapping) for part in value):
         raise UsageError(f"{key} must be tables; write [[{key}]]")
@@ -246,8 +282,10 @@ def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _published(part: Mapping[str, Any]) -> Published:
-    rows = [tuple(row) if isinstance(row, list) else row for row in part.get("rows", [])]
-    return construct(Published, {**part, "rows": tuple(rows)}, "published")
+    rows = part.get("rows", ())
+    if isinstance(rows, list):
+        rows = tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+    return construct(Published, {**part, "rows": rows}, "published")
 
 
 def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
@@ -321,7 +359,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
         wanted = dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors())
-        raise UsageError(f"{where}{place} = {first['input']!r} must be {' or '.join(wanted)}") from error
+        raise UsageError(f"{where}{place} = {_shown(first['input'])} must be {' or '.join(wanted)}") from error
     except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
         return value
 
@@ -333,14 +371,26 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values in a TOML file."""
+    name = f"the experiment file {_shown(str(path))}"
     try:
+        look = os.stat(path)
+        if look.st_size > LARGEST_FILE:
+            raise UsageError(f"{name} has {look.st_size:,} bytes; it may have {LARGEST_FILE:,}")
+        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading could last for ever
+            raise UsageError(f"{name} cannot be read: it is a pipe or a device")
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
     except FileNotFoundError as error:
-        raise UsageError(f"there is no experiment file '{path}'") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the experiment file '{path}' cannot be read: {error}") from error
+        raise UsageError(f"there is no experiment file {_shown(str(path))}") from error
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the experiment file '{path}' is not TOML: {error}") from error
+        raise UsageError(f"{name} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{name} has too many brackets within each other") from error
+    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits, a path that cannot be one
+        raise UsageError(f"{name} cannot be read: {error}") from error
 
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -398,8 +448,8 @@ def _default_name(key: str) -> dict[str, str]:
 def _value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
-        return raw  # a bare word is a string
+    except (ValueError, RecursionError):
+        return raw  # a bare word is a string; so is what cannot be read at all, and is refused as one
 
 
 def _own_keys(cls: type) -> list[str]:
@@ -423,7 +473,7 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) 
     for key in values:
         if key not in known:
             hint = suggest(str(key), list(known)) if known else "it has none"
-            raise UsageError(f"{where} has no key '{key}'; {hint}")
+            raise UsageError(f"{where} has no key {_shown(key)}; {hint}")
 
 
 def _check_seed(where: str, seed: int) -> None:

@@ -218,6 +218,7 @@ class Card:
     distils: str = "no"
     leaves_client: str = "model weights, number of samples"
     public: bool = False
+    clients_hold_public: bool = False
     any_network: bool = False
     features: bool = False
     remembers: str = "nothing"

@@ -14,25 +14,48 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy.tree import Tree, leaves
+from fedalloy import tree
+from fedalloy.errors import UsageError
 
 Check = Callable[[Any], str | None]
 """Looks at what stands under a key and says what is wrong with it, or nothing."""
 
 Contract = Mapping[str, Check]
 SLACK = 1e-3  # by which the sum of a row of probabilities may miss 1
+LONGEST = 300  # letters of a reason, which may quote what a stranger wrote
+DEEPEST = 32  # tables within tables, where no contract says how many there are
+MOST = (1 << 63) - 1  # a whole number beyond it could be neither written nor computed with
+LARGEST = 1 << 30  # numbers in a tensor, where no contract says its shape
 
 
-def refusal(body: Tree, contract: Contract | None) -> str | None:
-    """Why a reply is refused, if it is; without a contract its numbers must at least be finite.
+def refusal(body: Any, contract: Contract | None) -> str | None:
+    """Why a reply is refused, if it is: one line, whatever was sent; what is not refused is a tree.
+
+    Without a contract its numbers must at least be finite.
 
     >>> refusal({"n": -3}, {"n": whole(1)})
     'n is -3, below 1'
     >>> refusal({"n": 3, "extra": 1}, {"n": whole(1)})
     "it holds 'extra', which nobody asked for"
+    >>> refusal(None, {"n": whole(1)})
+    'it is a NoneType, not a table'
     """
+    try:
+        fault = _fault(body, contract)
+        if fault is None:
+            tree.check(body, "it")
+    except UsageError as error:
+        fault = str(error)
+    except Exception as error:  # one client's reply, whatever it is, must not end the round of the others
+        fault = f"it cannot be checked ({type(error).__name__})"
+    return None if fault is None else _line(fault)
+
+
+def _fault(body: Any, contract: Contract | None) -> str | None:
+    if not isinstance(body, Mapping):
+        return f"it is a {type(body).__name__}, not a table"
     if contract is None:
-        return next((f"{path} is not finite" for path, leaf in leaves(body) if not _finite(leaf)), None)
+        return _unsound(body, "", DEEPEST)
     for key in contract:
         if key not in body:
             return f"it lacks '{key}'"
@@ -42,6 +65,24 @@ def refusal(body: Tree, contract: Contract | None) -> str | None:
     for key, check in contract.items():
         if (fault := check(body[key])) is not None:
             return f"{key} {fault}"
+    return None
+
+
+def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
+    """What is wrong with a table of which only this is known, that its numbers must be finite."""
+    if depth == 0:
+        return f"it has more than {DEEPEST} tables within tables"
+    for key, value in body.items():
+        name = f"{place}{key}"
+        if isinstance(value, Mapping):
+            fault = _unsound(value, f"{name}/", depth - 1)
+        elif isinstance(value, Tensor):
+            large = value.numel() > LARGEST
+            fault = f"{name} has more than {LARGEST:,} numbers" if large else _unreadable(value, f"{name} ")
+        else:
+            fault = None if _finite(value) else f"{name} is not finite"
+        if fault is not None:
+            return fault
     return None
 
 
@@ -61,7 +102,7 @@ def like(example: Any) -> Check:
     return check
 
 
-def whole(least: int, most: int | None = None) -> Check:
+def whole(least: int, most: int = MOST) -> Check:
     """A whole number within limits.
 
     >>> whole(1, 5)(7), whole(1)(True), whole(1)(2)
@@ -86,7 +127,7 @@ def real(least: float = -math.inf, most: float = math.inf) -> Check:
     def check(value: Any) -> str | None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return f"is a {type(value).__name__}, not a number"
-        return _outside(value, least, most) if math.isfinite(value) else "is not finite"
+        return _outside(value, least, most) if _finite(value) else "is not finite"
 
     return check
 
@@ -100,9 +141,10 @@ def array(*shape: int, least: float = -math.inf, most: float = math.inf, dtype: 
 
     def check(value: Any) -> str | None:
         fault = _unlike(value, torch.empty(shape, dtype=dtype, device="meta"), "")
-        if fault is None and value.numel() and not (least <= float(value.min()) and float(value.max()) <= most):
-            return f"has numbers outside {least} to {most}"
-        return fault
+        if fault is not None or (least == -math.inf and most == math.inf) or not value.numel():
+            return fault
+        inside = least <= value.min().item() and value.max().item() <= most
+        return None if inside else f"has numbers outside {least} to {most}"
 
     return check
 
@@ -166,29 +208,51 @@ def _unlike_tensor(value: Any, example: Tensor, place: str) -> str | None:
         return f"{place}is {str(value.dtype).removeprefix('torch.')}, not {str(example.dtype).removeprefix('torch.')}"
     if value.shape != example.shape:
         return f"{place}has the shape {tuple(value.shape)}, not {tuple(example.shape)}"
+    return _unreadable(value, place)
+
+
+def _unreadable(value: Tensor, place: str) -> str | None:
+    """Why a tensor's numbers cannot be used, if so; shape and kind are right."""
+    if value.layout != torch.strided or value.is_meta:
+        return f"{place}holds no plain numbers"
     return None if _finite(value) else f"{place}is not finite"
 
 
 def _finite(leaf: Any) -> bool:
     if isinstance(leaf, Tensor):
-        return not leaf.is_floating_point() or bool(leaf.isfinite().all())
+        # NaN passes on to the minimum: two passes over the numbers, and no room for a copy of them.
+        return not (leaf.is_floating_point() and leaf.numel()) or all(
+            math.isfinite(end) for end in (leaf.min().item(), leaf.max().item())
+        )
+    if isinstance(leaf, int):
+        return abs(leaf) <= MOST
     return not isinstance(leaf, float) or math.isfinite(leaf)
 
 
-def _outside(value: float, least: float, most: float | None) -> str | None:
+def _outside(value: float, least: float, most: float) -> str | None:
     if value < least:
-        return f"is {value}, below {least}"
-    return f"is {value}, above {most}" if most is not None and value > most else None
+        return f"is {_number(value)}, below {least}"
+    return f"is {_number(value)}, above {most}" if value > most else None
+
+
+def _number(value: float) -> str:
+    """A number as text; Python refuses to write very long ones."""
+    return f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else str(value)
 
 
 def _difference(value: Mapping[str, Any], example: Mapping[str, Any]) -> str:
-    lacking = sorted(example.keys() - value.keys())
-    return (
-        f"'{_short(lacking[0])}' is missing"
-        if lacking
-        else f"'{_short(min(value.keys() - example.keys()))}' is too much"
-    )
+    lacking = example.keys() - value.keys()
+    if lacking:
+        return f"'{_short(min(lacking))}' is missing"
+    return f"'{_short(min(value.keys() - example.keys(), key=str))}' is too much"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= 40 else f"{name[:37]}..."
+def _short(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _line(text: str) -> str:
+    """A text for records and screens: not too long, and without letters that end a line or move the cursor."""
+    cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -14,6 +14,8 @@ from fedalloy.errors import UsageError
 
 T = TypeVar("T")
 
+LONGEST = 100  # letters of an unknown name that are looked at and shown
+
 
 class Registry(Mapping[str, T], Generic[T]):
     """A read-only mapping from names to things, which grows by its `register` decorator.
@@ -53,7 +55,7 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._things:
             return self._things[name]
-        raise UsageError(f"there is no {self.kind} '{name}'; {suggest(name, self._things)}")
+        raise UsageError(f"there is no {self.kind} {name[:LONGEST]!r}; {suggest(name, self._things)}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._things))
@@ -73,7 +75,7 @@ def suggest(name: str, known: Mapping[str, object] | list[str]) -> str:
     >>> suggest("x", ["fedavg", "local"])
     'choose one of: fedavg, local'
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(name[:LONGEST], list(known), n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"choose one of: {', '.join(sorted(known))}"
 
 

@@ -155,14 +155,17 @@ class Round:
         answers = sorted(self.engine.carry(self.method, self.round, messages), key=lambda answer: answer.client)
         self.ledger.client_seconds += time.perf_counter() - start
         sent = {message.client: message for message in messages}
-        replies = [
-            Message(action, a.client, a.reply.body)
-            for a in answers
-            if isinstance(a, Answer) and self._arrived(a, sent[a.client])
-        ]
-        for failure in answers:
-            if isinstance(failure, Failure):
-                self._quarantine(failure.client, action, failure.reason)
+        due, replies = set(ids), []
+        for answer in answers:
+            if answer.client not in due:
+                again = answer.client in sent
+                self._quarantine(answer.client, action, "it answered twice" if again else "nobody asked it")
+                continue
+            due.remove(answer.client)
+            if isinstance(answer, Failure):
+                self._quarantine(answer.client, action, answer.reason)
+            elif self._arrived(answer, sent[answer.client]):
+                replies.append(Message(action, answer.client, answer.reply.body))
         if len(replies) < (needed := self._setting.quorum.needed(len(ids))):
             self.skipped = f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed"
             raise QuorumError(self.skipped)
@@ -191,9 +194,10 @@ class Round:
 
     def _fault(self, answer: Answer, message: Message) -> str | None:
         """Why an answer does not count, if so: its client's privacy budget is spent, or it is not what it must be."""
-        if self._setting.privacy is not None and isinstance(spent := answer.reply.body.get(LEDGER), str):
+        body = answer.reply.body
+        if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
             self.spent.add(answer.client)
-            return spent
+            return f"its privacy budget of {self._setting.privacy.budget} is spent"
         return refusal(answer.reply.body, self.method.expects(message, self))
 
     def pool(self) -> Samples:

@@ -26,6 +26,7 @@ from fedalloy.tree import Tree
         distils="the sharpened mean of all active clients' answers, on public samples, into them and a server's model",
         leaves_client="probabilities for public samples",
         public=True,
+        clients_hold_public=True,
         any_network=True,
         remembers="its model",
         private=True,

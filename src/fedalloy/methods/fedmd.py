@@ -164,6 +164,7 @@ class LogitExchange(Method):
         distils="the mean answer of all active clients, on public samples, into each client's network",
         leaves_client="logits on public samples",
         public=True,
+        clients_hold_public=True,
         any_network=True,
         remembers="its model; with Adam, two sets of moments",
         private=True,

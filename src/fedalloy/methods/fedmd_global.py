@@ -29,6 +29,7 @@ from fedalloy.tree import Tree
         distils="the mean answer of all active clients, on public samples, into the server's and each client's network",
         leaves_client="logits on public samples",
         public=True,
+        clients_hold_public=True,
         any_network=True,
         remembers="its model, as it was after pre-training, after the digest and after the local update",
         private=True,

@@ -25,6 +25,7 @@ from fedalloy.tree import Tree
         distils="a mixture of all active clients' answers, its own for each client, on public samples",
         leaves_client="probabilities for public samples",
         public=True,
+        clients_hold_public=True,
         any_network=True,
         remembers="its model",
         private=True,

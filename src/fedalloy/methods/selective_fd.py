@@ -44,6 +44,7 @@ SERVES = {
         distils="the mean answer of the active clients that know a public sample, where it is clear",
         leaves_client="soft or hard labels of public samples, and which of them resemble its own",
         public=True,
+        clients_hold_public=True,
         any_network=True,
         remembers="its model, and which public samples resemble its own",
         quick={"auxiliary": 20},

@@ -10,6 +10,8 @@ from fedalloy.models.checks import flag, multiple_of_4, whole
 from fedalloy.models.norm import norm as norm_layer
 from fedalloy.models.residual import conv, global_pool, kaiming_fan_out
 
+DEEPEST = 1000
+
 
 @model("wrn")
 def wrn(
@@ -27,6 +29,8 @@ def wrn(
     multiple_of_4(size)
     whole("width", width)
     flag("bias", bias)
+    if depth > DEEPEST:
+        raise UsageError(f"depth={depth} is more than anybody trains; write {DEEPEST} or less")
     if whole("depth", depth, least=10) % 6 != 4:
         below = (depth - 4) // 6 * 6 + 4
         raise UsageError(f"depth={depth} is not 6n + 4; write {below} or {below + 6}")

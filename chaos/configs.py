@@ -1,0 +1,176 @@
+"""Experiments that are wrong are refused in a sentence, and those that are accepted work.
+
+First tables and then files with something wrong in them: each must be accepted or refused with a `FedalloyError` of one
+line. An accepted table must come back whole from what it says of itself, and now and then what it names is built.
+Then experiments drawn from all that is registered are run for one round. A refusal is good only before the first round,
+and is counted: a draw may be impossible, but most must not be.
+
+    python chaos/configs.py --count 100000 --save        and a fifth as many files, a fiftieth as many runs
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+from unittest.mock import patch
+
+import torch
+from harness import HERE, FaultError, little_memory, run_from_command_line, show, trials
+from mutants import damaged, mutated, no_file
+from pydantic import TypeAdapter
+from valid import an_experiment
+
+from fedalloy import build, config, registry
+from fedalloy.config import build_method, experiment
+from fedalloy.core import Method
+from fedalloy.data import Dataset, load
+from fedalloy.engine.base import Round
+from fedalloy.engine.serial import Serial
+from fedalloy.errors import FedalloyError
+from fedalloy.quorum import QuorumError
+from fedalloy.runner import simulate
+
+MOST_REFUSED = 0.2  # of the experiments that should work
+LONGEST = 1000  # letters of a sentence
+
+
+def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
+    """So many tables, a fifth as many files, a fiftieth as many runs."""
+    with read_once(), little_memory():
+        found = {
+            "config-tables": trials("config-tables", count, seed, table_trial, save=save),
+            "config-files": trials("config-files", max(1, count // 5), seed, file_trial, save=save),
+            "config-runs": runs(max(1, count // 50), seed, save=save),
+        }
+    for report in found.values():
+        show(report)
+    return found
+
+
+def runs(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
+    """Experiments that should work, and how many of them were refused."""
+
+    def refused(report: Mapping[str, Any]) -> Mapping[str, Any]:
+        share = report["endings"].get("refused", 0) / report["count"]
+        return {"refused": round(share, 3), "too_many_refused": share > MOST_REFUSED}
+
+    return trials("config-runs", count, seed, run_trial, save=save, finish=refused)
+
+
+@contextmanager
+def read_once() -> Iterator[None]:
+    """Unpack the built-in data once, and read type hints once: both take longer than what is tried."""
+    data = load("tiny")
+
+    def loaded(name: str, **given: Any) -> Dataset:
+        return data if name == "tiny" and not given else load(name, **given)
+
+    with (
+        patch.object(build, "load", loaded),
+        patch.object(config, "_hints", cache(vars(config)["_hints"])),
+        patch.object(config, "TypeAdapter", _adapter),
+        patch.object(registry, "get_type_hints", cache(get_type_hints)),
+    ):
+        yield
+
+
+ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def _adapter(hint: Any, config: Any) -> TypeAdapter[Any]:
+    if hint not in ADAPTERS:
+        ADAPTERS[hint] = TypeAdapter(hint, config=config)
+    return ADAPTERS[hint]
+
+
+@cache
+def texts() -> list[bytes]:
+    """Files that are right: those of the project's experiments."""
+    return [file.read_bytes() for file in sorted((HERE.parent / "experiments").glob("*.toml"))]
+
+
+def table_trial(dice: random.Random) -> str:
+    """A table with something wrong in it."""
+    right = tomllib.loads(dice.choice(texts()).decode()) if dice.random() < 0.2 else an_experiment(dice)
+    try:
+        exp = experiment(mutated(right, dice))
+    except FedalloyError as error:
+        return _refused(error)
+    if experiment(exp.to_dict()).to_dict() != exp.to_dict():  # a list may have been a tuple
+        raise FaultError("an accepted experiment does not come back whole")
+    small = exp.data.name == "tiny" and (exp.data.size or 8) <= 32 and exp.device == "cpu"
+    if dice.random() < 0.7 or not small or (exp.public is not None and exp.public.data not in ("own", "tiny")):
+        return "accepted"
+    try:
+        setting = build.build(exp).setting
+        setting.check(build_method(exp.method))
+        build.tried(setting)
+    except FedalloyError as error:
+        _refused(error)
+        return "refused when built"
+    return "built"
+
+
+def file_trial(dice: random.Random) -> str:
+    """A file with something wrong in it, or no file at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        if dice.random() < 0.05:
+            path = no_file(Path(folder), dice)
+        else:
+            path = Path(folder) / "experiment.toml"
+            path.write_bytes(damaged(dice.choice(texts()), dice))
+        try:
+            config.read(path)
+        except FedalloyError as error:
+            return _refused(error, folder)
+    return "accepted"
+
+
+def run_trial(dice: random.Random) -> str:
+    """An experiment that should work, for one round."""
+    values = an_experiment(dice)
+    engine: Noting | None = None
+    try:
+        exp = experiment(values)
+        built = build.build(exp)
+        built.setting.check(build_method(exp.method))
+        engine = Noting(built.setting)
+        simulate(exp, built=built, engine=engine)
+    except QuorumError:
+        return "without a quorum"
+    except FedalloyError as error:
+        if engine is not None and engine.last > 0:
+            raise FaultError(f"refused in the run: {error}; {values}") from error
+        return _refused(error)
+    except Exception as error:
+        raise FaultError(f"{type(error).__name__}: {str(error)[:300]}; {values}") from error
+    return "ran"
+
+
+class Noting(Serial):
+    """Knows whether the first round has begun."""
+
+    last = -1
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round."""
+        self.last = round
+        return super().open(method, round)
+
+
+def _refused(error: FedalloyError, folder: str = "") -> str:
+    sentence = str(error).replace(folder, "") if folder else str(error)
+    if not sentence or len(sentence) > LONGEST or "\n" in sentence or "\x1b" in sentence:
+        raise FaultError(f"the refusal is not one line: {sentence[:200]!r} ({len(sentence)} letters)")
+    return "refused"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_from_command_line(main, 1000)

@@ -1,0 +1,139 @@
+"""The same seed gives the same bits: whatever the number of workers, the order of arrival and Python's hash seed.
+
+A process for each hash seed runs every method on the serial engine and on pools of 1, 2 and 4 workers, once with
+messages and answers in their order and once with both shuffled: 24 cells for each method. All must leave the same
+state, the same memories and the same figures of evaluation.
+
+    python chaos/exactness.py --count 23 --save        so many methods
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import Any
+
+import torch
+from harness import run_from_command_line, show, single
+
+import fedalloy.methods  # noqa: F401  # registers them
+from fedalloy import tree
+from fedalloy.core import Message, Method, methods, quick, run
+from fedalloy.engine.base import Answer, Failure, Round
+from fedalloy.engine.pool import Pool
+from fedalloy.engine.serial import Serial
+from fedalloy.evaluation import evaluate
+from fedalloy.probe import small_settings
+from fedalloy.tree import Tree
+
+HASH_SEEDS = ("0", "1", "random")
+WORKERS = (0, 1, 2, 4)  # 0 is the serial engine
+ORDERS = ("in order", "shuffled")
+ROUNDS = 2
+
+
+def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
+    """All cells of so many methods; a failure is a cell that differs from the first of its method."""
+    names = random.Random(seed).sample(sorted(methods), min(count, len(methods)))
+    tables = {hash_seed: _elsewhere(hash_seed, names, seed) for hash_seed in HASH_SEEDS}
+    digests: dict[str, dict[str, str]] = {
+        name: {f"hash seed {h}, {cell}": found for h, table in tables.items() for cell, found in table[name].items()}
+        for name in names
+    }
+    examples = [
+        {"trial": name, "what": f"{cell}: {digest[:12]}, not {next(iter(cells.values()))[:12]}"}
+        for name, cells in digests.items()
+        for cell, digest in cells.items()
+        if digest != next(iter(cells.values()))
+    ]
+    cells = len(HASH_SEEDS) * len(WORKERS) * len(ORDERS)
+    facts = {"cells": cells, "methods": sorted(names), "examples": examples[:20]}
+    report = single("exactness", seed, len(examples), count=cells * len(names), save=save, **facts)
+    show(report)
+    return {"exactness": report}
+
+
+def _elsewhere(hash_seed: str, names: Sequence[str], seed: int) -> dict[str, dict[str, str]]:
+    """What a process with this hash seed finds: for each method the digest of each cell."""
+    command = [sys.executable, __file__, "--cells", str(seed), *names]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": hash_seed}
+    )
+    found: dict[str, dict[str, str]] = json.loads(done.stdout)
+    return found
+
+
+def cells(names: Sequence[str], seed: int, workers: Sequence[int] = WORKERS) -> dict[str, dict[str, str]]:
+    """The digest of each method's run on each engine, in both orders, in this process."""
+    setting = small_settings()[1]
+    found: dict[str, dict[str, str]] = {name: {} for name in names}
+    for number in workers:
+        with _engine(setting, number) as engine:
+            for name in names:
+                for order in ORDERS:
+                    engine.memories = {}
+                    carrier = engine if order == "in order" else Shuffled(engine, seed)
+                    found[name][f"{number} workers, {order}"] = digest(quick(methods[name]), carrier)
+    return found
+
+
+@contextmanager
+def _engine(setting: Any, workers: int) -> Iterator[Any]:
+    if workers == 0:
+        yield Serial(setting)
+    else:
+        with Pool(setting, workers=workers) as pool:
+            yield pool
+
+
+class Shuffled:
+    """Another engine, whose messages go out and whose answers arrive in another order."""
+
+    def __init__(self, engine: Any, seed: int) -> None:
+        self.engine, self.dice = engine, random.Random(f"{seed}/arrival")
+        self.setting, self.workers = engine.setting, engine.workers
+
+    @property
+    def memories(self) -> dict[int, Tree]:
+        """The clients' memories, which are the other engine's."""
+        found: dict[int, Tree] = self.engine.memories
+        return found
+
+    @memories.setter
+    def memories(self, memories: dict[int, Tree]) -> None:
+        self.engine.memories = memories
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round."""
+        return Round(self, method, round)
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
+        """The same answers, shuffled."""
+        answers = list(self.engine.carry(method, round, self.dice.sample(messages, len(messages))))
+        self.dice.shuffle(answers)
+        return answers
+
+
+def digest(method: Method, engine: Any) -> str:
+    """All that some rounds leave behind."""
+    state = run(method, engine, ROUNDS)
+    views = evaluate(engine.setting, method, state, engine.memories, engine.workers)
+    kept = {str(k): memory for k, memory in engine.memories.items()}
+    left = tree.digest({"state": state.body, "memories": kept})
+    return sha256((left + json.dumps(views, sort_keys=True)).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1:2] == ["--cells"]:
+        warnings.simplefilter("ignore")
+        sys.stdout.write(json.dumps(cells(sys.argv[3:], int(sys.argv[2]))))
+    else:
+        run_from_command_line(main, len(methods))

@@ -1,0 +1,200 @@
+"""What the programs of this folder share: numbered trials, which can be gone on with, and a report of them.
+
+What happens in a trial follows from the seed and its number alone: any one can be repeated, and a campaign that was
+stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+SHOWN = 20  # failures that are written down; all are counted
+PATIENCE = 120  # seconds that a trial may take; longer is a failure
+EVERY = 5.0  # seconds between two lines of progress
+
+
+class FaultError(Exception):
+    """A trial that did not end as it must."""
+
+
+Trial = Callable[[random.Random], str]
+"""Does one thing that is drawn from the dice, says how it ended in a word or two, and raises if that must not be."""
+
+
+def trials(
+    name: str,
+    count: int,
+    seed: int,
+    trial: Trial,
+    *,
+    save: bool = False,
+    finish: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {},
+) -> dict[str, Any]:
+    """Carry out trials 0 to `count` and report them; with `save`, go on with those that are reported already.
+
+    `finish` makes of the report what else it should say.
+    """
+    report = _begun(name, seed) if save else _blank(name, seed)
+    begin, shown, first = time.monotonic(), 0.0, report["count"]
+    spent = report["seconds"]
+    endings = Counter(report["endings"])
+    for number in range(first, count):
+        ending, fault = _tried(trial, random.Random(f"{seed}/{name}/{number}"))
+        endings[ending] += 1
+        if fault is not None:
+            report["failures"] += 1
+            if len(report["examples"]) < SHOWN:
+                report["examples"].append({"trial": number, "what": fault})
+        now = time.monotonic() - begin
+        report.update(count=number + 1, endings=dict(sorted(endings.items())), seconds=round(spent + now, 1))
+        if now - shown > EVERY:
+            shown = now
+            _say(name, number + 1, count, report["failures"], now / (number + 1 - first) * (count - number - 1))
+            if save:
+                _write(report)
+    report.update(finish(report))
+    _say(name, report["count"], count, report["failures"], 0.0)
+    if save:
+        _write(report)
+    return report
+
+
+def single(name: str, seed: int, failures: int, *, count: int, save: bool = False, **facts: Any) -> dict[str, Any]:
+    """The report of something that is measured as a whole."""
+    report = {**_blank(name, seed), "count": count, "failures": failures, **facts}
+    del report["seconds"], report["endings"]
+    if save:
+        _write(report)
+    return report
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """Print a report's figures."""
+    sys.stdout.write(json.dumps({k: v for k, v in report.items() if k != "machine"}, indent=2) + "\n")
+
+
+def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int) -> None:
+    """Call a program's `main`, and leave with 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--count", type=int, default=count, help="how many trials (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", action="store_true", help="write chaos/results, or go on with what is there")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torch's, about the strange tensors that are made on purpose
+    found = main(given.count, given.seed, save=given.save)
+    sys.exit(1 if any(report["failures"] or report.get("too_many_refused") for report in found.values()) else 0)
+
+
+@contextmanager
+def little_memory(room: int = 4 << 30) -> Iterator[None]:
+    """No more than `room` bytes beyond what the process has: a fault that takes more fails, and not the machine."""
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (has + room, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def peak(into: list[int]) -> Iterator[None]:
+    """Append the largest resident size during the block, in bytes; Linux can forget an earlier one."""
+    Path("/proc/self/clear_refs").write_text("5")
+    yield
+    lines = Path("/proc/self/status").read_text().splitlines()
+    into.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
+
+
+def _tried(trial: Trial, dice: random.Random) -> tuple[str, str | None]:
+    try:
+        with _hurried():
+            return trial(dice), None
+    except FaultError as fault:
+        return "failed", str(fault)
+    except Exception as error:  # whatever it is: that it came out is the failure
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return "failed", f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}, {place.name})"
+
+
+@contextmanager
+def _hurried() -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise FaultError(f"it took longer than {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(PATIENCE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _blank(name: str, seed: int) -> dict[str, Any]:
+    return {
+        "what": name,
+        "count": 0,
+        "failures": 0,
+        "examples": [],
+        "endings": {},
+        "seed": seed,
+        "seconds": 0.0,
+        "command": f"python chaos/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".strip(),
+        "code": _code(),
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+    }
+
+
+def _code() -> str:
+    """What was tried: trials of another code do not count for this one."""
+    found = hashlib.sha256()
+    for file in sorted([*HERE.glob("*.py"), *(HERE.parent / "src").rglob("*.py")]):
+        found.update(file.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _begun(name: str, seed: int) -> dict[str, Any]:
+    fresh = _blank(name, seed)
+    file = RESULTS / f"{name}.json"
+    old: dict[str, Any] = json.loads(file.read_text()) if file.exists() else fresh
+    same = all(old[key] == fresh[key] for key in ("seed", "code", "machine"))
+    return {**old, "command": fresh["command"]} if same else fresh
+
+
+def _write(report: Mapping[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    draft = RESULTS / f"{report['what']}.json.new"
+    draft.write_text(json.dumps(report, indent=2) + "\n")
+    draft.replace(RESULTS / f"{report['what']}.json")
+
+
+def _say(name: str, done: int, count: int, failures: int, left: float) -> None:
+    more = f", about {left / 60:.0f} min left" if left >= 60 else f", about {left:.0f} s left" if left else ""
+    sys.stderr.write(f"{name}: {done:,} of {count:,}, {failures} failed{more}\n")

@@ -1,0 +1,291 @@
+"""Malformed replies to every registered method: the round must end as if that client had not answered.
+
+In each trial one client of a small federation, the first or the last that is asked, sends something else than its
+honest reply. Nothing may be raised, the reply must be set aside with a reason, and the server's state and all clients'
+memories must have the bits of the round in which this client did not answer. What happens to be a possible reply need
+only not end the round. Then honest replies are delivered twice or by strangers, which must change nothing, and the gate
+alone is handed whatever Python can hold. `memory.py` measures what hostile replies take.
+
+    python chaos/replies.py --count 100000 --save
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from arbitrary import a_contract, an_object
+from harness import FaultError, little_memory, run_from_command_line, show, trials
+from kinds import KINDS, PLAUSIBLE
+from spoil import NO_PLACE, Honest, Kind
+
+import fedalloy.methods  # noqa: F401  # registers them
+from fedalloy import tree
+from fedalloy.core import Message, Method, Reply, State, act, methods, run
+from fedalloy.costs import Meter
+from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.serial import Serial
+from fedalloy.gate import refusal
+from fedalloy.probe import require_finite, small_settings
+from fedalloy.setting import Setting
+from fedalloy.tree import Tree
+
+Place = tuple[str, int]  # an action, and the client that is asked for it
+VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with another use of them
+    ("dafkd", {"upload": "scores"}),
+    ("dafkd", {"upload": "predictions"}),
+    ("fedavg", {"combine": "median"}),
+    ("fedavg", {"combine": "trimmed", "clip": "median"}),
+    ("fedavg", {"weights": "uniform", "cap": 0.5}),
+    ("fedmd", {"combine": "median", "clip_logits": 5.0}),
+    ("selective-fd", {"labels": "hard"}),
+]
+
+
+def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
+    """So many malformed replies through whole rounds, and as many objects through the gate alone."""
+    with little_memory():
+        found = {
+            "replies": trials("replies", count, seed, reply_trial, save=save, finish=breadth),
+            "deliveries": trials("deliveries", max(1, count // 10), seed, delivery_trial, save=save),
+            "gate": trials("gate", count, seed, gate_trial, save=save),
+        }
+    for report in found.values():
+        show(report)
+    return found
+
+
+def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Among how much the trials were drawn."""
+    return {"methods": sorted({cast()[role].name for role in asking()}), "kinds": len(every_kind())}
+
+
+# --- a round in which one client may answer otherwise -----------------------------------------------------------------
+
+
+@dataclass
+class Scene:
+    """A method in a small federation before a round, and what happens there when everybody is honest."""
+
+    method: Method
+    setting: Setting
+    state: State
+    memories: dict[int, Tree]
+    older: dict[Place, Tree]
+    messages: dict[Place, Tree] = field(default_factory=dict)
+    replies: dict[Place, Tree] = field(default_factory=dict)
+    known: dict[tuple[Place, str, str], Reply] = field(default_factory=dict)
+    without: dict[Place, str] = field(default_factory=dict)
+
+    def answer(self, round: int, message: Message, memory: Tree) -> Reply:
+        """An honest reply; the same client with the same message need not be trained again."""
+        key = ((message.action, message.client), tree.digest(message.body), tree.digest(memory))
+        if key not in self.known:
+            self.known[key] = act(self.method, self.setting.client(message.client, round, memory), message)
+        return self.known[key]
+
+    def places(self) -> list[Place]:
+        """For each action the first and the last client that is asked for it."""
+        asked: dict[str, list[int]] = {}
+        for action, client in self.replies:
+            asked.setdefault(action, []).append(client)
+        return [(action, end(clients)) for action, clients in asked.items() for end in (min, max)]
+
+    def overheard(self, place: Place) -> Honest:
+        """What a client at this place would have said, and what it may have seen."""
+        action, client = place
+        return Honest(
+            body=self.replies[place],
+            message=self.messages[place],
+            others=[body for (a, k), body in self.replies.items() if a == action and k != client],
+            older=self.older.get(place),
+            elsewhere=next((body for (a, k), body in self.replies.items() if a != action and k == client), None),
+        )
+
+
+class Stage(Serial):
+    """The serial engine, with one client whose reply to one action is what we like, or does not come."""
+
+    def __init__(
+        self, scene: Scene, place: Place | None = None, body: Any = NO_PLACE, *, unasked: bool = False
+    ) -> None:
+        super().__init__(scene.setting, scene.memories)
+        self.scene, self.place, self.body, self.unasked = scene, place, body, unasked
+        self.rounds: list[Round] = []
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round, and keep it: it knows what was set aside."""
+        self.rounds.append((_Without if self.unasked else Round)(self, method, round))
+        return self.rounds[-1]
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
+        """Let clients act; without a place all are honest, and what they say is noted."""
+        for message in messages:
+            place = (message.action, message.client)
+            honest = self.scene.answer(round, message, self.memories.get(message.client, {}))
+            if place != self.place:
+                if self.place is None:
+                    self.scene.messages[place], self.scene.replies[place] = message.body, honest.body
+                yield Answer(message.client, honest, Meter())
+            elif self.body is not NO_PLACE:
+                yield Answer(message.client, unchecked(self.body, honest.keep), Meter())
+
+
+class _Without(Round):
+    """A round for which the client is not even sampled."""
+
+    def sample(self, *, by_size: bool = False) -> list[int]:
+        assert isinstance(self.engine, Stage)
+        assert self.engine.place is not None
+        return [k for k in super().sample(by_size=by_size) if k != self.engine.place[1]]
+
+
+def unchecked(body: Any, keep: Tree | None) -> Reply:
+    """A reply of anything at all, as an engine would hand it over that does not look at what came from afar."""
+    made = object.__new__(Reply)
+    object.__setattr__(made, "body", body)
+    object.__setattr__(made, "keep", keep)
+    return made
+
+
+def played(scene: Scene, stage: Stage) -> str:
+    """One round, and the digest of all that it leaves behind."""
+    after = run(scene.method, stage, scene.state.round + 1, scene.state)
+    require_finite(after.body, "state")
+    return tree.digest({"state": after.body, "memories": {str(k): m for k, m in stage.memories.items()}})
+
+
+@cache
+def cast() -> list[Method]:
+    """Every registered method, and some in other variants, with options that make them quick."""
+    every: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in methods]
+    return [methods[name](**{**methods[name].card.quick, **options}) for name, options in [*every, *VARIANTS]]
+
+
+@cache
+def scene(role: int, which: int, round: int) -> Scene:
+    """One of the cast before its first round, or before its second, with everybody's honest replies."""
+    method, setting = cast()[role], small_settings()[which]
+    if round == 1:
+        found = Scene(method, setting, run(method, Serial(setting), 0), {}, {})
+    else:
+        before = scene(role, which, round - 1)
+        stage = Stage(before)
+        after = run(method, stage, round - 1, before.state)
+        found = Scene(method, setting, after, stage.memories, before.replies)
+    played(found, Stage(found))
+    return found
+
+
+def absent(at: Scene, place: Place) -> str:
+    """The digest of the round in which this client does not answer; it must be that in which it is not even sampled."""
+    if place not in at.without:
+        at.without[place] = played(at, Stage(at, place))
+        first = next(iter(at.replies))[0]
+        if place[0] == first and played(at, Stage(at, place, unasked=True)) != at.without[place]:
+            raise FaultError(f"{at.method.name}: a lost reply of client {place[1]} is not the same as its absence")
+    return at.without[place]
+
+
+@cache
+def asking() -> list[int]:
+    """Those of the cast that ask their clients for anything."""
+    return [role for role in range(len(cast())) if scene(role, 0, 1).replies]
+
+
+def reply_trial(dice: random.Random) -> str:
+    """A method, a place and a kind that fits."""
+    at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
+    place = dice.choice(at.places())
+    honest = at.overheard(place)
+    body: Any = NO_PLACE
+    while body is NO_PLACE:
+        name, kind = dice.choice(every_kind())
+        body = kind(honest, dice)
+    return spoiled(at, place, name, body)
+
+
+def spoiled(at: Scene, place: Place, kind: str, body: Any) -> str:
+    """One round with this reply; says whether it was set aside, and raises if it left a trace."""
+    expected = absent(at, place)
+    stage = Stage(at, place, body)
+    where = f"{at.method.name}, round {at.state.round + 1}, {place[0]} of client {place[1]}, {kind}"
+    try:
+        found = played(at, stage)
+    except Exception as error:
+        raise FaultError(f"{where}: {type(error).__name__}: {str(error)[:200]}") from error
+    aside = stage.rounds[-1].quarantined
+    if not aside and kind in PLAUSIBLE:
+        return "possible"
+    if [(bad["action"], bad["client"]) for bad in aside] != [place] or not aside[0]["reason"]:
+        raise FaultError(f"{where}: what was set aside is {aside}")
+    if found != expected:
+        raise FaultError(f"{where}: the round is not what it is without this client")
+    return "set aside"
+
+
+def every_kind() -> list[tuple[str, Kind]]:
+    """All kinds, the possible ones too."""
+    return [*KINDS.items(), *PLAUSIBLE.items()]
+
+
+# --- honest replies, wrongly delivered --------------------------------------------------------------------------------
+
+
+class Postman(Stage):
+    """Everybody is honest, but after the others a reply arrives as that of a client from which none is due."""
+
+    def __init__(self, scene: Scene, place: Place, sender: int) -> None:
+        super().__init__(scene, place, scene.replies[place])
+        self.sender = sender
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
+        """The answers, and one too many."""
+        yield from super().carry(method, round, messages)
+        if self.place is not None and messages and messages[0].action == self.place[0]:
+            yield Answer(self.sender, unchecked(self.body, None), Meter())
+
+
+def delivery_trial(dice: random.Random) -> str:
+    """A reply that comes twice, comes from a client that was not asked, or from one that does not exist."""
+    at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
+    action, client = dice.choice(at.places())
+    asked = {k for a, k in at.replies if a == action}
+    unasked = sorted(set(at.setting.ids) - asked)
+    ways = {"twice": client, "by a stranger": 99, **({"by one who was not asked": unasked[0]} if unasked else {})}
+    way = dice.choice(sorted(ways))
+    stage = Postman(at, (action, client), ways[way])
+    where = f"{at.method.name}, {action} of client {client}, delivered {way}"
+    try:
+        found = played(at, stage)
+    except Exception as error:
+        raise FaultError(f"{where}: {type(error).__name__}: {str(error)[:200]}") from error
+    if found != played(at, Stage(at)):
+        raise FaultError(f"{where}: the round is not what it is without the reply that nobody asked for")
+    return way
+
+
+# --- the gate alone ---------------------------------------------------------------------------------------------------
+
+
+def gate_trial(dice: random.Random) -> str:
+    """Anything against any contract: a reason in one line, or a tree of which a message can be made."""
+    contract, body = a_contract(dice), an_object(dice)
+    reason = refusal(body, contract)
+    if reason is None:
+        Message("any", 0, body)
+        require_finite(body, "what passed the gate")
+        tree.framing_bytes(body)
+        return "passed"
+    if not reason or len(reason) > 500 or not reason.isprintable():
+        raise FaultError(f"the reason is not one line: {reason!r}")
+    return "refused"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run_from_command_line(main, 1000)
