@@ -461,7 +461,7 @@ def test_version_and_help(fed: Command) -> None:
     assert fed("--version").out == f"fedalloy, version {fedalloy.__version__}\n"
     assert fed("--help").out == fed("-h").out == fed().out
     assert fed().code == 0
-    words = "demo run compare table resume list partition report draw export check doctor"
+    words = "demo run compare table resume list partition report draw export check doctor bench-attacks"
     for command in words.split():
         assert command in fed("--help").out
         assert fed(command, "--help").code == 0

@@ -322,6 +322,33 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     sys.exit(exit_code(findings))
 
 
+@cli.command("bench-attacks")
+@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@OVERRIDES
+@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
+@click.option("--attacks", "-a", help="Names of attacks, separated by commas; default: all.")
+@click.option("--fraction", default=0.3, show_default=True, help="The share of the clients that attack.")
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@click.option("--out", "-o", metavar="FILE.json", help="Where to write the figures.")
+def bench_attacks(
+    file: str | None,
+    overrides: tuple[str, ...],
+    methods: str | None,
+    attacks: str | None,
+    fraction: float,
+    seeds: str,
+    out: str | None,
+) -> None:
+    """How much accuracy methods keep when some clients attack, with and without the options that bound them."""
+    from fedalloy.attack_bench import bench_experiment, report_attacks
+
+    exp = bench_experiment(*_parted(file, overrides))
+    some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
+    report_attacks(
+        exp, some[0], some[1], fraction, _seeds(seeds, exp.seed), Path(out) if out else None, _console(), _say
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
     given = list(sys.argv[1:] if arguments is None else arguments)
