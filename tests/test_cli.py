@@ -327,7 +327,7 @@ def test_a_method_without_the_public_set_it_needs(
 
 WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("rnu",), 2, "there is no command 'rnu'; did you mean 'run'?"),
-    (("xyz",), 2, "there is no command 'xyz'; choose one of: check, compare, demo, "),
+    (("xyz",), 2, "there is no command 'xyz'; choose one of: bench-attacks, check, "),
     (("run", "--ouut", "x"), 2, "No such option '--ouut'"),
     (("run", "missing.toml"), 2, "there is no experiment file 'missing.toml'"),
     (("run", "broken.toml"), 2, "the experiment file 'broken.toml' is not TOML: "),
