@@ -42,7 +42,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(TOOLS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy,flower]'
 	touch $(TOOLS)
 
 clean:
