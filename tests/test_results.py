@@ -185,6 +185,7 @@ def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds
         bottom10=0.125,
         test=None,
         alma=0.125,
+        gap=None,
         loss=0.125,
         stability=float(np.std(AMPS)),
         rounds_to_target=2,
@@ -204,6 +205,14 @@ def test_rounds_without_an_evaluation_cost_but_do_not_score() -> None:
     (row,) = results.rows(run, target=0.75)
     assert (row.round, row.rounds, row.rounds_to_target, row.bytes_up) == (4, 5, 4, 300)
     assert row.stability == 0.125
+
+
+def test_the_gap_is_what_local_training_loses_of_distillation() -> None:
+    run = make(
+        [record(1, personal=view(0.5), distilled=view(0.75)), record(2, personal=view(0.5), distilled=view(0.625))]
+    )
+    assert [(row.view, row.gap) for row in results.rows(run)] == [("personal", 0.125), ("distilled", None)]
+    assert results.rows(make([record(1, personal=view(0.5))]))[0].gap is None
 
 
 def test_the_target_may_be_one_of_global_accuracy() -> None:

@@ -25,6 +25,7 @@ Selection = Literal["last", "best on validation", "best on test"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in the order in which they are shown
+PERSONAL, DISTILLED = "personal", "distilled"  # a client's model after local training, and just before it
 FORMAT = 1
 
 
@@ -148,6 +149,7 @@ class Row:
     bottom10: float | None
     test: float | None
     alma: float | None
+    gap: float | None  # what clients' local training loses of the AMP that distillation had given them (FedMD+Global)
     loss: float | None
     stability: float | None
     rounds_to_target: int | None
@@ -161,7 +163,8 @@ class Row:
 
 # An id has no mean, everything else in a row has.
 COLUMNS = (
-    *("round", "amp", "fm", "wlp", "bottom10", "test", "alma", "loss", "stability", "rounds_to_target", "rounds"),
+    *("round", "amp", "fm", "wlp", "bottom10", "test", "alma", "gap", "loss", "stability", "rounds_to_target"),
+    "rounds",
     *("bytes_up", "bytes_down", "bytes_total", "seconds", "flops"),
 )
 
@@ -254,6 +257,12 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         values = run.series(view, metric)[1]
         return None if chosen is None else _known(float(values[numbers == chosen][0]))
 
+    def gap() -> float | None:
+        if view != PERSONAL or DISTILLED not in run.views or chosen is None:
+            return None
+        rounds, distilled = run.series(DISTILLED, "amp")
+        return _known(float(distilled[rounds == chosen][0] - amps[numbers == chosen][0]))
+
     worst = value("worst_client")
     hit = None if target is None else metrics.rounds_to_target(run.series(view, target_metric)[1], target)
     return Row(
@@ -269,6 +278,7 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         bottom10=value("bottom10"),
         test=value("test"),
         alma=value("alma"),
+        gap=gap(),
         loss=value("loss"),
         stability=_known(metrics.stability(amps)),
         rounds_to_target=None if hit is None else int(numbers[hit - 1]),

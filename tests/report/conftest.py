@@ -11,7 +11,15 @@ from fedalloy.results import Row, Run
 def _row(label: str = "FedAvg", view: str = "oca", seed: int = 0, **values: Any) -> Row:
     cost = {"bytes_up": 500, "bytes_down": 1000, "bytes_total": 1500, "seconds": 3.21, "flops": None}
     measured = {"amp": 0.8, "fm": 0.002, "wlp": 0.6, "worst_client": 7, "bottom10": 0.65, "test": 0.79, "alma": 0.8}
-    other = {"selection": "last", "round": 30, "loss": 0.5, "stability": None, "rounds_to_target": None, "rounds": 30}
+    other = {
+        "selection": "last",
+        "round": 30,
+        "loss": 0.5,
+        "stability": None,
+        "rounds_to_target": None,
+        "rounds": 30,
+        "gap": None,
+    }
     return Row(label=label, view=view, seed=seed, **{**cost, **measured, **other, **values})
 
 

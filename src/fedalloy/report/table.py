@@ -73,6 +73,7 @@ MEASURES = (
     Column("Worst", _worst),
     _metric("bottom10", "Low 10 %"),
     _metric("test", "Test %"),
+    _metric("gap", "Gap %", "low"),
     Column("Bytes", lambda line, _: human_bytes(line.columns["bytes_total"].mean)),
     Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
     Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
@@ -80,7 +81,7 @@ MEASURES = (
 # Those that a paper may print, by their metric.
 FIGURES = {column.metric: column for column in (*MEASURES, _metric("alma", "ALMA %")) if column.metric}
 # What a narrow terminal gives up, first to last; AMP and WLP stay.
-EXPENDABLE = ("Low 10 %", "Test %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
+EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
 GAP = 2  # blanks between two columns
 
 
