@@ -164,7 +164,7 @@ class Experiment:
     seed: int = 0
     evaluate_every: int = 1
     start: str | None = None
-    engine: Literal["auto", "pool", "threads", "serial"] = "auto"
+    engine: Literal["auto", "pool", "threads", "serial", "flower"] = "auto"
     workers: int | None = None
     memory: str | int | None = None
     layout: Layout = "auto"

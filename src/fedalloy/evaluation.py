@@ -1,11 +1,16 @@
-"""Evaluation after a round: every view on every client, active or not, each network run once over all test data."""
+"""Evaluation after a round: every view on every client, active or not, each network run once over all test data.
+
+Where the data is here, `evaluate` does it all. Where it lies with the clients, each counts for itself (`at_client`),
+and `from_clients` makes the same record of their counts; no sample leaves its owner.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,11 +21,38 @@ from torch import Tensor, nn
 from fedalloy import metrics
 from fedalloy.core import Client, Method, Network, State
 from fedalloy.data.samples import Samples
+from fedalloy.gate import Check, array, real, refusal
 from fedalloy.setting import Setting, pooled
 from fedalloy.training import load, predict, side_by_side
 from fedalloy.tree import Tree
 
 PERSONAL = "personal"
+
+
+class Local(Protocol):
+    """An engine whose clients' data and memories are in this process."""
+
+    setting: Setting
+    memories: dict[int, Tree]
+    workers: int
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An engine whose clients keep data and memories to themselves, and so evaluate for themselves."""
+
+    def begin(self, folder: Path | None) -> None:
+        """A run begins; simulated clients may keep files in this folder."""
+
+    def evaluate(self, method: Method, state: State) -> dict[str, Any]:
+        """The record of a round's views."""
+
+
+def views_on(engine: Local | Remote, method: Method, state: State) -> dict[str, Any]:
+    """The record of a round's views, on any engine."""
+    if isinstance(engine, Remote):
+        return engine.evaluate(method, state)
+    return evaluate(engine.setting, method, state, engine.memories, engine.workers)
 
 
 def evaluate(
@@ -30,9 +62,7 @@ def evaluate(
 
     Equal models, such as ACA and OCA where all clients take part, are evaluated once.
     """
-    models = method.models(state)
-    kept: list[Tree] = []
-    which = {name: _place(weights, kept) for name, weights in models.items()}
+    which, kept = distinct(method.models(state))
     found = side_by_side(lambda weights: _shared(setting, weights, threads), kept, threads)
     views = {name: found[place] for name, place in which.items()}
     first = setting.client(0, state.round, memories.get(0, {}))
@@ -41,6 +71,104 @@ def evaluate(
     for stage in method.stages(first):
         views[stage] = _each(setting, partial(_stage, method, stage), state.round, memories, threads)
     return views
+
+
+def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, int], list[Tree]]:
+    """Which of the distinct models each view has, and these.
+
+    >>> distinct({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}})
+    ({'a': 0, 'b': 0}, [{'w': tensor([1.])}])
+    """
+    kept: list[Tree] = []
+    return {name: _place(weights, kept) for name, weights in models.items()}, kept
+
+
+def at_client(
+    setting: Setting, method: Method, id: int, round: int, memory: Tree, models: Mapping[str, Tree]
+) -> dict[str, Any]:
+    """What one client counts: for each of the given models, for its own, and for each of its stages."""
+    me = setting.client(id, round, memory)
+    own, stages = method.personal(me), method.stages(me)
+    return {
+        "models": {name: _counts(setting.fitting(weights), setting, id) for name, weights in models.items()},
+        PERSONAL: {} if own is None else _counts(load(setting.build(id), own), setting, id),
+        "stages": {name: _counts(load(setting.build(id), weights), setting, id) for name, weights in stages.items()},
+        "order": "\n".join(stages),  # a tree's own keys come back sorted
+    }
+
+
+def _counts(net: nn.Module, setting: Setting, id: int) -> dict[str, Any]:
+    site = setting.sites[id]
+    confusion, loss = _tally(net, [site.test], setting)
+    found = {"confusion": torch.from_numpy(confusion[0]), "loss": float(loss[0])}
+    return {**found, "validation": _accuracy(net, site.validation, setting)} if site.validation else found
+
+
+def from_clients(
+    setting: Setting, which: Mapping[str, int], kept: Sequence[Tree], counts: Mapping[int, Tree]
+) -> dict[str, Any]:
+    """The record that `evaluate` would make, from the counts of the clients that answered; the others have no samples.
+
+    `which` and `kept` are what `distinct` made of the method's models; the common test set is the server's own.
+    """
+    views: dict[str, Any] = {}
+    for place, weights in enumerate(kept):
+        view = _counted(setting, {k: c["models"][str(place)] for k, c in counts.items()}, exact=True)
+        if setting.holdout is not None:
+            view["test"] = _accuracy(setting.fitting(weights), setting.holdout, setting)
+        views |= {name: view for name, at in which.items() if at == place}
+    views = {name: views[name] for name in which}
+    own = {k: {**({PERSONAL: c[PERSONAL]} if c[PERSONAL] else {}), **c["stages"]} for k, c in counts.items()}
+    order = [PERSONAL, *(stage for c in counts.values() for stage in c["order"].split("\n"))]
+    for name in dict.fromkeys(order):
+        having = {k: mine[name] for k, mine in own.items() if name in mine}
+        if 2 * len(having) > len(own):  # no single client can invent a view
+            views[name] = _counted(setting, having)
+    return views
+
+
+def miscounted(setting: Setting, client: int, found: Any, models: int) -> str | None:
+    """What is wrong with what a client says that it counted, if anything."""
+    site = setting.sites[client]
+    contract: dict[str, Check] = {
+        "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
+        "loss": lambda value: None if isinstance(value, float) else "is no number",
+        **({"validation": real(0, 1)} if site.validation else {}),
+    }
+
+    def counts(value: Any) -> str | None:
+        fault = refusal(value, contract)
+        if fault is None and (n := int(value["confusion"].sum())) != len(site.test):
+            return f"counts {n} samples, not {len(site.test)}"
+        return fault
+
+    def views(value: Any) -> str | None:
+        return refusal(value, dict.fromkeys(value, counts)) if isinstance(value, Mapping) else "is no table"
+
+    wanted: dict[str, Check] = {
+        "models": views,
+        PERSONAL: lambda value: counts(value) if value else None,
+        "stages": views,
+        "order": lambda value: None if isinstance(value, str) else "is no text",
+    }
+    fault = refusal(found, wanted)
+    if fault is None and found["models"].keys() != {str(place) for place in range(models)}:
+        return "models has other names than it should"
+    return fault
+
+
+def _counted(setting: Setting, counts: Mapping[int, Tree], *, exact: bool = False) -> dict[str, Any]:
+    """A view from clients' counts; `exact`: all had the same model, so that its right answers are a whole number."""
+    confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
+    loss = np.zeros(len(setting.sites))
+    for k, found in counts.items():
+        confusion[k], loss[k] = found["confusion"].numpy(), found["loss"]
+    view = _view(setting, confusion, loss)
+    sizes = {k: len(site.validation) for k, site in enumerate(setting.sites) if k in counts and site.validation}
+    right = [counts[k]["validation"] * n for k, n in sizes.items()]
+    if right:
+        view["validation"] = sum(map(round, right) if exact else right) / sum(sizes.values())
+    return view
 
 
 def _stage(method: Method, stage: str, me: Client) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,20 +21,23 @@ from fedalloy.config import Choice, Experiment, Stop, build_method, experiment
 from fedalloy.core import Federation, Method, Network, State, hyper_parameters, run
 from fedalloy.costs import forward_flops, peak_memory
 from fedalloy.data.samples import Dataset
-from fedalloy.engine.base import Round
+from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import AnyEngine, engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import CheckpointError, UsageError
-from fedalloy.evaluation import evaluate
+from fedalloy.evaluation import Remote, views_on
 from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
-from fedalloy.privacy import figures
+from fedalloy.privacy import LEDGER, figures
 from fedalloy.quorum import Quorum, QuorumError
 from fedalloy.results import FORMAT, Run
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
 from fedalloy.store import FREE, Say, Store, described
 from fedalloy.training import one_thread, params
+from fedalloy.tree import Tree
+
+MEMORIES = "memories"  # in a run's folder: what simulated clients keep for themselves
 
 Watch = Callable[[Mapping[str, Any]], None]
 
@@ -63,6 +67,7 @@ def simulate(
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     if method is None:
         method = build_method(exp.method)
+    _refuse_own(exp, dataset, network)
     with one_thread():
         built = build(exp, dataset, network) if built is None else built
         built.setting.check(method)
@@ -74,10 +79,11 @@ def simulate(
             if store is not None:
                 store.create(meta)
             try:
-                with _carried(engine, exp, built, method, say) as carrier:
-                    return _go_on(exp, built, method, meta, store, carrier, _spill(exp), [], records, watch, say)
+                with _carried(engine, exp, built, method, say, store) as carrier:
+                    return _go_on(exp, method, meta, store, carrier, _spill(exp), [], records, watch, say)
             except Exception:
                 if store is not None and not records:
+                    shutil.rmtree(store.folder / MEMORIES, ignore_errors=True)
                     store.remove()
                 raise
 
@@ -104,6 +110,7 @@ def resume(
         exp = experiment(old["experiment"])
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
+        _refuse_own(exp, dataset, network)
         method = build_method(exp.method)
         built = build(exp, dataset, network) if built is None else built
         exp = settled(exp, built, method)
@@ -118,24 +125,46 @@ def resume(
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
         records = store.rewind(say)
-        with _carried(engine, exp, built, method, say) as carrier:
+        with _carried(engine, exp, built, method, say, store) as carrier:
+            _refuse_elsewhere(memories, carrier)
             carrier.memories = memories
             spill = _spill(exp)
             start = [spill.hold(state, memories)] if state is not None else []
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
             spill.relax()
-            return _go_on(exp, built, method, meta, store, carrier, spill, start, records, watch, say)
+            return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, say)
 
 
 @contextmanager
-def _carried(engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say) -> Iterator[AnyEngine]:
+def _carried(
+    engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
+) -> Iterator[AnyEngine]:
     tune_malloc()
-    if engine is not None:
-        engine.memories = {}
-        yield engine
-    else:
-        with engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say) as own:
-            yield own
+    with (
+        engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say, exp)
+        if engine is None
+        else nullcontext(engine)
+    ) as carrier:
+        carrier.memories = {}
+        if isinstance(carrier, Remote):
+            carrier.begin(None if store is None else store.folder / MEMORIES)
+        yield carrier
+
+
+def _refuse_own(exp: Experiment, dataset: Dataset | None, network: Network | None) -> None:
+    if exp.engine == "flower" and not (dataset is None and network is None):
+        raise UsageError(
+            "a data set or network of your own is an object of this process, and Flower's clients are told names only; "
+            "register it in a plug-in, or write engine = 'auto'"
+        )
+
+
+def _refuse_elsewhere(memories: Mapping[int, Tree], engine: AnyEngine) -> None:
+    """Refuse memories that are not where this engine looks for them."""
+    if not isinstance(engine, Remote) and any(REFERENCE in memory for memory in memories.values()):
+        raise UsageError("the clients of this run have kept their memories; go on with engine = 'flower'")
+    if isinstance(engine, Remote) and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
+        raise UsageError("the memories of this run are in its checkpoint; go on with engine = 'auto'")
 
 
 def _spill(exp: Experiment) -> Spill:
@@ -150,7 +179,6 @@ def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
 
 def _go_on(
     exp: Experiment,
-    built: Built,
     method: Method,
     meta: dict[str, Any],
     store: Store | None,
@@ -161,7 +189,6 @@ def _go_on(
     watch: Watch | None,
     say: Say,
 ) -> Run:
-    setting = built.setting
     flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = should_stop(exp.stop, records) or "rounds"
@@ -174,7 +201,7 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds
-        views = evaluate(setting, method, state, engine.memories, engine.workers) if due else {}
+        views = views_on(engine, method, state) if due else {}
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,
@@ -218,6 +245,7 @@ def round_record(
         "round": state.round,
         "active": sorted(fed.active),
         "lost": sorted(fed.lost),
+        **({"forgot": sorted(fed.forgot)} if fed.forgot else {}),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
         **figures(fed.engine.setting.privacy, fed.engine.memories, len(fed.sizes)),

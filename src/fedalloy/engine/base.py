@@ -23,6 +23,8 @@ from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.training import LocalWork
 from fedalloy.tree import Tree
 
+REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -40,6 +42,10 @@ class Failure:
 
     client: int
     reason: str
+
+
+class Forgot(Failure):
+    """A client whose memory is gone: it begins anew, and what it answers then comes after this."""
 
 
 class Carrier(Protocol):
@@ -62,6 +68,7 @@ class Round:
     ledger: Ledger = field(default_factory=Ledger)
     active: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    forgot: set[int] = field(default_factory=set)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
     spent: set[int] = field(default_factory=set)
@@ -157,6 +164,9 @@ class Round:
         sent = {message.client: message for message in messages}
         due, replies = set(ids), []
         for answer in answers:
+            if isinstance(answer, Forgot):
+                self.forgot.add(answer.client)
+                continue
             if answer.client not in due:
                 again = answer.client in sent
                 self._quarantine(answer.client, action, "it answered twice" if again else "nobody asked it")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from fedalloy.config import Experiment
 from fedalloy.core import Method
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.pool import Pool, can_cross
@@ -14,8 +15,11 @@ from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
 from fedalloy.setting import Setting
 
-Kind = Literal["auto", "pool", "threads", "serial"]
-AnyEngine = Serial | Threads | Pool
+if TYPE_CHECKING:  # Flower is an extra, and slow to import
+    from fedalloy.engine.flower.carrier import Flower
+
+Kind = Literal["auto", "pool", "threads", "serial", "flower"]
+AnyEngine: TypeAlias = "Serial | Threads | Pool | Flower"
 
 WORTH_A_POOL = 2e11  # floating-point operations: below, the workers' start takes longer than they save
 
@@ -28,11 +32,21 @@ def engine_for(
     kind: Kind,
     workers: int | None,
     say: Callable[[str], None],
+    exp: Experiment | None = None,
 ) -> Iterator[AnyEngine]:
     """Open an engine that carries these methods in this setting, and close it in the end.
 
-    `auto` is the pool where it is worth its start, and else the serial engine.
+    `auto` is the pool where it is worth its start, and else the serial engine. Flower's clients build their settings
+    themselves, from the experiment.
     """
+    if kind == "flower":
+        if exp is None:
+            raise UsageError("engine = 'flower' carries runs of an experiment only; write engine = 'auto' here")
+        from fedalloy.engine.flower.simulation import Simulation
+
+        with Simulation(setting, exp, workers=workers, say=say) as simulation:
+            yield simulation
+        return
     if setting.device.type != "cpu" and kind == "pool":
         raise UsageError(
             f"the pool shares the CPU's memory, and the data is on '{setting.device}'; write engine = 'auto'"

@@ -1,0 +1,171 @@
+"""Flower's simulation beside the embedded engines: the same bits, and what it costs.
+
+python bench/flower.py bits [METHOD ...]     # final states and memories on Ray and on the serial engine
+python bench/flower.py cost                  # start, seconds a round, memory, bytes at 10 and 100 clients
+python bench/flower.py network               # which addresses the processes talk to
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedalloy import tree
+from fedalloy.engine.base import REFERENCE
+from fedalloy.engine.flower.memory import Memory
+from fedalloy.runner import MEMORIES, simulate
+from fedalloy.store import Store
+
+SIX = ("fedavg", "fedkf", "knfu", "kdia", "dafkd", "fedmd-global")
+TINY: dict[str, Any] = {
+    "data": "tiny",
+    "model": {"name": "mlp", "hidden": 16},
+    "rounds": 2,
+    "partition": {"clients": 4, "alpha": 1.0, "validation": 0.1},
+    "participation": {"policy": "fraction", "fraction": 0.5},
+    "public": {"data": "own", "samples": 40, "labelled": True},
+}
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """The last state of a run, and its clients' memories, wherever they lie."""
+    saved = Store(folder).restore()
+    assert saved is not None
+    state, memories = saved
+    found = {}
+    for k, memory in memories.items():
+        own = Memory(folder / MEMORIES / str(k)).read(memory[REFERENCE]) if REFERENCE in memory else memory
+        assert own is not None
+        found[str(k)] = own
+    return {"state": state.body, "memories": found}
+
+
+def bits(names: list[str]) -> None:
+    import fedalloy.methods  # noqa: F401
+    from fedalloy.core import methods
+
+    for name in names:
+        options = {"method": {"name": name, **methods[name].card.quick}}
+        digests, views, seconds = [], [], []
+        for engine in ("serial", "flower"):
+            with tempfile.TemporaryDirectory() as folder:
+                begun = time.perf_counter()
+                run = simulate({**TINY, **options, "engine": engine, "workers": 2}, Path(folder) / "run", say=print)
+                seconds.append(time.perf_counter() - begun)
+                digests.append(tree.digest(left(Path(folder) / "run")))
+                views.append([(r["views"], r["bytes"], r["passes"], r["active"]) for r in run.rounds])
+        same = "equal" if digests[0] == digests[1] else "DIFFERENT"
+        records = "equal" if views[0] == views[1] else "DIFFERENT"
+        print(
+            f"{name:14} state and memories {same}, records {records}  {seconds[0]:.1f} s, {seconds[1]:.1f} s",
+            flush=True,
+        )
+
+
+def cost() -> None:
+    print("clients  model    engine   start   s/round  evaluation  bytes/round  memory of all processes")
+    for clients, rounds in ((10, 5), (100, 3)):
+        for hidden, name in ((75, "250 kB"), (1500, "5 MB")):
+            for engine in ("serial", "flower"):
+                exp = {
+                    "data": {"name": "fashion-mini"},
+                    "model": {"name": "mlp", "hidden": hidden},
+                    "rounds": rounds,
+                    "partition": {"name": "iid", "clients": clients},
+                    "training": {"work": "fixed_steps", "steps": 1, "batch": 16},
+                    "engine": engine,
+                }
+                with peak() as memory:
+                    begun = time.perf_counter()
+                    marks: list[float] = []
+                    run = simulate(exp, watch=lambda _, marks=marks: marks.append(time.perf_counter()))
+                later = run.rounds[1:]  # the first builds the settings
+                each = [r["seconds"]["client"] + r["seconds"]["server"] for r in later]
+                look = [r["seconds"]["evaluation"] for r in later]
+                bytes_ = sum(sum(way.values()) for way in run.rounds[-1]["bytes"].values())
+                start = marks[0] - begun - run.rounds[0]["seconds"]["total"]
+                print(
+                    f"{clients:7}  {name:7}  {engine:7} {start:6.1f} {sum(each) / len(each):9.3f} "
+                    f"{sum(look) / len(look):11.3f} {bytes_:12,} {memory[0] / 2**20:8.0f} MiB",
+                    flush=True,
+                )
+
+
+def network() -> None:
+    """Run a small experiment, and list every peer that a process of it was seen to talk to."""
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.1):
+            mine = {str(pid) for pid in _family(os.getpid())}
+            out = subprocess.run(["ss", "-tunapH"], capture_output=True, text=True).stdout
+            for line in out.splitlines():
+                if any(f"pid={pid}," in line for pid in mine):
+                    fields = line.split()
+                    seen.add(
+                        f"{fields[0]} {fields[1]:10} {fields[4].rsplit(':', 1)[0]} -> {fields[5].rsplit(':', 1)[0]}"
+                    )
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    simulate({**TINY, "engine": "flower", "workers": 2}, say=print)
+    done.set()
+    watcher.join()
+    print("\n".join(sorted(seen)))
+
+
+@contextmanager
+def peak() -> Iterator[list[int]]:
+    """The largest sum of what this process and its children hold (PSS), looked at five times a second."""
+    found, done = [0], threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.2):
+            found[0] = max(found[0], sum(_pss(pid) for pid in _family(os.getpid())))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _pss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
+
+
+def _family(root: int) -> list[int]:
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            parents.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [root]
+    while queue:
+        pid = queue.pop()
+        found.append(pid)
+        queue += parents.get(pid, [])
+    return found
+
+
+if __name__ == "__main__":
+    what, *names = sys.argv[1:] or ["bits"]
+    {"bits": lambda: bits(names or list(SIX)), "cost": cost, "network": network}[what]()

@@ -1,0 +1,284 @@
+"""The server's side of Flower: an engine over any Grid, whose clients are known by their own ids, never by a node's.
+
+Messages are pushed and pulled here and not by Flower's `send_and_receive`, which waits three seconds between looks.
+Answers are told apart by the message that they answer. Whatever a client does, or does not do, is one line and costs
+that client the round.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from flwr.app import Array, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from fedalloy import tree
+from fedalloy.checkpoints import CHAINS
+from fedalloy.config import Experiment
+from fedalloy.core import Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.costs import Meter
+from fedalloy.engine.base import REFERENCE, Answer, Failure, Forgot, Round
+from fedalloy.engine.flower.client import ACT, VIEWS
+from fedalloy.engine.flower.codec import Header, array, to_records
+from fedalloy.engine.flower.roster import WHY, Introduction, Roster, introductions, pulled, read
+from fedalloy.errors import DataError, UsageError
+from fedalloy.evaluation import distinct, from_clients, miscounted
+from fedalloy.files import as_json
+from fedalloy.privacy import LEDGER
+from fedalloy.setting import Setting
+from fedalloy.store import Say
+from fedalloy.tree import Tree
+
+PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
+GRACE = 60.0  # seconds by which the Grid keeps a message longer than anybody looks for its answer
+SHORTEST, LONGEST = 0.01, 0.25  # seconds between two looks for answers
+_DIGEST = re.compile(r"[0-9a-f]{64}|")
+
+Found: TypeAlias = tuple[dict[str, Any], dict[str, Any]] | DataError
+"""The header and the tree of an answer, or why there is none."""
+
+
+class Flower:
+    """Carries messages over a Grid; a client's memory stays with it, and `memories` holds references to them.
+
+    The clients build their settings from `exp`; those of `setting` may hold no data. A client whose node is away for
+    longer than `patience` seconds counts as absent.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        setting: Setting,
+        exp: Experiment,
+        memories: dict[int, Tree] | None = None,
+        say: Say = lambda _: None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.setting, self.exp, self.say, self.patience = setting, exp, say, patience
+        self.memories: dict[int, Tree] = dict(memories or {})
+        self.workers = len(setting.sites)
+        self.move(grid)
+        self._round = -1
+        self._checkpoints: deque[dict[int, str]] = deque(maxlen=CHAINS)  # the digests in the two newest
+
+    def move(self, grid: Grid) -> None:
+        """Go on over this Grid, whose nodes are yet to introduce themselves."""
+        self.grid = grid
+        self.roster = Roster(grid, json.dumps(self.exp.to_dict()), len(self.setting.sites), self.say)
+
+    def begin(self, folder: Path | None) -> None:
+        """A run begins whose files lie in this folder; its clients have their own."""
+
+    def check(self) -> None:
+        """Raise if no answer can come any more, from anybody."""
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round."""
+        refuse_unnamed(method)
+        if round != self._round + 1:
+            self._checkpoints.clear()
+        self._round = round
+        self._checkpoints.append({k: _digest(memory) for k, memory in self.memories.items()})
+        return Round(self, method, round)
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
+        """Let clients act; one that has lost its memory is asked once more, to begin anew."""
+        bodies = _Bodies()
+        lost: list[Message] = []
+        sent = {m.client: m for m in messages}
+        letters = {k: to_records(bodies.array(m.body), self._header(method, round, m)) for k, m in sent.items()}
+        for client, found in self._exchange(ACT, letters, round):
+            answer = _answer(client, found, self.setting)
+            if isinstance(answer, Forgot):
+                self._forget(client, round)
+                lost.append(sent[client])
+            yield answer
+        letters = {m.client: to_records(bodies.array(m.body), self._header(method, round, m)) for m in lost}
+        for client, found in self._exchange(ACT, letters, round):
+            answer = _answer(client, found, self.setting)
+            yield Failure(client, answer.reason) if isinstance(answer, Failure) else answer
+
+    def evaluate(self, method: Method, state: State) -> dict[str, Any]:
+        """The record of a round's views, from what the clients count; no sample comes here."""
+        which, kept = distinct(method.models(state))
+        body = array({str(place): weights for place, weights in enumerate(kept)})
+        counts: dict[int, Tree] = {}
+        due = self.setting.ids
+        for again in (True, False):
+            letters = {k: to_records(body, self._named(method, state.round, k)) for k in due}
+            due = []
+            for client, found in self._exchange(VIEWS, letters, state.round):
+                if isinstance(found, tuple) and found[0].get("lost") and again:
+                    self._forget(client, state.round)
+                    due.append(client)
+                elif isinstance(found, tuple) and miscounted(self.setting, client, found[1], len(kept)) is None:
+                    counts[client] = found[1]
+                else:
+                    why = (
+                        found if isinstance(found, DataError) else miscounted(self.setting, client, found[1], len(kept))
+                    )
+                    self.say(f"round {state.round}: client {client} was not evaluated: {why}")
+        return from_clients(self.setting, which, kept, counts)
+
+    def _forget(self, client: int, round: int) -> None:
+        self.say(f"round {round}: client {client} has lost its memory and begins anew")
+        spent = self.memories.pop(client, {}).get(LEDGER)
+        if spent:
+            self.memories[client] = {LEDGER: spent}
+
+    def _named(self, method: Method, round: int, client: int) -> Header:
+        choice = {"name": method.name, **hyper_parameters(method)}
+        return {
+            "experiment": as_json({**self.exp.to_dict(), "method": choice}).decode(),
+            "client": client,
+            "round": round,
+            "digest": _digest(self.memories.get(client, {})),
+        }
+
+    def _header(self, method: Method, round: int, message: Message) -> Header:
+        k = message.client
+        header = {**self._named(method, round, k), "action": message.action, "steps": self.setting.steps(k)}
+        if len(self._checkpoints) < CHAINS:  # what the older one on disk needs is not known
+            return header
+        needed = {_digest(self.memories.get(k, {})), *(digests.get(k, "") for digests in self._checkpoints)}
+        return {**header, "needed": json.dumps(sorted(needed))}
+
+    def _exchange(self, kind: str, letters: Mapping[int, RecordDict], round: int) -> Iterator[tuple[int, Found]]:
+        """Send each client its letter; yields header and tree of each answer, or why there is none, as they come."""
+        deadline, begun = self.setting.quorum.deadline, time.monotonic()
+        # Past the deadline nobody looks any more; until then the Grid must not take a message away.
+        ttl = None if deadline is None else deadline + GRACE
+        unsent, waiting, pause = dict(letters), dict[str, int](), SHORTEST
+        while unsent or waiting:
+            if unsent:
+                self.roster.look(unsent)
+            for client in [k for k in unsent if self._is_there(k)]:
+                node, pause = self.roster.known[client].node, SHORTEST
+                letter = FlowerMessage(unsent.pop(client), node, kind, ttl=ttl, group_id=str(round))
+                sent = dict.fromkeys(self.grid.push_messages([letter]), client)
+                waiting |= sent
+                if not sent:
+                    self.roster.leave(client)
+                    yield client, DataError(WHY[5])
+            for identifier, reply in pulled(self.grid, list(waiting)):
+                if identifier not in waiting:
+                    self.say(f"round {round}: an answer to no message of this round was ignored")
+                    continue
+                client, pause = waiting.pop(identifier), SHORTEST
+                if isinstance(reply, FlowerMessage) and reply.has_error():
+                    self.roster.leave(client)
+                yield client, _found(reply)
+            self.check()
+            waited = time.monotonic() - begun
+            if deadline is not None and waited > deadline:
+                for client in (*waiting.values(), *unsent):
+                    yield client, DataError(f"it took longer than {deadline} s")
+                return
+            if waited > self.patience:
+                for client in unsent:
+                    yield client, DataError(f"it was not connected for {self.patience:g} s")
+                unsent = {}
+            if unsent or waiting:
+                time.sleep(pause)
+                pause = min(LONGEST, 1.3 * pause)
+
+    def _is_there(self, client: int) -> bool:
+        """Whether a client has introduced itself, as the one that this setting knows."""
+        one = self.roster.known.get(client)
+        if one is None:
+            return False
+        site = self.setting.sites[client]
+        here = (len(site.train), len(site.test), len(site.validation or ()), tuple(site.train.x.shape[1:]))
+        there = (one.train, one.test, one.validation, one.shape)
+        if here != there:
+            self.say(f"client {client} has {_amount(there)}, not the {_amount(here)} of this run; it counts as absent")
+            self.roster.leave(client)
+            return False
+        return True
+
+
+def _amount(sizes: tuple[int, int, int, tuple[int, ...]]) -> str:
+    return f"{sizes[0]} + {sizes[1]} + {sizes[2]} samples of shape {sizes[3]}"
+
+
+class _Bodies:
+    """Arrays of the bodies of one round: clients that are sent the same share one, which is written and hashed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[str, int], ...], tuple[Tree, Array | None]] = {}
+
+    def array(self, body: Tree) -> Array | None:
+        """A body as an array; the same leaves under the same names are the same body."""
+        key = tuple((path, id(leaf)) for path, leaf in tree.leaves(body))
+        if key not in self._known:
+            self._known[key] = (body, array(body))  # with the body, so that no id is used twice
+        return self._known[key][1]
+
+
+def refuse_unnamed(method: Method) -> None:
+    """Refuse a method that another process does not find under its name."""
+    if methods.get(method.name) is not type(method) or type(method).__module__ == "__main__":
+        raise UsageError(
+            f"the method '{method.name}' is defined in a script or notebook, and Flower's clients are told names only; "
+            "put it into a file and give that with --plugin"
+        )
+
+
+def _digest(memory: Tree) -> str:
+    return str(memory.get(REFERENCE, ""))
+
+
+def _found(reply: FlowerMessage | Exception) -> Found:
+    try:
+        return read(reply)
+    except DataError as error:
+        return error
+
+
+def _answer(client: int, found: Found, setting: Setting) -> Answer | Failure:
+    """What a client said as the engine's answer."""
+    if isinstance(found, DataError):
+        return Failure(client, str(found))
+    header, body = found
+    if header.get("lost"):
+        return Forgot(client, "its memory is lost")
+    try:
+        keep = _reference(header)
+        meter = Meter(**{f.name: _number(header[f"meter.{f.name}"]) for f in fields(Meter) if f.name != "running"})
+        seconds = _number(header["seconds"])
+    except (LookupError, ValueError, TypeError, RecursionError) as error:
+        return Failure(client, f"the header of its answer is not sound ({type(error).__name__})")
+    return Answer(client, Reply(tree.to_device(body, setting.device), keep), meter, seconds)
+
+
+def _reference(header: Mapping[str, Any]) -> Tree | None:
+    """What the server has of a client's new memory, if there is one."""
+    if "digest" not in header:
+        return None
+    if not _DIGEST.fullmatch(header["digest"]):
+        raise ValueError("no digest")
+    spent: dict[str, dict[str, int]] = json.loads(header["ledger"])
+    for noise, by in spent.items():
+        for rate, steps in by.items():
+            if not (0.01 <= float(noise) < math.inf and 0 < float(rate) <= 1 and type(steps) is int and steps > 0):
+                raise ValueError("no ledger")
+    return {REFERENCE: header["digest"], **({LEDGER: spent} if spent else {})}
+
+
+def _number(value: Any) -> Any:
+    """A count or a time: not negative, finite."""
+    if isinstance(value, bool) or not 0 <= value < math.inf:
+        raise ValueError("no number")
+    return value
+
+
+__all__ = ["Flower", "Introduction", "introductions", "refuse_unnamed"]

@@ -1,0 +1,158 @@
+"""What runs at a client: a Flower ClientApp with three actions, which answer whatever happens.
+
+* `train.act` lets the client act, from the generation of its memory that the message names, and keeps the new one.
+* `evaluate.views` evaluates models and the client's own, and answers with counts.
+* `query.introduce` says who this is and how much data it has.
+
+A message holds a tree and a header: the experiment with its method, by its registered name and options, and the round.
+It cannot name code, a file or another client's data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, RecordDict
+from flwr.app import Message as FlowerMessage
+from flwr.clientapp import ClientApp
+
+from fedalloy import tree
+from fedalloy.config import build_method, experiment
+from fedalloy.core import Message, Method, act
+from fedalloy.engine.flower.codec import from_records, to_records
+from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.malloc import tune_malloc
+from fedalloy.errors import DataError, FedalloyError, UsageError
+from fedalloy.evaluation import at_client
+from fedalloy.gate import refusal
+from fedalloy.privacy import LEDGER
+from fedalloy.setting import Setting
+from fedalloy.training import one_thread
+from fedalloy.tree import Tree
+
+ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
+LONGEST = 300  # letters of an error that is sent back
+
+SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
+"""From a node's context and the experiment to the client's id, its setting and the folder for its memory."""
+
+log = logging.getLogger(__name__)
+
+
+class MemoryLostError(DataError):
+    """No whole file holds the memory that the server speaks of."""
+
+
+def client_app(setting_of: SettingOf) -> ClientApp:
+    """The app that a client runs; `setting_of` tells it which client it is and what it has."""
+    app = ClientApp()
+    for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce)):
+        category, name = kind.split(".")
+        getattr(app, category)(name)(partial(_answered, do, setting_of))
+    return app
+
+
+@dataclass(frozen=True)
+class _Site:
+    """The client that a message is for, here."""
+
+    client: int
+    setting: Setting
+    memory: Memory
+    experiment: dict[str, Any]
+    header: dict[str, Any]
+
+    def method(self) -> Method:
+        """The experiment's method, of those that are registered here."""
+        found = build_method(experiment({"method": self.experiment["method"]}).method)
+        if self.setting.privacy is not None:
+            self.setting.check(found)  # the server's word that it is a private one is not enough
+        return found
+
+    def remembered(self) -> Tree:
+        """The memory from which to act, and in it what was really spent of its privacy."""
+        found = self.memory.read(self.header["digest"])
+        if found is None:
+            raise MemoryLostError(f"its memory {self.header['digest'][:12]} is lost")
+        spent = self.memory.spent() if self.setting.privacy is not None else {}
+        return {**found, LEDGER: spent} if spent else found
+
+
+def _answered(
+    do: Callable[[_Site, Tree], RecordDict], setting_of: SettingOf, message: FlowerMessage, context: Context
+) -> FlowerMessage:
+    """The answer to a message: always one, since a client that raises or says nothing may never be heard again."""
+    try:
+        tune_once()
+        with one_thread():
+            header, body = from_records(message.content)
+            asked = json.loads(header["experiment"])
+            client, setting, folder = setting_of(context, asked)
+            if header.get("client", client) != client:
+                raise UsageError(f"this is client {client}, and the message is for client {header['client']}")
+            if (fault := refusal(body, None)) is not None:
+                raise UsageError(f"what the server sent is refused: {fault}")
+            site = _Site(client, setting, Memory(folder / str(client)), asked, header)
+            answer = do(site, tree.to_device(body, setting.device))
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, FedalloyError):
+            log.exception("the message could not be answered")
+        answer = to_records({}, {"error": _sentence(error), "lost": int(isinstance(error, MemoryLostError))})
+    return FlowerMessage(answer, reply_to=message)
+
+
+def _act(site: _Site, body: Tree) -> RecordDict:
+    start = time.perf_counter()
+    method, round = site.method(), int(site.header["round"])
+    me = site.setting.client(site.client, round, site.remembered())
+    if site.setting.work.work == "equal_steps":
+        me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
+    try:
+        answer = act(method, me, Message(str(site.header["action"]), site.client, body))
+    finally:
+        if me.account is not None and me.account.charged:
+            site.memory.spend(me.account.spent)
+    header: dict[str, Any] = {f"meter.{name}": value for name, value in asdict(me.meter).items() if name != "running"}
+    if answer.keep is not None:
+        header["digest"] = site.memory.write(round, answer.keep)
+        header["ledger"] = json.dumps(answer.keep.get(LEDGER, {}))
+    if "needed" in site.header:
+        site.memory.forget(round, {*json.loads(site.header["needed"]), header.get("digest", "")})
+    return to_records(answer.body, {**header, "seconds": time.perf_counter() - start})
+
+
+def _views(site: _Site, body: Tree) -> RecordDict:
+    round = int(site.header["round"])
+    found = at_client(site.setting, site.method(), site.client, round, site.remembered(), body)
+    return to_records(found, {})
+
+
+def _introduce(site: _Site, _: Tree) -> RecordDict:
+    own = site.setting.sites[site.client]
+    about: dict[str, Any] = {
+        "client": site.client,
+        "train": len(own.train),
+        "test": len(own.test),
+        "validation": 0 if own.validation is None else len(own.validation),
+        "shape": json.dumps(list(own.train.x.shape[1:])),
+        "classes": site.setting.classes,
+    }
+    return to_records({}, about)
+
+
+@cache
+def tune_once() -> None:
+    """Make this process's allocator as a worker's is."""
+    tune_malloc()
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error) if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
+    return text[:LONGEST]

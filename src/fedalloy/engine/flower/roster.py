@@ -1,0 +1,150 @@
+"""Who is there: which node is which client in this run. Clients are known by their own ids; a node's id may change."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message as FlowerMessage
+from flwr.serverapp import Grid
+
+from fedalloy.config import Experiment
+from fedalloy.engine.flower.client import INTRODUCE
+from fedalloy.engine.flower.codec import from_records, to_records
+from fedalloy.errors import DataError
+from fedalloy.gate import refusal, whole
+from fedalloy.store import Say
+
+AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
+LONGEST = 300  # letters of a reason that is told
+EXPIRY = 600.0  # seconds after which the Grid may forget that it asked
+WHY = {3: "its message expired", 4: "its answer expired", 5: "its node is not connected", 8: "its process died"}
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client says of itself, and its node: sizes and shapes, no counts of classes."""
+
+    client: int
+    node: int
+    train: int
+    test: int
+    validation: int
+    shape: tuple[int, ...]
+    classes: int
+
+
+def introductions(
+    grid: Grid, exp: Experiment, clients: int, patience: float, say: Say = lambda _: None
+) -> dict[int, Introduction]:
+    """Who is there of so many clients, as soon as all are or after `patience` seconds; who is missing is said."""
+    roster, end = Roster(grid, json.dumps(exp.to_dict()), clients, say), time.monotonic() + patience
+    while len(roster.known) < clients and time.monotonic() < end:
+        roster.look(range(clients))
+        time.sleep(0.05)
+    if missing := [str(k) for k in range(clients) if k not in roster.known]:
+        say(f"after {patience:g} s these of {clients} clients are missing: {', '.join(missing)}")
+    return dict(sorted(roster.known.items()))
+
+
+class Roster:
+    """The clients that have introduced themselves and whose nodes are connected."""
+
+    def __init__(self, grid: Grid, experiment: str, clients: int, say: Say) -> None:
+        self.grid, self.experiment, self.clients, self.say = grid, experiment, clients, say
+        self.known: dict[int, Introduction] = {}
+        self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
+        self._again: dict[int, float] = {}  # when a node may be asked again
+
+    def look(self, wanted: Collection[int]) -> None:
+        """Bring the roster up to date, without waiting; strangers are asked while one of these clients is missing."""
+        online = set(self.grid.get_node_ids())
+        self.known = {k: one for k, one in self.known.items() if one.node in online}
+        if all(k in self.known for k in wanted):
+            return
+        now = time.monotonic()
+        strangers = online - {one.node for one in self.known.values()} - set(self._asked.values())
+        for node in sorted(strangers):
+            if self._again.get(node, 0.0) <= now:
+                question = to_records({}, {"experiment": self.experiment})
+                letter = FlowerMessage(question, node, INTRODUCE, ttl=EXPIRY)
+                self._asked |= dict.fromkeys(self.grid.push_messages([letter]), node)
+        for identifier, reply in pulled(self.grid, self._asked):
+            if identifier in self._asked:
+                self._meet(self._asked.pop(identifier), reply)
+
+    def leave(self, client: int) -> None:
+        """Note that a client's node does not answer; it must introduce itself again."""
+        if client in self.known:
+            self._again[self.known.pop(client).node] = time.monotonic() + AGAIN
+
+    def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
+        self._again[node] = time.monotonic() + AGAIN
+        try:
+            header, _ = read(reply)
+            one = _introduction(header, node)
+        except DataError as error:
+            self.say(f"a node could not introduce itself: {error}")
+            return
+        if not 0 <= one.client < self.clients:
+            self.say(f"a node says that it is client {one.client}; ids run from 0 to {self.clients - 1}")
+        elif one.client in self.known:
+            self.say(f"a second node says that it is client {one.client}; the first one counts")
+        else:
+            self.known[one.client] = one
+
+
+def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMessage | Exception]]:
+    """What has come, with the message it answers; one answer that cannot be taken apart does not cost the others."""
+    wanted = list(identifiers)
+    if not wanted:
+        return []
+    try:
+        return [(reply.metadata.reply_to_message_id, reply) for reply in grid.pull_messages(wanted)]
+    except Exception as error:
+        if len(wanted) == 1:
+            return [(wanted[0], error)]
+        return [one for identifier in wanted for one in pulled(grid, [identifier])]
+
+
+def read(reply: FlowerMessage | Exception) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the tree of an answer, or a `DataError` that says why there is none."""
+    if isinstance(reply, Exception):
+        raise DataError(f"its answer cannot be read ({type(reply).__name__})")
+    if reply.has_error():
+        raise DataError(WHY.get(reply.error.code, one_line(f"its app failed: {reply.error.reason}")))
+    try:
+        header, body = from_records(reply.content)
+    except DataError:
+        raise
+    except Exception as error:  # whatever a stranger made of it
+        raise DataError(f"its answer cannot be read ({type(error).__name__})") from error
+    if "error" in header and not header.get("lost"):
+        raise DataError(one_line(f"its action failed: {header['error']}"))
+    return header, body
+
+
+def one_line(text: str) -> str:
+    """What a stranger wrote, fit for a record and a screen.
+
+    >>> one_line("no\\n \\x1b[2Jway")
+    'no ?[2Jway'
+    """
+    words = " ".join(text.split())[:LONGEST]
+    return "".join(letter if letter.isprintable() else "?" for letter in words)
+
+
+def _introduction(header: dict[str, Any], node: int) -> Introduction:
+    kept = {key: header[key] for key in ("client", "train", "test", "validation", "classes") if key in header}
+    least = {"client": 0, "train": 1, "test": 0, "validation": 0, "classes": 1}
+    fault = refusal(kept, {key: whole(n, 1 << 40) for key, n in least.items()})
+    try:
+        shape = tuple(json.loads(header["shape"]))
+    except (ValueError, TypeError, KeyError):
+        shape = ()
+    if fault is not None or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in shape):
+        raise DataError(fault or "its inputs have no sensible shape")
+    return Introduction(node=node, shape=shape, **kept)

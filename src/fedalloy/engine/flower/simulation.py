@@ -1,0 +1,222 @@
+"""Flower's simulation runtime as an engine: clients in Ray's processes, on this machine or on a cluster.
+
+Flower wants to be the one that calls; here it runs beside, in a thread, and hands its Grid over. Every process of Ray's
+builds the setting once, from the experiment. Nothing but this machine is contacted unless RAY_ADDRESS names a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedalloy.build import build
+from fedalloy.config import Experiment, experiment
+from fedalloy.core import Message, Method, State
+from fedalloy.engine.base import Answer, Failure
+from fedalloy.engine.cores import usable_cores
+from fedalloy.engine.flower.carrier import Flower
+from fedalloy.engine.flower.client import client_app
+from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.files import as_json
+from fedalloy.plugins import load_file, loaded_files
+from fedalloy.setting import Setting
+from fedalloy.store import FREE, Say
+
+try:
+    import ray  # noqa: F401  # without it, Flower would end this process
+except ImportError as error:
+    raise UsageError('engine = "flower" needs Ray; pip install "fedalloy[flower]"') from error
+
+START = 600.0  # seconds that Ray may take until its processes act
+END = 60.0  # and to end
+PARTITION = "partition-id"  # Flower's own number of a simulated client
+
+
+class SimulationError(FedalloyError):
+    """Flower's simulation runtime did not start, or has ended by itself."""
+
+
+@dataclass
+class Here:
+    """How a simulated client finds its setting and its folder; it is sent along with each message, and so is small."""
+
+    folder: Path
+    plugins: tuple[str, ...] = field(default_factory=lambda: tuple(loaded_files()))
+
+    def __call__(self, context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
+        """The client's id, its setting and where it remembers."""
+        told = {key: value for key, value in asked.items() if key not in (*FREE, "method", "stop")}
+        return int(context.node_config[PARTITION]), _setting(as_json(told), self.plugins), self.folder
+
+
+@lru_cache(maxsize=2)  # seeds of a comparison follow each other; more would only fill the memory
+def _setting(told: bytes, plugins: tuple[str, ...]) -> Setting:
+    """The setting of an experiment, built once in a process."""
+    for file in plugins:
+        if file not in loaded_files():
+            load_file(file)
+    return build(experiment(json.loads(told))).setting
+
+
+class Simulation(Flower):
+    """Carries messages to clients that Flower simulates on Ray; use it in a `with` block.
+
+    Each client takes one core while it acts. Memories lie in the run's folder, or in a temporary one if it has none; on
+    a cluster of several machines, that folder must be on storage that they share.
+    """
+
+    def __init__(
+        self, setting: Setting, exp: Experiment, workers: int | None = None, say: Say = lambda _: None
+    ) -> None:
+        if setting.device.type != "cpu":
+            raise UsageError(f"engine = 'flower' simulates on CPUs, and the data is on '{setting.device}'")
+        self._temporary = tempfile.mkdtemp(prefix="fedalloy-")
+        self._here = Here(Path(self._temporary))
+        cores = min(workers or usable_cores(), len(setting.sites))
+        self._runtime = Runtime(self._here, len(setting.sites), cores)
+        self._ill = False  # whether one of its processes has died
+        try:
+            super().__init__(self._runtime.start(), setting, exp, say=say, patience=START)
+        except BaseException:
+            self.close()
+            raise
+        self.workers = cores
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End Flower's and Ray's processes, and remove what clients kept for nobody."""
+        self._runtime.stop()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def begin(self, folder: Path | None) -> None:
+        """A run begins; its clients keep their memories in this folder."""
+        self._here.folder = Path(self._temporary) if folder is None else folder.absolute()
+
+    def check(self) -> None:
+        """Raise if the runtime has ended."""
+        self._runtime.check()
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
+        """Let clients act; one whose process died is asked once more, alone, as by the pool.
+
+        Flower goes on to give messages to a process of Ray's that has died, so that others fail without fault.
+        """
+        again = []
+        self._mend()
+        for answer in super().carry(method, round, messages):
+            if self._died(answer):
+                again += [message for message in messages if message.client == answer.client]
+            else:
+                yield answer
+        for message in again:
+            self._mend()
+            for answer in super().carry(method, round, [message]):
+                yield (
+                    Failure(answer.client, "its process died twice; is memory short?") if self._died(answer) else answer
+                )
+
+    def evaluate(self, method: Method, state: State) -> dict[str, Any]:
+        """The record of a round's views."""
+        self._mend()
+        return super().evaluate(method, state)
+
+    def _died(self, answer: Answer | Failure) -> bool:
+        died = isinstance(answer, Failure) and "ray.exceptions." in answer.reason
+        self._ill = self._ill or died
+        return died
+
+    def _mend(self) -> None:
+        """Begin with new processes if one has died."""
+        if self._ill:
+            self._runtime.stop()
+            self._runtime = Runtime(self._here, len(self.setting.sites), self.workers)
+            self.move(self._runtime.start())
+            self._ill = False
+
+
+class Runtime:
+    """Flower's simulation runtime in a thread of this process."""
+
+    def __init__(self, here: Here, clients: int, cores: int) -> None:
+        self.here, self.clients, self.cores = here, clients, cores
+        self._grid: Grid | None = None
+        self._there, self._end = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
+
+    def start(self) -> Grid:
+        """Start it, and wait for its Grid."""
+        self._thread.start()
+        if not self._there.wait(START) or self._grid is None:
+            raise SimulationError(f"Flower's simulation did not start: {self._error or f'it took over {START:g} s'}")
+        return self._grid
+
+    def stop(self) -> None:
+        """End it, and wait until its processes are gone."""
+        self._end.set()
+        if self._thread.ident is not None:
+            self._thread.join(END)
+
+    def check(self) -> None:
+        """Raise if it has ended."""
+        if not self._thread.is_alive():
+            raise SimulationError(f"Flower's simulation has ended: {self._error or 'nobody knows why'}")
+
+    def _run(self) -> None:
+        app = ServerApp()
+
+        @app.main()
+        def main(grid: Grid, _: Context) -> None:
+            self._grid = grid
+            self._there.set()
+            self._end.wait()
+
+        try:
+            with _quiet():
+                run_simulation(app, client_app(self.here), self.clients, backend_config=_backend(self.cores))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._there.set()
+
+
+def _backend(cores: int) -> dict[str, Any]:
+    """What Flower tells Ray."""
+    init: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
+    if "RAY_ADDRESS" not in os.environ:  # else the cluster has its own mind
+        init |= {"num_cpus": cores, "_node_ip_address": "127.0.0.1"}
+    return {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Flower from telling the user what it does, and from leaving its search path in the environment."""
+    log, path = logging.getLogger("flwr"), os.environ.get("PYTHONPATH")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+        if path is None:
+            os.environ.pop("PYTHONPATH", None)
+        else:
+            os.environ["PYTHONPATH"] = path

@@ -1,0 +1,315 @@
+"""Whatever one client does costs it the round and is one line; nobody else notices, and the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+
+from fedalloy import tree
+from fedalloy.core import run
+from fedalloy.engine.base import REFERENCE, Failure
+from fedalloy.engine.flower.carrier import introductions
+from fedalloy.engine.flower.codec import BODY, HEADER, from_records, to_records
+from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.serial import Serial
+from fedalloy.evaluation import views_on
+from fedalloy.methods import FedAvg, Local
+from fedalloy.participation import Participation
+from fedalloy.privacy import LEDGER, Privacy
+from fedalloy.quorum import Quorum
+
+BAD = 2  # the client that misbehaves
+
+
+@pytest.fixture
+def setting(plain):
+    return replace(plain, participation=Participation(), quorum=Quorum(fraction=0.5, deadline=None))
+
+
+class Without(Serial):
+    """The serial engine without the answers of one client."""
+
+    def carry(self, method, round, messages):
+        for answer in super().carry(method, round, messages):
+            yield Failure(BAD, "away") if answer.client == BAD else answer
+
+
+def kept_but(change):
+    """A fault: the bad client's answers to `train.act` become what `change` makes of header and tree."""
+
+    def fault(client, answer):
+        if client != BAD or answer.metadata.message_type != "train.act":
+            return answer
+        return changed(answer, change)
+
+    return fault
+
+
+def changed(answer, change):
+    made = change(*from_records(answer.content))
+    content = to_records(made[1], made[0]) if isinstance(made, tuple) else made
+    message = Message.__new__(Message)
+    parts = ("_error", "_content") if isinstance(content, Error) else ("_content", "_error")
+    message.__dict__.update({"_metadata": answer.metadata, parts[0]: content, parts[1]: None})
+    return message
+
+
+def garbage(header, body):
+    return RecordDict({HEADER: ConfigRecord({"n": 1}), BODY: ArrayRecord({BODY: Array("uint8", (3,), "x", b"abc")})})
+
+
+FAULTS = {
+    "its app raises": (lambda h, b: Error(2, "<class 'ValueError'>:\n boom"), "its app failed: <class 'ValueError'>"),
+    "its node is gone": (lambda h, b: Error(5, ""), "its node is not connected"),
+    "its process dies": (lambda h, b: Error(8, ""), "its process died"),
+    "its message expires": (lambda h, b: Error(3, ""), "its message expired"),
+    "garbage": (garbage, "its array is not 3 bytes of safetensors"),
+    "nothing": (lambda h, b: RecordDict(), "not those of a fedalloy message"),
+    "an empty answer": (lambda h, b: (h, {}), "it lacks 'model'"),
+    "no header": (lambda h, b: ({}, b), "the header of its answer is not sound"),
+    "text for a number": (lambda h, b: ({**h, "seconds": "soon"}, b), "the header of its answer is not sound"),
+    "endless seconds": (lambda h, b: ({**h, "seconds": float("inf")}, b), "the header of its answer is not sound"),
+    "a path for a digest": (lambda h, b: ({**h, "digest": "../../x"}, b), "the header of its answer is not sound"),
+    "a forged ledger": (
+        lambda h, b: ({**h, "digest": "0" * 64, "ledger": '{"1": {"0.5": -3}}'}, b),
+        "the header of its answer is not sound",
+    ),
+    "NaN": (lambda h, b: (h, {**b, "model": {k: v * float("nan") for k, v in b["model"].items()}}), "is not finite"),
+    "wrong names": (lambda h, b: (h, {**b, "model": {"w": torch.ones(1)}}), "has other names than it should"),
+    "an extra key": (lambda h, b: (h, {**b, "extra": 1}), "it holds 'extra', which nobody asked for"),
+    "a failed action": (lambda h, b: ({"error": "no\x1b[2Jpe"}, {}), "its action failed: no?[2Jpe"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bad_answer_costs_its_client_the_round_and_nobody_else(name, setting, federation):
+    change, reason = FAULTS[name]
+    engine = federation(setting, kept_but(change))
+    rounds = []
+    state = run(FedAvg(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
+    assert tree.equal(state.body, run(FedAvg(), Without(setting), 2).body)
+    for fed in rounds:
+        assert [bad["client"] for bad in fed.quarantined] == [BAD]
+        assert reason in fed.quarantined[0]["reason"]
+        assert fed.quarantined[0]["reason"].isprintable()
+
+
+def test_a_client_that_says_nothing_is_waited_for_until_the_deadline(setting, federation):
+    hurried = replace(setting, quorum=Quorum(deadline=1.0))
+    engine = federation(hurried, lambda client, answer: None if client == BAD else answer)
+    engine.grid.fault = lambda client, answer: answer
+    run(FedAvg(), engine, 0)
+    engine.roster.look(setting.ids)
+    engine.roster.look(setting.ids)
+    engine.grid.fault = lambda client, answer: None if client == BAD else answer
+    fed = engine.open(FedAvg(), 1)
+    assert len(fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])) == 5
+    assert fed.quarantined == [{"client": BAD, "action": "train", "reason": "it took longer than 1.0 s"}]
+
+
+def test_an_action_that_raises_or_returns_nothing_is_a_sentence(setting, federation, monkeypatch):
+    def bad_train(self, me, msg):
+        if me.id == BAD:
+            raise SystemExit("I leave")
+        return None if me.id == 3 else original(self, me, msg)
+
+    original = FedAvg.train
+    bad_train.is_action = True
+    monkeypatch.setattr(FedAvg, "train", bad_train)
+    fed = federation(setting).open(FedAvg(), 1)
+    fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])
+    assert [(bad["client"], bad["reason"]) for bad in fed.quarantined] == [
+        (BAD, "its action failed: SystemExit: I leave"),
+        (3, "its action failed: fedavg.train returned NoneType; return reply(...)"),
+    ]
+
+
+def test_a_node_that_comes_back_with_another_id_is_found_again(setting, federation):
+    engine = federation(setting)
+    middle = run(FedAvg(), engine, 1)
+    engine.grid.rename(BAD)
+    rounds = []
+    state = run(FedAvg(), engine, 2, middle, watch=lambda _, fed: rounds.append(fed) and None)
+    assert not rounds[0].quarantined
+    assert tree.equal(state.body, run(FedAvg(), Serial(setting), 2).body)
+
+
+def test_a_node_that_stays_away_is_absent(setting, federation):
+    engine = federation(setting, patience=0.3)
+    middle = run(FedAvg(), engine, 1)
+    del engine.grid.nodes[next(node for node, k in engine.grid.nodes.items() if k == BAD)]
+    rounds = []
+    run(FedAvg(), engine, 2, middle, watch=lambda _, fed: rounds.append(fed) and None)
+    assert [bad["reason"] for bad in rounds[0].quarantined] == ["it was not connected for 0.3 s"]
+
+
+def test_an_answer_to_another_message_is_ignored(setting, federation):
+    said = []
+    engine = federation(setting, say=said.append)
+    middle = run(FedAvg(), engine, 1)
+    engine.grid.stray = [m for m in engine.grid.received if m.metadata.message_type == "train.act"][:1]
+    state = run(FedAvg(), engine, 2, middle)
+    assert said == ["round 2: an answer to no message of this round was ignored"]
+    assert tree.equal(state.body, run(FedAvg(), Serial(setting), 2).body)
+
+
+def test_two_nodes_that_claim_one_client_and_one_that_is_nobody(setting, federation, plain, tmp_path):
+    said = []
+
+    def impostor(context, asked):
+        k = context.node_config["partition-id"]
+        return {4: 3, 5: 0}.get(k, k), setting, tmp_path
+
+    engine = federation(setting, setting_of=impostor, say=said.append, patience=0.3)
+    rounds = []
+    run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
+    assert sorted(bad["client"] for bad in rounds[0].quarantined) == [4, 5]
+    assert len(said) == 2
+    assert all("a second node says that it is client" in line for line in said)
+
+
+def test_a_client_with_other_data_than_it_began_with_is_absent(setting, federation, tmp_path):
+    said = []
+
+    def changed_data(context, asked):
+        k = context.node_config["partition-id"]
+        sites = list(setting.sites)
+        sites[BAD] = sites[3]
+        return k, replace(setting, sites=sites), tmp_path
+
+    engine = federation(setting, setting_of=changed_data, say=said.append, patience=0.2)
+    rounds = []
+    run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
+    assert [bad["client"] for bad in rounds[0].quarantined] == [BAD]
+    assert said == [
+        f"client {BAD} has 17 + 4 + 0 samples of shape (1, 8, 8), not the 12 + 4 + 0 samples of shape (1, 8, 8) of "
+        "this run; it counts as absent"
+    ]
+
+
+def test_who_is_missing_is_said(setting, federation):
+    from fedalloy.config import experiment
+
+    said = []
+    engine = federation(setting)
+    del engine.grid.nodes[next(node for node, k in engine.grid.nodes.items() if k == BAD)]
+    found = introductions(engine.grid, experiment({}), 6, 0.3, said.append)
+    assert list(found) == [0, 1, 3, 4, 5]
+    assert (found[3].train, found[3].test, found[3].shape, found[3].classes) == (17, 4, (1, 8, 8), 4)
+    assert said == ["after 0.3 s these of 6 clients are missing: 2"]
+
+
+def test_a_lost_memory_begins_anew_and_the_record_says_so(setting, federation, tmp_path):
+    said = []
+    engine = federation(setting, say=said.append)
+    state = run(Local(), engine, 1)
+    for _, _, path in Memory(tmp_path / "memories" / str(BAD)).generations():
+        path.unlink()
+    rounds = []
+    run(Local(), engine, 2, state, watch=lambda _, fed: rounds.append(fed) and None)
+    assert said == [f"round 2: client {BAD} has lost its memory and begins anew"]
+    assert rounds[0].forgot == {BAD}
+    assert not rounds[0].quarantined
+    anew = Serial(setting, {})
+    fed = anew.open(Local(), 2)
+    fed.ask("train", [BAD])
+    found = Memory(tmp_path / "memories" / str(BAD)).read(engine.memories[BAD][REFERENCE])
+    assert tree.equal(found, anew.memories[BAD])  # as a client that never took part
+
+
+def test_a_memory_that_is_lost_is_evaluated_as_an_empty_one(setting, federation, tmp_path):
+    said = []
+    engine = federation(setting, say=said.append)
+    state = run(Local(), engine, 1)
+    for _, _, path in Memory(tmp_path / "memories" / str(BAD)).generations():
+        path.write_bytes(b"torn")
+    views = views_on(engine, Local(), state)
+    assert said == [f"round 1: client {BAD} has lost its memory and begins anew"]
+    assert views["personal"]["clients"]["size"] == [4] * 6
+
+
+def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(setting, federation):
+    lies = {
+        0: lambda h, b: Error(2, "boom"),
+        1: lambda h, b: (h, {**b, "models": {"0": {**b["models"]["0"], "confusion": torch.full((4, 4), 9)}}}),
+        3: lambda h, b: (h, {**b, "stages": {"mine": b["models"]["0"]}, "order": "mine"}),
+        4: lambda h, b: (h, {**b, "personal": {"loss": 0.5}}),
+    }
+
+    def fault(client, answer):
+        views = answer.metadata.message_type == "evaluate.views"
+        return changed(answer, lies[client]) if views and client in lies else answer
+
+    said = []
+    engine = federation(setting, fault, say=said.append)
+    state = run(FedAvg(), engine, 1)
+    views = views_on(engine, FedAvg(), state)
+    honest = views_on(Serial(setting), FedAvg(), state)
+    assert list(views) == list(honest)  # nobody invents a view
+    assert views["aca"]["clients"]["size"] == [0, 0, 4, 4, 0, 4]
+    assert views["aca"]["clients"]["accuracy"][2:4] == honest["aca"]["clients"]["accuracy"][2:4]
+    assert [line.split(": ")[1] for line in said] == [f"client {k} was not evaluated" for k in (0, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"client": 4}, "this is client 1, and the message is for client 4"),
+        ({"action": "personal"}, "has no action 'personal'"),
+        ({"experiment": '{"method": {"name": "os.system"}}'}, "os.system"),
+        ({"experiment": '{"method": {"name": "fedavg", "evil": 1}}'}, "fedavg has no key 'evil'"),
+        ({"experiment": "not json"}, "JSONDecodeError"),
+    ],
+)
+def test_a_client_refuses_what_a_server_may_not_ask(change, reason, setting, federation):
+    engine = federation(setting)
+    named = engine._header(FedAvg(), 1, type("M", (), {"client": 1, "action": "train"}))
+    body = {"model": FedAvg().init(engine.open(FedAvg(), 0))["model"]}
+    ((_, found),) = engine._exchange("train.act", {1: to_records(body, {**named, **change})}, 1)
+    assert reason in str(found)
+
+
+def test_a_client_refuses_numbers_that_are_none(setting, federation):
+    engine = federation(setting)
+    fed = engine.open(FedAvg(), 1)
+    model = FedAvg().init(fed)["model"]
+    broken = {name: w * float("nan") for name, w in model.items()}
+    fed.ask("train", {0: {"model": model}, 1: {"model": broken}, 2: {"model": model}})
+    assert [bad["client"] for bad in fed.quarantined] == [1]
+    assert "what the server sent is refused" in fed.quarantined[0]["reason"]
+
+
+# --- privacy --------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_cannot_reset_what_a_client_has_spent(setting, federation):
+    pytest.importorskip("opacus")
+    private = replace(setting, privacy=Privacy())
+    engine = federation(private)
+    serial = Serial(private)
+    state, expected = run(FedAvg(), engine, 2), run(FedAvg(), serial, 2)
+    assert tree.equal(state.body, expected.body)
+    ledgers = {k: m[LEDGER] for k, m in serial.memories.items()}
+    assert {k: m[LEDGER] for k, m in engine.memories.items()} == ledgers
+    engine.memories = {}
+    run(FedAvg(), engine, 3, state)
+    (rates,) = engine.memories[0][LEDGER].values()
+    (before,) = ledgers[0].values()
+    assert next(iter(rates.values())) == next(iter(before.values())) * 3 // 2
+
+
+def test_what_an_action_spent_before_it_failed_is_spent(setting, federation, tmp_path, monkeypatch):
+    pytest.importorskip("opacus")
+
+    def fails(self, me, msg):
+        me.account.charge(0.5, 7)
+        raise RuntimeError("died")
+
+    fails.is_action = True
+    monkeypatch.setattr(FedAvg, "train", fails)
+    fed = federation(replace(setting, privacy=Privacy(), quorum=Quorum(fraction=0))).open(FedAvg(), 1)
+    fed.ask("train", [BAD], model=FedAvg().init(fed)["model"])
+    assert Memory(tmp_path / "memories" / str(BAD)).spent() == {"1.0": {"0.5": 7}}
