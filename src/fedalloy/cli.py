@@ -5,6 +5,7 @@ Heavy imports stay inside the commands, so that `fedalloy --help` answers at onc
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy import __version__
+from fedalloy.deploy.commands import COMMANDS as DEPLOY
 from fedalloy.errors import FedalloyError, InterruptionError, TerminationError, UsageError
 
 if TYPE_CHECKING:
@@ -349,6 +351,9 @@ def bench_attacks(
     )
 
 
+cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites, by Flower; each keeps its data."))
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -379,8 +384,19 @@ def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = N
         import traceback
 
         traceback.print_exception(error)
-    click.echo(f"fedalloy: {sentence}", err=True)
+    # A bug may need many lines, a worker's for instance.
+    click.echo(f"fedalloy: {sentence if code == FedalloyError.code else _printable(sentence)}", err=True)
     sys.exit(code)
+
+
+def _printable(sentence: str) -> str:
+    """A sentence as a screen may have it: what it quotes can neither end a line, move the cursor nor fill the page.
+
+    >>> _printable("there is no 'a\\x1bb\\nc'; these are:\\n  one")
+    "there is no 'a?b?c'; these are:\\n  one"
+    """
+    lines = re.split(r"\n(?=  )", re.sub(r"\S{300,}", lambda word: f"{word[0][:297]}...", sentence))
+    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
 
 
 def _parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

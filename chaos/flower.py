@@ -1,0 +1,388 @@
+"""A deployment on this machine, three sites with TLS and keys, and everything that can befall it.
+
+    python chaos/flower.py methods            # the six methods: is the model that of `fedalloy run`, bit for bit?
+    python chaos/flower.py faults             # kills, stragglers, hostile replies, strangers
+    python chaos/flower.py faults link strangers
+
+Each line says what was done, what the user saw of it, and whether the model is that of a run to which it did not
+happen. Every message starts a Python process at each site, so that a line takes half a minute, and more on a busy
+machine. Only 127.0.0.1 is contacted. The exit code is 1 if anything ended otherwise than it must.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedalloy import plugins, tree
+from fedalloy.config import experiment
+from fedalloy.core import methods
+from fedalloy.deploy import control, keys, processes
+from fedalloy.deploy.folder import Deployment
+from fedalloy.deploy.init import init
+from fedalloy.errors import FedalloyError
+from fedalloy.runner import simulate
+from fedalloy.store import Store
+
+SITES = 3
+VICTIM = 1
+PORT = 18600
+SIX = ("fedavg", "fedkf", "knfu", "kdia", "dafkd", "fedmd-global")
+HOSTILE = Path(__file__).with_name("hostile_method.py")
+FREE = Path("/proc")
+
+
+def settings(method: str, /, **more: Any) -> dict[str, Any]:
+    """A tiny experiment of a method."""
+    import fedalloy.methods  # noqa: F401  # registers them
+
+    card = methods[method].card
+    public = {"public": {"data": "own", "samples": 40, "labelled": True}} if card.public else {}
+    return {
+        "rounds": 2,
+        "evaluate_every": 10,  # the last round alone
+        "data": {"name": "tiny"},
+        "model": {"name": "mlp"},
+        "partition": {"clients": SITES, "alpha": 1.0},
+        "training": {"batch": 16},
+        "method": {"name": method, **card.quick},
+        **public,
+        **more,
+    }
+
+
+@dataclass
+class Rehearsal:
+    """A deployment that runs one experiment after the other, without being started anew for each."""
+
+    deployment: Deployment
+    scratch: Path
+    said: list[str] = field(default_factory=list)
+    strict: bool = True
+
+    def give(self, values: Mapping[str, Any]) -> None:
+        """Hand everybody another experiment, and forget the run before."""
+        shutil.rmtree(self.deployment.run, ignore_errors=True)
+        files = [self.deployment.experiment]
+        for k in range(SITES):
+            shutil.rmtree(self.deployment.site(k) / "memory", ignore_errors=True)
+            files.append(self.deployment.site(k) / "experiment.toml")
+        for file in files:
+            file.write_text(tomli_w.dumps(dict(values)))
+        self.said.clear()
+
+    def run(self, meanwhile: Callable[[], None] = lambda: None) -> str:
+        """Run what was given; `meanwhile` happens beside it. Returns the model's digest, or why there is none."""
+        beside = threading.Thread(target=meanwhile, daemon=True)
+        try:
+            run = control.submitted(self.deployment, self.said.append)
+            beside.start()
+            control.follow(self.deployment, run, lambda _: None, self.said.append)
+        except FedalloyError as error:
+            self.said.append(str(error))
+        if beside.ident is not None:
+            beside.join(120)
+        return digest(self.deployment.run)
+
+    def rounds(self) -> int:
+        """How many rounds are done."""
+        file = self.deployment.run / "rounds.jsonl"
+        return file.read_text().count("\n") if file.exists() else 0
+
+    def after_round(self, number: int) -> None:
+        """Wait until a round is done."""
+        end = time.monotonic() + 900
+        while self.rounds() < number and time.monotonic() < end:
+            time.sleep(0.1)
+
+
+def digest(folder: Path) -> str:
+    """The digest of everything the server knows after a run's last round."""
+    try:
+        found = Store(folder).restore()
+    except (FedalloyError, OSError) as error:
+        return f"none: {error}"
+    return "none" if found is None else f"round {found[0].round}: {tree.digest(found[0].body)}"
+
+
+def alone(values: Mapping[str, Any], scratch: Path) -> str:
+    """The same by `fedalloy run`, serially."""
+    folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
+    simulate(experiment({**values, "engine": "serial"}), folder)
+    return digest(folder)
+
+
+@contextmanager
+def rehearsal(port: int) -> Iterator[Rehearsal]:
+    """A deployment that is up, and down in the end."""
+    with tempfile.TemporaryDirectory(prefix="fedalloy-chaos-") as scratch:
+        deployment = init(settings("fedavg"), Path(scratch) / "lab", SITES, f"127.0.0.1:{port}", [HOSTILE])
+        try:
+            control.up(deployment, SITES, lambda _: None)
+            yield Rehearsal(deployment, Path(scratch))
+        finally:
+            control.down(deployment, lambda _: None)
+
+
+def row(what: str, saw: Sequence[str], ended: str, seconds: float) -> None:
+    """One line of the report."""
+    line = next(iter(saw), "nothing")
+    sys.stdout.write(f"{what:<34} | {line[:110]:<110} | {ended:<24} | {seconds:5.0f} s\n")
+    sys.stdout.flush()
+
+
+def try_methods(names: Sequence[str], port: int) -> int:
+    """Each method at three sites, beside the serial engine; returns how many differ."""
+    wrong = 0
+    with rehearsal(port) as lab:
+        for name in names or SIX:
+            begin, values = time.monotonic(), settings(name)
+            lab.give(values)
+            same = lab.run() == alone(values, lab.scratch)
+            wrong += not same
+            row(name, lab.said, "equal" if same else "NOT EQUAL", time.monotonic() - begin)
+    return wrong
+
+
+def kill_site(lab: Rehearsal) -> str:
+    """A SuperNode is killed in the second round and started again."""
+    values = settings("fedavg", rounds=3)
+    lab.give(values)
+
+    def meanwhile() -> None:
+        lab.after_round(1)
+        kill(leader(lab, control.site_name(VICTIM)))
+        time.sleep(2)
+        control.revive(lab.deployment, lambda _: None)
+
+    return compared(
+        lab.run(meanwhile),
+        [alone(values, lab.scratch), without(values, 2, lab)],
+        ["equal", "equal to a run without it in round 2"],
+    )
+
+
+def kill_app(lab: Rehearsal) -> str:
+    """The process that trains at a site is killed in the second round."""
+    values = settings("fedavg", rounds=3)
+    lab.give(values)
+
+    def meanwhile() -> None:
+        lab.after_round(1)
+        kill(child(leader(lab, control.site_name(VICTIM)), "flwr-clientapp"))
+
+    return compared(lab.run(meanwhile), [without(values, 2, lab)], ["equal to a run without it in round 2"])
+
+
+def hostile(lab: Rehearsal) -> str:
+    """A site raises, sends NaN, sends nothing, sends garbage, each in a round of its own."""
+    values = settings("fedavg", rounds=5, method={"name": "chaos-hostile", "victim": VICTIM})
+    lab.give(values)
+    honest = {**values, "method": {"name": "chaos-hostile", "victim": -1}}
+    honest["participation"] = {"policy": "trace", "trace": [[0, 1, 2]] + [[0, 2]] * 4}
+    return compared(lab.run(), [alone(honest, lab.scratch)], ["equal to a run without it"])
+
+
+def straggler(lab: Rehearsal) -> str:
+    """A site sleeps beyond the deadline in the second round."""
+    lab.give(settings("fedavg", rounds=1))
+    begin = time.monotonic()
+    lab.run()
+    deadline = 2 * (time.monotonic() - begin)  # a whole run of one round takes longer than any message does
+    values = settings("fedavg", rounds=3, method={"name": "chaos-straggler", "victim": VICTIM, "sleep": 1.5 * deadline})
+    values["quorum"] = {"deadline": deadline}
+    lab.give(values)
+    honest = {**values, "method": {**values["method"], "victim": -1}}
+    return compared(lab.run(), [without(honest, 2, lab)], ["equal to a run without it in round 2"])
+
+
+def kill_link(lab: Rehearsal) -> str:
+    """The SuperLink is killed in the second round; `deploy resume` follows."""
+    values = settings("fedavg", rounds=3)
+    lab.give(values)
+
+    def meanwhile() -> None:
+        lab.after_round(1)
+        kill(leader(lab, control.SUPERLINK))
+
+    lab.run(meanwhile)
+    said = list(lab.said)
+    control.revive(lab.deployment, lambda _: None)
+    found = lab.run()
+    lab.said[:] = said
+    return compared(found, [alone(values, lab.scratch)], ["equal"])
+
+
+def kill_server_app(lab: Rehearsal) -> str:
+    """The server's part of the run is killed in the second round; `deploy resume` follows."""
+    values = settings("knfu", rounds=3)
+    lab.give(values)
+
+    def meanwhile() -> None:
+        lab.after_round(1)
+        kill(child(leader(lab, control.SUPEREXEC), "flwr-serverapp"))
+
+    lab.run(meanwhile)
+    said = list(lab.said)
+    found = lab.run()
+    lab.said[:] = said
+    return compared(found, [alone(values, lab.scratch)], ["equal"])
+
+
+def strangers(lab: Rehearsal) -> str:
+    """A site with a wrong authority, one whose key nobody registered, one without TLS, beside a run."""
+    values = settings("fedavg")
+    lab.give(values)
+    seen: list[str] = []
+
+    def meanwhile() -> None:
+        for number, (what, change) in enumerate(STRANGERS.items()):
+            seen.append(f"{what}: {refused(lab, change, number)}")
+
+    found = lab.run(meanwhile)
+    lab.said[:] = ["; ".join(seen)]
+    if len(seen) < len(STRANGERS) or any("NOT REFUSED" in line for line in seen):
+        return "NOT REFUSED"
+    return compared(found, [alone(values, lab.scratch)], ["equal"])
+
+
+def _wrong_authority(site: Path) -> None:
+    (site / "ca.crt").write_bytes(keys.authority().pair.public)
+
+
+def _unknown_key(site: Path) -> None:
+    (site / "node.key").write_bytes(keys.node_key().private)
+
+
+def _plaintext(site: Path) -> None:
+    script = (site / "start.sh").read_text().replace('--root-certificates "$HERE/ca.crt"', "--insecure")
+    (site / "start.sh").write_text(script.replace('--auth-supernode-private-key "$HERE/node.key"', ""))
+
+
+STRANGERS = {"wrong CA": _wrong_authority, "unregistered key": _unknown_key, "plaintext": _plaintext}
+
+
+def refused(lab: Rehearsal, change: Callable[[Path], None], number: int) -> str:
+    """Start a site that should not be let in; returns what it was told."""
+    site = lab.scratch / f"stranger-{number}"
+    shutil.copytree(lab.deployment.site(VICTIM), site, ignore=shutil.ignore_patterns("flwr", "memory"))
+    port = lab.deployment.runtime_port(VICTIM)
+    script = (site / "start.sh").read_text().replace(str(port), str(port + 10 + number))
+    (site / "start.sh").write_text(script)
+    change(site)
+    with (site / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["/bin/sh", str(site / "start.sh")],
+            stdout=log,
+            stderr=log,
+            env=processes.environment(),
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(180)
+            return f"exit {code}"
+        except subprocess.TimeoutExpired:
+            return "still trying, never let in" if "SuperNode ID" not in (site / "log").read_text() else "NOT REFUSED"
+        finally:
+            with_group(process.pid)
+
+
+def with_group(pid: int) -> None:
+    """End what is left of a process that was started here."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def leader(lab: Rehearsal, name: str) -> int:
+    """The process that `up` started under a name."""
+    return int((lab.deployment.state / f"{name}.pid").read_text().split()[0])
+
+
+def child(group: int, command: str) -> int:
+    """The first process of a group that runs a command, as soon as there is one."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        for folder in FREE.iterdir():
+            try:
+                words = (folder / "cmdline").read_bytes() if folder.name.isdecimal() else b""
+                if command.encode() in words and os.getpgid(int(folder.name)) == group:
+                    return int(folder.name)
+            except (OSError, ValueError):
+                continue
+        time.sleep(0.05)
+    raise TimeoutError(f"{command} did not appear")
+
+
+def kill(pid: int) -> None:
+    """End a process at once."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def without(values: Mapping[str, Any], number: int, lab: Rehearsal) -> str:
+    """The run as it is if the victim takes no part in one round."""
+    everyone = list(range(SITES))
+    trace = [[k for k in everyone if k != VICTIM or t != number] for t in range(1, values["rounds"] + 1)]
+    return alone({**values, "participation": {"policy": "trace", "trace": trace}}, lab.scratch)
+
+
+def compared(found: str, expected: Sequence[str], words: Sequence[str]) -> str:
+    """What a digest is equal to."""
+    return next(
+        (word for other, word in zip(expected, words, strict=True) if other == found), f"NOT EQUAL ({found[:20]})"
+    )
+
+
+FAULTS: Mapping[str, Callable[[Rehearsal], str]] = {
+    "site": kill_site,
+    "app": kill_app,
+    "hostile": hostile,
+    "straggler": straggler,
+    "link": kill_link,
+    "server": kill_server_app,
+    "strangers": strangers,
+}
+
+
+def try_faults(names: Sequence[str], port: int) -> int:
+    """Each fault in a run of its own; returns how many ended otherwise than they must."""
+    plugins.load_file(HOSTILE)
+    wrong = 0
+    with rehearsal(port) as lab:
+        for name in names or FAULTS:
+            begin = time.monotonic()
+            try:
+                ended = FAULTS[name](lab)
+            except (FedalloyError, TimeoutError) as error:
+                ended = f"NOT ENDED: {error}"
+            wrong += "NOT" in ended
+            row((FAULTS[name].__doc__ or name).split(";")[0].strip(".")[:34], lab.said, ended, time.monotonic() - begin)
+            for line in lab.said[1:]:
+                sys.stdout.write(f"{'':<34} | {line[:110]}\n")
+    return wrong
+
+
+def main(words: Sequence[str]) -> int:
+    """Try the methods, the faults, or both."""
+    port = int(os.environ.get("FEDALLOY_CHAOS_PORT", PORT))
+    what, names = (words[0], words[1:]) if words else ("all", ())
+    wrong = try_methods(names, port) if what in ("methods", "all") else 0
+    return wrong + (try_faults(names, port + 50) if what in ("faults", "all") else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main(sys.argv[1:]) else 0)

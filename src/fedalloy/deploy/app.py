@@ -1,0 +1,93 @@
+"""The two apps that Flower starts: `server` where the SuperLink is, `client` at each site."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedalloy.config import Experiment, read
+from fedalloy.deploy.events import events_file, tell
+from fedalloy.deploy.folder import Deployment, Say, read_deployment
+from fedalloy.deploy.settings import Sizes, for_server, known_sizes
+from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting
+from fedalloy.engine.flower.carrier import Flower
+from fedalloy.engine.flower.client import client_app
+from fedalloy.engine.flower.roster import introductions
+from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.files import PRIVATE, write_atomically
+from fedalloy.plugins import load_file, load_installed
+from fedalloy.quorum import QuorumError
+from fedalloy.runner import resume, simulate
+from fedalloy.setting import Setting
+from fedalloy.store import described
+
+PATIENCE = 600.0  # seconds to wait for sites that are not there yet,
+SHORT = 60.0  # and for those of a run that had begun, which can go on without some
+
+server = ServerApp()
+
+
+@server.main()
+def conduct(grid: Grid, context: Context) -> None:
+    """Run the deployment's experiment, or go on with it, and say how it ended."""
+    deployment = read_deployment(os.environ["FEDALLOY_DEPLOYMENT"])
+    file = events_file(deployment, context.run_id)
+    try:
+        conducted(grid, deployment, partial(tell, file, "said"))
+    except FedalloyError as error:
+        tell(file, "failed", str(error), code=error.code)
+        raise
+    except Exception as error:
+        trace = file.with_suffix(".log")  # Flower does not keep what an app says
+        write_atomically(trace, traceback.format_exc().encode(), PRIVATE)
+        tell(file, "failed", f"{type(error).__name__}: {error} - a bug of fedalloy's; {trace} shows where")
+        raise
+    tell(file, "ended")
+
+
+def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
+    """The server's part: learn what the sites have, then the ordinary run with messages that Flower carries."""
+    load_installed()
+    for plugin in deployment.plugins:
+        load_file(plugin)
+    exp = read(deployment.experiment)
+    begun = described(deployment.run) if (deployment.run / "run.json").exists() else None
+    built = for_server(exp, present(grid, exp, deployment.sites, begun, say))
+    engine = Flower(grid, built.setting, exp, say=say)
+    if begun is not None:
+        resume(deployment.run, built=built, engine=engine, say=say)
+    else:
+        simulate(exp, deployment.run, built=built, engine=engine, say=say)
+
+
+def present(grid: Grid, exp: Experiment, sites: int, begun: Mapping[str, Any] | None, say: Say) -> dict[int, Sizes]:
+    """What each site has; a run that had begun knows it of those that are away."""
+    found: dict[int, Sizes] = {**introductions(grid, exp, sites, PATIENCE if begun is None else SHORT, say)}
+    if begun is not None:
+        return known_sizes(begun) | found
+    missing = [str(k) for k in range(sites) if k not in found]
+    if missing:
+        raise QuorumError(f"not enough sites: {', '.join(missing)} of {sites} did not introduce themselves")
+    return found
+
+
+def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
+    """Who a site is, what it has, and where it remembers; a server with another experiment is refused."""
+    folder = Path(str(context.node_config["site"]))
+    refuse_another(agreed_experiment(folder), asked)
+    client, setting = site_setting(folder, int(context.node_config["num-partitions"]))
+    if client != context.node_config["partition-id"]:
+        raise UsageError(
+            f"client = {client} in site.toml, but start.sh says {context.node_config['partition-id']}; make them equal"
+        )
+    return client, setting, folder / "memory"
+
+
+client = client_app(setting_of)

@@ -1,0 +1,214 @@
+"""Start a deployment, run its experiment, look at it, go on with it, and end it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedalloy.deploy import link, processes
+from fedalloy.deploy.events import events, events_file
+from fedalloy.deploy.folder import Deployment, Say
+from fedalloy.errors import CheckpointError, DataError, FedalloyError, UsageError
+from fedalloy.files import write_json
+from fedalloy.quorum import QuorumError
+
+SUPERLINK, SUPEREXEC = "superlink", "superexec"
+START = 60.0  # seconds to start in
+LOOK = 0.3  # seconds between two looks at a run's files,
+ASK = 5.0  # and between two questions to the SuperLink
+KINDS: Mapping[int, type[FedalloyError]] = {
+    kind.code: kind for kind in (UsageError, DataError, CheckpointError, QuorumError)
+}
+
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+def up(deployment: Deployment, local: int, say: Say) -> None:
+    """Start the server's processes and, for a rehearsal, the first `local` sites; what runs already is left alone."""
+    link.need_flower()
+    if not 0 <= local <= deployment.sites:
+        raise UsageError(f"--local {local}: this deployment has {deployment.sites} sites")
+    names = [SUPERLINK, SUPEREXEC, *(site_name(k) for k in range(local))]
+    missing = [name for name in names if not processes.is_running(deployment.state, name)]
+    processes.stop(deployment.state, missing)  # a process that died may have left others behind
+    ports = {SUPERLINK: deployment.port} | {site_name(k): deployment.runtime_port(k) for k in range(local)}
+    processes.refuse_busy("127.0.0.1", [ports[name] for name in missing if name in ports])
+    for name in (SUPERLINK, SUPEREXEC):
+        if name in missing:
+            _start(deployment, name)
+        if name == SUPERLINK:
+            _wait(deployment, name, lambda: processes.answers(deployment.port))
+        state = "started" if name in missing else "was running"
+        say(f"{name:<12} {state}" + (f", at {deployment.address}" if name == SUPERLINK else ""))
+    link.register(deployment)
+    for name in names[2:]:
+        if name in missing:
+            _start(deployment, name)
+    states: dict[int, str] = {}
+    for k, name in enumerate(names[2:]):
+        _wait(deployment, name, partial(_is_online, deployment, k, states))
+        say(f"{name:<12} online")
+
+
+def _is_online(deployment: Deployment, number: int, states: dict[int, str]) -> bool:
+    """Whether a site is there; what is known of all of them is kept in `states`."""
+    if states.get(number) != "online":
+        states.update(link.site_states(deployment))
+    return states[number] == "online"
+
+
+def _start(deployment: Deployment, name: str) -> None:
+    script = deployment.server / f"{name}.sh"
+    if name.startswith("site-"):
+        script = deployment.folder / "sites" / name / "start.sh"
+    if not script.is_file():
+        raise UsageError(f"there is no '{script}'; it was handed over, or the deployment must be made anew")
+    processes.start(script, name, deployment.state)
+
+
+def _wait(deployment: Deployment, name: str, ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + START
+    while time.monotonic() < end:
+        if ready():
+            return
+        if not processes.is_running(deployment.state, name):
+            said = processes.last_line(deployment.state, name)
+            raise link.LinkError(f"{name} did not start: {said or 'it said nothing'}; state/{name}.log has more")
+        time.sleep(0.2)
+    raise link.LinkError(f"{name} was not ready after {START:.0f} s; state/{name}.log may say why")
+
+
+def down(deployment: Deployment, say: Say) -> None:
+    """End everything that `up` has started, sites first."""
+    running = processes.known(deployment.state)
+    current = _current(deployment)
+    if current and processes.is_running(deployment.state, SUPERLINK) and _is_under_way(deployment, current):
+        link.cancel(deployment, current)
+    order = sorted(running, key=lambda name: (name == SUPERLINK, name == SUPEREXEC, name))
+    for name in order:
+        ended = processes.stop(deployment.state, [name])
+        say(f"{name:<12} {'stopped' if ended else 'was not running'}")
+    if not running:
+        say("nothing was running")
+
+
+def submitted(deployment: Deployment, say: Say) -> str:
+    """The id of the run that is under way, or of a new one, for which all sites must be there."""
+    current = _current(deployment)
+    if current and _is_under_way(deployment, current):
+        say("the run is under way; following it")
+        return current
+    states = link.site_states(deployment)
+    away = [f"site {k} is {state}" for k, state in states.items() if state != "online"]
+    if away:
+        raise UsageError(f"not all sites are there: {', '.join(away)}; start them, then try again")
+    run = link.submit(deployment)
+    write_json(deployment.state / "current.json", {"run": run})
+    return run
+
+
+def revive(deployment: Deployment, say: Say) -> None:
+    """Start again what `up` had started here and what has died since."""
+    names = processes.known(deployment.state)
+    sites = [int(name.removeprefix("site-")) for name in names if name.startswith("site-")]
+    for name in names:
+        if not processes.is_running(deployment.state, name):
+            say(f"{name:<12} had died: {processes.last_line(deployment.state, name) or 'it left no word'}")
+    up(deployment, 1 + max(sites, default=-1), say)
+
+
+def follow(deployment: Deployment, run: str, watch: Watch, say: Say) -> None:
+    """Show a run until it ends; one that fails ends in its own sentence."""
+    file, told, shown, asked = events_file(deployment, run), 0, 0, time.monotonic()
+    silent = False
+    while True:
+        for record in _records(deployment)[shown:]:
+            shown += 1
+            watch(record)
+        for event in events(file, told):
+            told += 1
+            if event["kind"] == "ended":
+                return
+            if event["kind"] == "failed":
+                raise KINDS.get(event.get("code", 0), FedalloyError)(event["text"])
+            say(event["text"])
+        if time.monotonic() - asked > ASK:
+            asked = time.monotonic()
+            silent = _refuse_ended(deployment, run, file, told, silent, say)
+        time.sleep(LOOK)
+
+
+def _refuse_ended(deployment: Deployment, run: str, file: Path, told: int, silent: bool, say: Say) -> bool:
+    """End with a sentence if nobody will ever say how the run ended; returns whether the SuperLink is silent."""
+    again = f"`fedalloy deploy resume {deployment.folder.name}` goes on from the last round"
+    here = processes.known(deployment.state)
+    for name in (SUPERLINK, SUPEREXEC):
+        if name in here and not processes.is_running(deployment.state, name):
+            raise link.LinkError(f"the {name} has died; {again}")
+    try:
+        state, details = link.run_status(deployment, run)
+    except link.LinkError as error:
+        if not silent:
+            say(f"{error}; waiting for it")
+        return True
+    if state == "finished" and not list(events(file, told)):
+        raise link.LinkError(f"the server's part of the run has died ({details or 'no reason given'}); {again}")
+    return False
+
+
+def _is_under_way(deployment: Deployment, run: str) -> bool:
+    return link.run_status(deployment, run)[0] in ("pending", "starting", "running")
+
+
+def _current(deployment: Deployment) -> str:
+    file = deployment.state / "current.json"
+    return str(json.loads(file.read_text())["run"]) if file.exists() else ""
+
+
+def _records(deployment: Deployment) -> list[dict[str, Any]]:
+    file = deployment.run / "rounds.jsonl"
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+
+
+def site_name(number: int) -> str:
+    """What a site's process is called."""
+    return f"site-{number}"
+
+
+def status(deployment: Deployment) -> list[tuple[str, str]]:
+    """What there is to know: the link, each site, the round, the last fault."""
+    rows = []
+    for name in (SUPERLINK, SUPEREXEC):
+        if name in processes.known(deployment.state):
+            alive = processes.is_running(deployment.state, name)
+            rows.append((name, "running" if alive else f"died: {processes.last_line(deployment.state, name)}"))
+    try:
+        sites = link.site_states(deployment)
+        rows.append(("link", f"answers at {deployment.address}"))
+    except link.LinkError as error:
+        sites = dict.fromkeys(range(deployment.sites), "unknown")
+        rows.append(("link", str(error)))
+    rows += [(site_name(k), state) for k, state in sites.items()]
+    records = _records(deployment)
+    rows.append(("round", f"{records[-1]['round']} done" if records else "none done yet"))
+    return [*rows, ("last fault", last_fault(deployment, records))]
+
+
+def last_fault(deployment: Deployment, records: list[dict[str, Any]]) -> str:
+    """The last thing that went wrong, in a line."""
+    current = _current(deployment)
+    failed = [e["text"] for e in events(events_file(deployment, current)) if e["kind"] == "failed"] if current else []
+    if failed:
+        return str(failed[-1])
+    for record in reversed(records):
+        for bad in record.get("quarantined", [])[-1:]:
+            return f"round {record['round']}, client {bad['client']}: {bad['reason']}"
+        if record.get("skipped"):
+            return f"round {record['round']} was skipped: {record['skipped']}"
+    return "none"

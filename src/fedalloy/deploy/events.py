@@ -1,0 +1,29 @@
+"""What the server's part of a run has to say, line by line in a file that the commands follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedalloy.deploy.folder import Deployment
+from fedalloy.files import append_line
+
+
+def events_file(deployment: Deployment, run: int | str) -> Path:
+    """Where one submission's events are."""
+    return deployment.state / f"run-{run}.jsonl"
+
+
+def tell(file: Path, kind: str, text: str = "", **more: Any) -> None:
+    """Add an event: `said`, `ended` or `failed`."""
+    append_line(file, json.dumps({"kind": kind, "text": text, **more}))
+
+
+def events(file: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
+    """The events of a file, after the first `skip`; a line that is being written is left for the next time."""
+    if not file.exists():
+        return
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    yield from (json.loads(line) for line in lines[skip:])

@@ -1,0 +1,124 @@
+"""A deployment's folder: where each of its parts lies, and what it says of itself.
+
+deployment.toml      the address and the number of sites
+app/                 what Flower ships: two names of functions of fedalloy's, and the experiment
+server/              certificates, secrets and start scripts of the SuperLink's machine
+sites/site-0/        everything the first site is handed, and nothing secret of any other
+state/               what runs: databases, logs, process ids
+run/                 the run, as every run of fedalloy's is kept
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedalloy.errors import UsageError
+
+Say = Callable[[str], None]
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment and its places.
+
+    >>> Deployment(Path("lab"), "127.0.0.1", 8443, 3).site(2).as_posix()
+    'lab/sites/site-2'
+    """
+
+    folder: Path
+    host: str
+    port: int
+    sites: int
+
+    @property
+    def address(self) -> str:
+        """Where sites reach the SuperLink."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in LOOPBACK
+
+    @property
+    def app(self) -> Path:
+        """What Flower ships."""
+        return self.folder / "app"
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment's file."""
+        return self.app / "experiment.toml"
+
+    @property
+    def server(self) -> Path:
+        """What belongs to the SuperLink's machine."""
+        return self.folder / "server"
+
+    @property
+    def plugins(self) -> list[Path]:
+        """The server's copies of plug-ins."""
+        return sorted((self.server / "plugins").glob("*.py"))
+
+    @property
+    def state(self) -> Path:
+        """What running processes write."""
+        return self.folder / "state"
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self.folder / "run"
+
+    def site(self, number: int) -> Path:
+        """What a site is handed."""
+        return self.folder / "sites" / f"site-{number}"
+
+    def runtime_port(self, number: int) -> int:
+        """The port on a site's own loopback by which its SuperNode and its SuperExec speak."""
+        return self.port + 1 + number
+
+    def to_toml(self) -> str:
+        """What `deployment.toml` says."""
+        return f'host = "{self.host}"\nport = {self.port}\nsites = {self.sites}\n'
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and the port of an address.
+
+    >>> parse_address("fl.example.org:8443")
+    ('fl.example.org', 8443)
+    >>> parse_address("fl.example.org")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the address 'fl.example.org' must be host:port, for instance 127.0.0.1:8443
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    allowed = all(c.isascii() and (c.isalnum() or c in ".-:") for c in host)
+    if not host or not allowed or not port.isdecimal() or not 1024 <= int(port) < 65536:
+        hint = "" if not port.isdecimal() else "; ports go from 1024 to 65535" if host else ""
+        raise UsageError(f"the address '{text}' must be host:port, for instance 127.0.0.1:8443{hint}")
+    return host, int(port)
+
+
+def read_deployment(folder: str | Path) -> Deployment:
+    """The deployment in a folder; another folder is refused."""
+    folder = Path(os.path.abspath(folder))
+    file = folder / "deployment.toml"
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        return Deployment(folder, str(values["host"]), int(values["port"]), int(values["sites"]))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(
+            f"'{folder}' is not a deployment; `fedalloy deploy init EXPERIMENT.toml --out {folder.name} --sites 3` "
+            "makes one"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"'{file}' cannot be read: {error}; make the deployment anew") from error

@@ -1,0 +1,145 @@
+"""Make a deployment's folder from an experiment: app, certificates, keys, start scripts, one folder for each site."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedalloy.config import Experiment, build_method, experiment
+from fedalloy.deploy import keys, scripts
+from fedalloy.deploy.agreed import AGREED
+from fedalloy.deploy.folder import Deployment, parse_address
+from fedalloy.errors import UsageError
+from fedalloy.files import PRIVATE, make_folder, write_atomically
+
+OWNER_ALONE = 0o700
+PUBLIC = 0o644
+EXECUTABLE = 0o755
+
+_SHARE = """client = {number}
+# A rehearsal: this site takes its share of the experiment's own data, as `fedalloy run` would deal it out.
+share = {number}
+"""
+_OWN = """client = {number}
+# Where this site's data is: an .npz file (x_train, y_train, x_test, y_test), a .csv file, or a folder of images
+# (train/CLASS/*.png, test/CLASS/*.png). It is read here and never sent. A relative path starts at this folder.
+data = "data.npz"
+# label = "diagnosis"   # of a .csv file: the column that holds the class; the last one unless it is given
+"""
+
+
+def init(
+    values: Mapping[str, Any],
+    out: str | Path,
+    sites: int,
+    address: str = "127.0.0.1:8443",
+    plugins: Sequence[str | Path] = (),
+) -> Deployment:
+    """Write a new deployment of an experiment, given as the values of its file; plug-ins must have been loaded."""
+    import tomli_w
+
+    host, port = parse_address(address)
+    deployment = Deployment(Path(out).absolute(), host, port, sites)
+    exp = experiment(values)
+    refuse_undeployable(exp, sites)
+    if deployment.folder.exists() and any(deployment.folder.iterdir()):
+        raise UsageError(f"'{out}' is not empty; choose another folder, so that no keys are lost")
+    if port + sites >= 65536:
+        raise UsageError(f"the ports from {port} to {port + sites} are needed; choose an address with a lower one")
+    text = tomli_w.dumps(dict(values)).encode()
+    for folder in (deployment.folder, deployment.server, deployment.state):
+        make_folder(folder, OWNER_ALONE)
+    make_folder(deployment.app)
+    _write(deployment.app / "pyproject.toml", scripts.APP, PUBLIC)
+    _write(deployment.experiment, text, PUBLIC)
+    authority = keys.authority()
+    _server(deployment, authority, plugins)
+    for number in range(sites):
+        _site(deployment, number, authority, text, share=exp.data.name != AGREED, plugins=plugins)
+    _write(deployment.folder / "deployment.toml", deployment.to_toml(), PUBLIC)
+    return deployment
+
+
+def refuse_undeployable(exp: Experiment, sites: int) -> None:
+    """Refuse an experiment that cannot run at sites that keep their data."""
+    method = build_method(exp.method)
+    if sites < 2:
+        raise UsageError(f"--sites {sites}: a federation has at least 2 sites")
+    if method.card.leaves_client == "all training data":
+        raise UsageError(
+            f"{method.name} needs all data in one place, and at real sites it stays where it is; choose another method"
+        )
+    if exp.start is not None:
+        raise UsageError("start names a file of this machine, which the sites do not have; leave it out")
+    if exp.data.name.endswith(".npz"):
+        raise UsageError(
+            f"data.name = '{exp.data.name}' is a file of this machine; write data.name = \"{AGREED}\" with classes, "
+            "channels and size, and name each site's own file in its site.toml"
+        )
+    if exp.data.name != AGREED and exp.partition.name != "natural" and exp.partition.clients != sites:
+        raise UsageError(
+            f"the experiment has {exp.partition.clients} clients and --sites is {sites}; write "
+            f"partition.clients = {sites}"
+        )
+    if exp.data.name == AGREED:
+        if exp.public is not None and exp.public.data == "own":
+            raise UsageError(
+                "public.data = 'own' sets rows of the private data aside, and those stay at the sites; name a data set"
+            )
+        if exp.partition.test != "local":
+            raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
+
+
+def _server(deployment: Deployment, authority: keys.Authority, plugins: Sequence[str | Path]) -> None:
+    server = deployment.server
+    certificate = keys.server_certificate(authority, deployment.host)
+    for name, content in {
+        "ca.key": authority.pair.private,
+        "server.key": certificate.private,
+        "superexec.secret": keys.secret(),
+    }.items():
+        _write(server / name, content, PRIVATE)
+    _write(server / "ca.crt", authority.pair.public, PUBLIC)
+    _write(server / "server.crt", certificate.public, PUBLIC)
+    _write(server / "superlink.sh", scripts.superlink_script(deployment), EXECUTABLE)
+    _write(server / "superexec.sh", scripts.superexec_script(deployment), EXECUTABLE)
+    for part in ("superlink", "superexec"):
+        _write(server / f"fedalloy-{part}.service", scripts.server_unit(part), PUBLIC)
+    make_folder(server / "sites")
+    _copy(plugins, server)
+
+
+def _site(
+    deployment: Deployment,
+    number: int,
+    authority: keys.Authority,
+    text: bytes,
+    *,
+    share: bool,
+    plugins: Sequence[str | Path],
+) -> None:
+    site, key = deployment.site(number), keys.node_key()
+    make_folder(site, OWNER_ALONE)
+    _write(site / "node.key", key.private, PRIVATE)
+    _write(site / "superexec.secret", keys.secret(), PRIVATE)
+    _write(site / "node.pub", key.public, PUBLIC)
+    _write(deployment.server / "sites" / f"site-{number}.pub", key.public, PUBLIC)
+    _write(site / "ca.crt", authority.pair.public, PUBLIC)
+    _write(site / "experiment.toml", text, PUBLIC)
+    _write(site / "site.toml", (_SHARE if share else _OWN).format(number=number), PUBLIC)
+    _write(site / "start.sh", scripts.site_script(deployment, number), EXECUTABLE)
+    _write(site / f"fedalloy-site-{number}.service", scripts.site_unit(number), PUBLIC)
+    _copy(plugins, site)
+
+
+def _copy(plugins: Sequence[str | Path], folder: Path) -> None:
+    """Plug-ins are handed over with a folder, to be read there; they never come over the network."""
+    for file in plugins:
+        make_folder(folder / "plugins")
+        shutil.copyfile(file, folder / "plugins" / Path(file).name)
+
+
+def _write(path: Path, content: bytes | str, mode: int) -> None:
+    write_atomically(path, content.encode() if isinstance(content, str) else content, mode)

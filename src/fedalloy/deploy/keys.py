@@ -1,0 +1,118 @@
+"""The keys of a deployment: an authority of its own, the server's certificate, one key for each site, secrets."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import secrets
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LASTS = datetime.timedelta(days=825)  # the longest that common clients accept of a server
+_PEM = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A private key and what may be shown of it."""
+
+    private: bytes
+    public: bytes
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A certificate authority for one deployment alone."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @property
+    def pair(self) -> Pair:
+        """Its files."""
+        return Pair(_private(self.key), self.certificate.public_bytes(_PEM))
+
+
+def authority() -> Authority:
+    """A new authority."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = _name("fedalloy deployment authority")
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _certificate(name, name, key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    return Authority(key, certificate)
+
+
+def server_certificate(issuer: Authority, host: str) -> Pair:
+    """A certificate for the host, and for 127.0.0.1, by which the server's own processes reach it."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    names = list(dict.fromkeys([_general_name(host), _general_name("127.0.0.1"), _general_name("localhost")]))
+    certificate = (
+        _certificate(_name(host), issuer.certificate.subject, key.public_key())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False)
+        .sign(issuer.key, hashes.SHA384())
+    )
+    return Pair(_private(key), certificate.public_bytes(_PEM))
+
+
+def node_key() -> Pair:
+    """A site's key, ECDSA on P-384 in OpenSSH's format, which is the one that Flower reads."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
+    return Pair(private, public + b"\n")
+
+
+def secret() -> bytes:
+    """What a SuperExec shows, so that no other process is given work."""
+    return secrets.token_hex(32).encode()
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of sites differ
+        .not_valid_after(now + LASTS)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

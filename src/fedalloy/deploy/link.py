@@ -1,0 +1,160 @@
+"""Talk to a deployment's SuperLink from the machine that it runs on.
+
+Flower's own command does the same, but takes a second or more to start, and a run is looked at every few seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedalloy.deploy.folder import Deployment
+from fedalloy.errors import FedalloyError, StorageError, UsageError
+from fedalloy.files import write_json
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+
+
+class LinkError(FedalloyError):
+    """The SuperLink does not answer, or says no."""
+
+    code = 4
+
+
+def need_flower() -> None:
+    """Refuse to go on without Flower."""
+    try:
+        version("flwr")
+    except PackageNotFoundError as error:
+        raise UsageError('a deployment needs Flower; pip install "fedalloy[flower]"') from error
+
+
+@contextmanager
+def connected(deployment: Deployment) -> Iterator[ControlHttpClient]:
+    """The SuperLink's own interface for its operators; what goes wrong is a sentence."""
+    need_flower()
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    local = ["127.0.0.1", "localhost"]  # which no proxy of the house must be asked for
+    os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*local, *filter(None, os.environ.get("NO_PROXY", "").split(","))]))
+    import httpx
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+    authority = deployment.server / "ca.crt"
+    try:
+        certificates = authority.read_bytes()
+        client = ControlHttpClient.from_server_address(
+            f"127.0.0.1:{deployment.port}",
+            insecure=False,
+            root_certificates=certificates,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedalloy")],
+        )
+    except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
+        raise StorageError(f"'{authority}' is not this deployment's certificate: {error}") from error
+    try:
+        with client:
+            yield client
+    except httpx.HTTPError as error:
+        raise LinkError(_reason(error, deployment)) from error
+
+
+def _reason(error: Exception, deployment: Deployment) -> str:
+    response = getattr(error, "response", None) if hasattr(error, "_response") or hasattr(error, "response") else None
+    if response is not None:
+        said = " ".join("".join(c if c.isprintable() else " " for c in response.text).split())
+        return f"the SuperLink said no: {said[:300] or response.status_code}"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return f"what answers at port {deployment.port} has no certificate of this deployment's authority"
+    return (
+        f"the SuperLink does not answer at port {deployment.port}; `fedalloy deploy up {deployment.folder.name}` "
+        "starts it"
+    )
+
+
+def register(deployment: Deployment) -> None:
+    """Make the SuperLink know the key of each site; those it knows already are left as they are."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    nodes = node_ids(deployment)
+    for number in range(deployment.sites):
+        if str(number) in nodes:
+            continue
+        key = _public_key(deployment.server / "sites" / f"site-{number}.pub", number)
+        with connected(deployment) as client:
+            nodes[str(number)] = str(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
+        write_json(_nodes(deployment), nodes)
+
+
+def _public_key(file: Path, number: int) -> bytes:
+    """A site's public key as Flower wants it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        key = serialization.load_ssh_public_key(file.read_bytes())
+    except OSError as error:
+        raise StorageError(f"there is no '{file}'; put the public key of site {number} there") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise StorageError(f"'{file}' is no public key in OpenSSH's format: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise StorageError(f"'{file}' is no ECDSA key; make one with `ssh-keygen -t ecdsa -b 384`")
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def node_ids(deployment: Deployment) -> dict[str, str]:
+    """Flower's id of each site's node, as it was given at registration."""
+    file = _nodes(deployment)
+    found: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+def site_states(deployment: Deployment) -> dict[int, str]:
+    """Of each site: `online`, `offline`, `registered` (never seen) or `not registered`."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    with connected(deployment) as client:
+        listed = {str(node.node_id): str(node.status) for node in client.ListNodes(ListNodesRequest()).nodes_info}
+    ids = node_ids(deployment)
+    return {k: listed.get(ids.get(str(k), ""), "not registered") for k in range(deployment.sites)}
+
+
+def submit(deployment: Deployment) -> str:
+    """Hand the app to the SuperLink; returns Flower's id of the run."""
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+
+    content = build_fab_from_disk(deployment.app)
+    fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
+    with connected(deployment) as client:
+        return str(client.StartRun(StartRunRequest(fab=fab)).run_id)
+
+
+def run_status(deployment: Deployment, run: str) -> tuple[str, str]:
+    """How far a run is (`pending`, `starting`, `running`, `finished`), and what Flower has to say of it."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    with connected(deployment) as client:
+        found = client.ListRuns(ListRunsRequest(run_id=int(run))).run_dict.get(int(run))
+    return ("unknown", "") if found is None else (found.status.status, found.status.details)
+
+
+def cancel(deployment: Deployment, run: str) -> None:
+    """Stop a run."""
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    with connected(deployment) as client:
+        client.StopRun(StopRunRequest(run_id=int(run)))
+
+
+def _nodes(deployment: Deployment) -> Path:
+    return deployment.state / "nodes.json"

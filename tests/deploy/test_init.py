@@ -1,0 +1,211 @@
+"""A deployment's folder: what is in it, who may read it, and whether its certificates and scripts hold."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import ssl
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedalloy.deploy.folder import Deployment, read_deployment
+from fedalloy.deploy.init import init
+from fedalloy.errors import UsageError
+
+pytest.importorskip("flwr")
+
+TINY = {"rounds": 2, "data": {"name": "tiny"}, "model": {"name": "mlp"}, "partition": {"clients": 3}}
+SECRET = {"ca.key", "server.key", "superexec.secret", "node.key"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    folder = tmp_path_factory.mktemp("deploy")
+    plugin = folder / "mine.py"
+    plugin.write_text("")
+    return init(TINY, folder / "lab", 3, "fl.example.org:8443", [plugin])
+
+
+def test_it_is_read_back(made: Deployment) -> None:
+    assert read_deployment(made.folder) == made
+
+
+def test_only_the_owner_reads_secrets(made: Deployment) -> None:
+    files = [file for file in made.folder.rglob("*") if file.is_file()]
+    secret = [file for file in files if file.name in SECRET]
+    assert len(secret) == 3 + 2 * 3
+    assert {file.stat().st_mode & 0o777 for file in secret} == {0o600}
+    for file in files:
+        if b"PRIVATE KEY" in file.read_bytes():
+            assert file in secret
+    for folder in (made.folder, made.server, made.state, made.site(0)):
+        assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_site_is_handed_nothing_secret_of_others(made: Deployment) -> None:
+    own = {k: {file.read_bytes() for file in made.site(k).rglob("*") if file.name in SECRET} for k in range(3)}
+    server = {file.read_bytes() for file in made.server.iterdir() if file.name in SECRET}
+    for k in range(3):
+        everything = b"\n".join(file.read_bytes() for file in made.site(k).rglob("*") if file.is_file())
+        for other in [server, *(own[j] for j in range(3) if j != k)]:
+            assert all(secret not in everything for secret in other)
+        assert sorted(file.name for file in made.site(k).iterdir()) == [
+            "ca.crt",
+            "experiment.toml",
+            f"fedalloy-site-{k}.service",
+            "node.key",
+            "node.pub",
+            "plugins",
+            "site.toml",
+            "start.sh",
+            "superexec.secret",
+        ]
+
+
+def test_the_server_certificate_holds_for_its_names_and_no_other_authority(made: Deployment, tmp_path: Path) -> None:
+    from cryptography import x509
+    from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
+
+    load = x509.load_pem_x509_certificate
+    server = load((made.server / "server.crt").read_bytes())
+    authority = load((made.site(1) / "ca.crt").read_bytes())
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    subject = x509.DNSName("fl.example.org")
+    PolicyBuilder().store(Store([authority])).build_server_verifier(subject).verify(server, [])
+    other = init(TINY, tmp_path / "other", 3)
+    stranger = load((other.server / "ca.crt").read_bytes())
+    with pytest.raises(VerificationError):
+        PolicyBuilder().store(Store([stranger])).build_server_verifier(subject).verify(server, [])
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(made.server / "server.crt", made.server / "server.key")
+
+
+def test_node_keys_are_openssh_p384_and_fit_what_the_server_registers(made: Deployment) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    for k in range(3):
+        private = (made.site(k) / "node.key").read_bytes()
+        assert private.startswith(b"-----BEGIN OPENSSH PRIVATE KEY-----")
+        key = serialization.load_ssh_private_key(private, None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        assert key.curve.name == "secp384r1"
+        registered = serialization.load_ssh_public_key((made.server / "sites" / f"site-{k}.pub").read_bytes())
+        assert isinstance(registered, ec.EllipticCurvePublicKey)
+        assert registered.public_numbers() == key.public_key().public_numbers()
+
+
+def _options(script: Path) -> set[str]:
+    text = re.sub(r"\\\n", " ", script.read_text())
+    (line,) = [line for line in text.split("\n") if line.startswith("exec ")]
+    return set(re.findall(r"--[a-z-]+", line))
+
+
+def test_scripts_ask_for_everything_that_protects(made: Deployment) -> None:
+    link, executor, site = made.server / "superlink.sh", made.server / "superexec.sh", made.site(2) / "start.sh"
+    assert _options(link) >= {"--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--enable-supernode-auth"}
+    assert _options(link) >= {"--database", "--isolation", "--superexec-auth-secret-file"}
+    assert _options(executor) >= {"--root-certificates", "--superexec-auth-secret-file"}
+    assert _options(site) >= {"--root-certificates", "--auth-supernode-private-key", "--superexec-auth-secret-file"}
+    assert "--insecure" not in _options(link) | _options(executor) | _options(site)
+    assert "partition-id=2 num-partitions=3" in site.read_text()
+    assert "--superlink fl.example.org:8443" in site.read_text()
+    for script in (link, executor, site):
+        subprocess.run(["/bin/sh", "-n", str(script)], check=True)
+        assert script.stat().st_mode & 0o100
+        for switch in ("FLWR_TELEMETRY_ENABLED=0", "FLWR_DISABLE_UPDATE_CHECK=1", "FLWR_HOME="):
+            assert f"export {switch}" in script.read_text()
+        assert "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1" in script.read_text()
+
+
+def test_flower_knows_every_option_of_the_scripts(made: Deployment) -> None:
+    from flwr.supercore.cli.flower_superexec import _parse_args as superexec
+    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink
+    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
+
+    for script, parser in (
+        (made.server / "superlink.sh", superlink()),
+        (made.server / "superexec.sh", superexec()),
+        (made.site(0) / "start.sh", supernode()),
+    ):
+        known = {option for action in parser._actions for option in action.option_strings}
+        assert _options(script) <= known
+
+
+def test_nothing_in_it_names_the_folder_it_was_made_in(made: Deployment) -> None:
+    place = str(made.folder).encode()
+    assert not [file for file in made.folder.rglob("*") if file.is_file() and place in file.read_bytes()]
+
+
+def test_flower_accepts_the_app(made: Deployment) -> None:
+    from flwr.cli.build import build_fab_from_disk
+    from flwr.common.config import get_fab_config
+
+    content = build_fab_from_disk(made.app)
+    app = get_fab_config(content)["tool"]["flwr"]["app"]
+    assert app["components"] == {"serverapp": "fedalloy.deploy.app:server", "clientapp": "fedalloy.deploy.app:client"}
+    assert tomllib.loads(made.experiment.read_text()) == TINY
+
+
+def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
+    assert [file.name for file in made.plugins] == ["mine.py"]
+    assert (made.site(0) / "plugins" / "mine.py").is_file()
+    assert not list(made.app.rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("change", "sites", "sentence"),
+    [
+        ({"method": "centralised"}, 3, "centralised needs all data in one place"),
+        ({}, 4, "the experiment has 3 clients and --sites is 4; write partition.clients = 4"),
+        ({}, 1, "a federation has at least 2 sites"),
+        ({"start": "model.safetensors"}, 3, "start names a file of this machine"),
+        ({"data": {"name": "own.npz"}}, 3, 'write data.name = "sites"'),
+        ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, "those stay at the sites"),
+        ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, "needs a common test set"),
+    ],
+)
+def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
+    change: dict[str, object], sites: int, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(sentence)):
+        init({**TINY, **change}, tmp_path / "lab", sites)
+    assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize(
+    "address", ["example.org", "example.org:", ":8443", "a b:8443", "x:99999", "x:80", "$(id):8443"]
+)
+def test_an_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="must be host:port"):
+        init(TINY, tmp_path / "lab", 3, address)
+
+
+def test_keys_are_never_written_over(made: Deployment) -> None:
+    with pytest.raises(UsageError, match="is not empty"):
+        init(TINY, made.folder, 3)
+
+
+def test_another_folder_is_no_deployment(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a deployment; `fedalloy deploy init"):
+        read_deployment(tmp_path)
+    (tmp_path / "deployment.toml").write_text("host = 3")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_deployment(tmp_path)
+
+
+def test_a_handed_over_site_may_be_moved(made: Deployment, tmp_path: Path) -> None:
+    moved = shutil.copytree(made.site(0), tmp_path / "elsewhere")
+    shown = subprocess.run(
+        ["/bin/sh", "-c", f'set -- ; PATH=/nowhere:/usr/bin:/bin . "{moved}/start.sh"'],
+        cwd=moved,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 2
+    assert "flower-supernode is not on PATH" in shown.stderr
