@@ -10,7 +10,6 @@ and is counted: a draw may be impossible, but most must not be.
 
 from __future__ import annotations
 
-import random
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from typing import Any, get_type_hints
 from unittest.mock import patch
 
 import torch
-from harness import HERE, FaultError, little_memory, run_from_command_line, show, trials
+from harness import HERE, Dice, FaultError, little_memory, one_line, run_from_command_line, show, trials
 from mutants import damaged, mutated, no_file
 from pydantic import TypeAdapter
 from valid import an_experiment
@@ -37,7 +36,6 @@ from fedalloy.quorum import QuorumError
 from fedalloy.runner import simulate
 
 MOST_REFUSED = 0.2  # of the experiments that should work
-LONGEST = 1000  # letters of a sentence
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def runs(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
     """Experiments that should work, and how many of them were refused."""
 
     def refused(report: Mapping[str, Any]) -> Mapping[str, Any]:
-        share = report["endings"].get("refused", 0) / report["count"]
+        share = report["endings"].get("refused", 0) / report["trials"]
         return {"refused": round(share, 3), "too_many_refused": share > MOST_REFUSED}
 
     return trials("config-runs", count, seed, run_trial, save=save, finish=refused)
@@ -95,7 +93,7 @@ def texts() -> list[bytes]:
     return [file.read_bytes() for file in sorted((HERE.parent / "experiments").glob("*.toml"))]
 
 
-def table_trial(dice: random.Random) -> str:
+def table_trial(dice: Dice) -> str:
     """A table with something wrong in it."""
     right = tomllib.loads(dice.choice(texts()).decode()) if dice.random() < 0.2 else an_experiment(dice)
     try:
@@ -117,7 +115,7 @@ def table_trial(dice: random.Random) -> str:
     return "built"
 
 
-def file_trial(dice: random.Random) -> str:
+def file_trial(dice: Dice) -> str:
     """A file with something wrong in it, or no file at all."""
     with tempfile.TemporaryDirectory() as folder:
         if dice.random() < 0.05:
@@ -132,7 +130,7 @@ def file_trial(dice: random.Random) -> str:
     return "accepted"
 
 
-def run_trial(dice: random.Random) -> str:
+def run_trial(dice: Dice) -> str:
     """An experiment that should work, for one round."""
     values = an_experiment(dice)
     engine: Noting | None = None
@@ -165,9 +163,7 @@ class Noting(Serial):
 
 
 def _refused(error: FedalloyError, folder: str = "") -> str:
-    sentence = str(error).replace(folder, "") if folder else str(error)
-    if not sentence or len(sentence) > LONGEST or "\n" in sentence or "\x1b" in sentence:
-        raise FaultError(f"the refusal is not one line: {sentence[:200]!r} ({len(sentence)} letters)")
+    one_line(error, folder)
     return "refused"
 
 

@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ ROUNDS = 2
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
     """All cells of so many methods; a failure is a cell that differs from the first of its method."""
+    begin = time.monotonic()
     names = random.Random(seed).sample(sorted(methods), min(count, len(methods)))
     tables = {hash_seed: _elsewhere(hash_seed, names, seed) for hash_seed in HASH_SEEDS}
     digests: dict[str, dict[str, str]] = {
@@ -55,7 +57,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
     ]
     cells = len(HASH_SEEDS) * len(WORKERS) * len(ORDERS)
     facts = {"cells": cells, "methods": sorted(names), "examples": examples[:20]}
-    report = single("exactness", seed, len(examples), count=cells * len(names), save=save, **facts)
+    report = single("exactness", seed, len(examples), count=cells * len(names), begin=begin, save=save, **facts)
     show(report)
     return {"exactness": report}
 

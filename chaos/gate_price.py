@@ -34,9 +34,11 @@ CLIENTS, IMAGES = 10, 500
 
 def main(count: int, seed: int, *, save: bool = False, images: int = IMAGES) -> dict[str, Any]:
     """The share of each of so many rounds; the first, which warms up, does not count."""
+    begin = time.monotonic()
     shares = measured(_setting(seed, images), count)
     facts = {"median": statistics.median(shares), "largest": max(shares), "limit": LIMIT, "images": images}
-    report = single("gate-price", seed, int(facts["median"] > LIMIT), count=count, save=save, **facts)
+    too_much = int(facts["median"] > LIMIT)
+    report = single("gate-price", seed, too_much, count=count, begin=begin, save=save, **facts)
     show(report)
     return {"gate-price": report}
 

@@ -26,18 +26,34 @@ from typing import Any
 
 import torch
 
+from fedalloy.errors import FedalloyError
+
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 SHOWN = 20  # failures that are written down; all are counted
 PATIENCE = 120  # seconds that a trial may take; longer is a failure
 EVERY = 5.0  # seconds between two lines of progress
+ABOUT = ("machine", "code", "command", "examples", "endings")  # of a report, what its one line leaves out
+LONGEST = 1000  # letters of a sentence
 
 
 class FaultError(Exception):
     """A trial that did not end as it must."""
 
 
-Trial = Callable[[random.Random], str]
+class LateError(BaseException):
+    """A trial that takes too long; whoever catches all sorts of errors must not catch this."""
+
+
+class Dice(random.Random):
+    """The random numbers of one trial, and which trial it is."""
+
+    def __init__(self, seed: int, name: str, number: int) -> None:
+        super().__init__(f"{seed}/{name}/{number}")
+        self.number = number
+
+
+Trial = Callable[[Dice], str]
 """Does one thing that is drawn from the dice, says how it ended in a word or two, and raises if that must not be."""
 
 
@@ -48,55 +64,64 @@ def trials(
     trial: Trial,
     *,
     save: bool = False,
+    patience: int = PATIENCE,
     finish: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {},
 ) -> dict[str, Any]:
     """Carry out trials 0 to `count` and report them; with `save`, go on with those that are reported already.
 
-    `finish` makes of the report what else it should say.
+    A trial that takes longer than `patience` seconds has failed. `finish` makes of the report what else it should say.
     """
     report = _begun(name, seed) if save else _blank(name, seed)
-    begin, shown, first = time.monotonic(), 0.0, report["count"]
+    begin, shown, first = time.monotonic(), 0.0, report["trials"]
     spent = report["seconds"]
     endings = Counter(report["endings"])
     for number in range(first, count):
-        ending, fault = _tried(trial, random.Random(f"{seed}/{name}/{number}"))
+        ending, fault = _tried(trial, Dice(seed, name, number), patience)
         endings[ending] += 1
         if fault is not None:
             report["failures"] += 1
             if len(report["examples"]) < SHOWN:
                 report["examples"].append({"trial": number, "what": fault})
         now = time.monotonic() - begin
-        report.update(count=number + 1, endings=dict(sorted(endings.items())), seconds=round(spent + now, 1))
+        report.update(trials=number + 1, endings=dict(sorted(endings.items())), seconds=round(spent + now, 1))
         if now - shown > EVERY:
             shown = now
             _say(name, number + 1, count, report["failures"], now / (number + 1 - first) * (count - number - 1))
             if save:
                 _write(report)
     report.update(finish(report))
-    _say(name, report["count"], count, report["failures"], 0.0)
+    _say(name, report["trials"], count, report["failures"], 0.0)
     if save:
         _write(report)
     return report
 
 
-def single(name: str, seed: int, failures: int, *, count: int, save: bool = False, **facts: Any) -> dict[str, Any]:
-    """The report of something that is measured as a whole."""
-    report = {**_blank(name, seed), "count": count, "failures": failures, **facts}
-    del report["seconds"], report["endings"]
+def single(
+    name: str, seed: int, failures: int, *, count: int, begin: float, save: bool = False, **facts: Any
+) -> dict[str, Any]:
+    """The report of something that is measured as a whole, and was begun at this `time.monotonic()`."""
+    seconds = round(time.monotonic() - begin, 1)
+    report = {**_blank(name, seed), "trials": count, "failures": failures, "seconds": seconds, **facts}
+    del report["endings"]
     if save:
         _write(report)
     return report
 
 
 def show(report: Mapping[str, Any]) -> None:
-    """Print a report's figures."""
-    sys.stdout.write(json.dumps({k: v for k, v in report.items() if k != "machine"}, indent=2) + "\n")
+    """Print a report's figures in one line, and what failed, if anything, on stderr."""
+    figures = {key: value for key, value in report.items() if key not in ABOUT}
+    sys.stdout.write(json.dumps(figures) + "\n")
+    for example in report["examples"]:
+        sys.stderr.write(f"{report['what']}, trial {example['trial']}: {example['what']}\n")
 
 
-def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int) -> None:
-    """Call a program's `main`, and leave with 1 if anything failed."""
+def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int, *names: str) -> None:
+    """Call a program's `main`, and leave with 1 if anything failed; `names` are what `--count` is also called."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
-    parser.add_argument("--count", type=int, default=count, help="how many trials (default: %(default)s)")
+    parser.add_argument(
+        "--count", *names, dest="count", type=int, default=count, help="how many trials (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", action="store_true", help="write chaos/results, or go on with what is there")
     given = parser.parse_args()
@@ -127,24 +152,36 @@ def peak(into: list[int]) -> Iterator[None]:
     into.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")))
 
 
-def _tried(trial: Trial, dice: random.Random) -> tuple[str, str | None]:
+def one_line(error: FedalloyError, folder: str = "") -> None:
+    """Insist that a refusal is one line, which is not too long, however the folder is called where it happened."""
+    sentence = str(error).replace(folder, "") if folder else str(error)
+    if not sentence or len(sentence) > LONGEST or "\n" in sentence or "\x1b" in sentence:
+        raise FaultError(f"the refusal is not one line: {sentence[:200]!r} ({len(sentence)} letters)")
+
+
+def told(error: BaseException) -> str:
+    """An error and where it comes from, in a line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}, {place.name})"
+
+
+def _tried(trial: Trial, dice: Dice, patience: int) -> tuple[str, str | None]:
     try:
-        with _hurried():
+        with _hurried(patience):
             return trial(dice), None
-    except FaultError as fault:
+    except (FaultError, LateError) as fault:
         return "failed", str(fault)
     except Exception as error:  # whatever it is: that it came out is the failure
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        return "failed", f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}, {place.name})"
+        return "failed", told(error)
 
 
 @contextmanager
-def _hurried() -> Iterator[None]:
+def _hurried(patience: int) -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise FaultError(f"it took longer than {PATIENCE} s")
+        raise LateError(f"it took longer than {patience} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
+    signal.alarm(patience)
     try:
         yield
     finally:
@@ -155,7 +192,7 @@ def _hurried() -> Iterator[None]:
 def _blank(name: str, seed: int) -> dict[str, Any]:
     return {
         "what": name,
-        "count": 0,
+        "trials": 0,
         "failures": 0,
         "examples": [],
         "endings": {},

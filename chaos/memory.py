@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import time
 import warnings
 from typing import Any
 
@@ -29,10 +30,12 @@ SIDES = ("clean", "hostile", "unwary")
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
     """The sizes after so many rounds, clean, hostile and unwary."""
+    begin = time.monotonic()
     sizes = {side: _measured(side, count, seed) for side in SIDES}
     ratio, control = (sizes[side] / sizes["clean"] for side in ("hostile", "unwary"))
     facts = {"bytes": sizes, "ratio": round(ratio, 4), "limit": LIMIT, "control": round(control, 4)}
-    report = single("memory", seed, (ratio > LIMIT) + (control <= LIMIT), count=count, save=save, **facts)
+    failures = (ratio > LIMIT) + (control <= LIMIT)
+    report = single("memory", seed, failures, count=count, begin=begin, save=save, **facts)
     show(report)
     return {"memory": report}
 

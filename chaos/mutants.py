@@ -85,7 +85,7 @@ def damaged(text: bytes, dice: random.Random) -> bytes:
 
 def no_file(folder: Path, dice: random.Random) -> Path:
     """The path of something that cannot be read as a file."""
-    path = folder / "strange"
+    path = folder / f"strange{len(list(folder.iterdir()))}"
     what = dice.choice(("missing", "folder", "pipe", "loop", "huge", "endless", "NUL", "long"))
     if what == "folder":
         path.mkdir()

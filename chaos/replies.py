@@ -11,7 +11,6 @@ alone is handed whatever Python can hold. `memory.py` measures what hostile repl
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,7 +18,7 @@ from typing import Any
 
 import torch
 from arbitrary import a_contract, an_object
-from harness import FaultError, little_memory, run_from_command_line, show, trials
+from harness import Dice, FaultError, little_memory, run_from_command_line, show, trials
 from kinds import KINDS, PLAUSIBLE
 from spoil import NO_PLACE, Honest, Kind
 
@@ -197,7 +196,7 @@ def asking() -> list[int]:
     return [role for role in range(len(cast())) if scene(role, 0, 1).replies]
 
 
-def reply_trial(dice: random.Random) -> str:
+def reply_trial(dice: Dice) -> str:
     """A method, a place and a kind that fits."""
     at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
     place = dice.choice(at.places())
@@ -250,7 +249,7 @@ class Postman(Stage):
             yield Answer(self.sender, unchecked(self.body, None), Meter())
 
 
-def delivery_trial(dice: random.Random) -> str:
+def delivery_trial(dice: Dice) -> str:
     """A reply that comes twice, comes from a client that was not asked, or from one that does not exist."""
     at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
     action, client = dice.choice(at.places())
@@ -272,7 +271,7 @@ def delivery_trial(dice: random.Random) -> str:
 # --- the gate alone ---------------------------------------------------------------------------------------------------
 
 
-def gate_trial(dice: random.Random) -> str:
+def gate_trial(dice: Dice) -> str:
     """Anything against any contract: a reason in one line, or a tree of which a message can be made."""
     contract, body = a_contract(dice), an_object(dice)
     reason = refusal(body, contract)

@@ -116,7 +116,7 @@ def test_a_wrong_experiment_is_refused_in_a_sentence(chaos: Any, trial: str, cou
     with configs.read_once(), harness.little_memory():
         report = harness.trials(trial, count, 0, getattr(configs, trial))
     assert report["failures"] == 0, report["examples"]
-    assert report["endings"]["refused"] < report["count"]  # something is right
+    assert report["endings"]["refused"] < report["trials"]  # something is right
 
 
 def test_a_right_experiment_runs(chaos: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_campaign_goes_on_where_it_was_stopped(chaos: Any, monkeypatch: pytest
 
     first = harness.trials("some", 4, 7, trial, save=True)
     whole = harness.trials("some", 6, 7, trial, save=True)
-    assert (first["count"], first["failures"], whole["count"], whole["failures"]) == (4, 1, 6, 1)
+    assert (first["trials"], first["failures"], whole["trials"], whole["failures"]) == (4, 1, 6, 1)
     assert len(seen) == len(set(seen)) == 6  # none was repeated
     assert whole["examples"][0]["trial"] == 2
     assert whole["endings"] == {"done": 5, "failed": 1}

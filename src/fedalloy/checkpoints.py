@@ -22,7 +22,7 @@ from torch import Tensor
 from fedalloy import tree
 from fedalloy.core import State
 from fedalloy.errors import CheckpointError, DataError
-from fedalloy.files import PRIVATE, as_json, remove_file, write_atomically
+from fedalloy.files import PRIVATE, as_json, read_file, remove_file, write_atomically
 from fedalloy.tree import Tree
 
 FORMAT = 2
@@ -132,7 +132,7 @@ class Manifest:
         """The state and the memories, every file's hash checked."""
         found: dict[Place, Any] = {}
         for name, claim in self.files.items():
-            data = (self.path.parent / f"{int(name):06d}.safetensors").read_bytes()
+            data = read_file(self.path.parent / f"{int(name):06d}.safetensors")
             if hashlib.sha256(data).hexdigest() != claim["sha256"]:
                 raise DataError(f"the hash of {name}.safetensors is not the one in the manifest")
             whole = tree.decode(data)
@@ -150,7 +150,7 @@ def read_checkpoint(path: Path) -> tuple[State, dict[int, Tree]]:
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest and check that it is as it was written."""
     try:
-        claim = json.loads(path.read_bytes())
+        claim = json.loads(read_file(path))
         if claim.keys() == {"round", "pieces", "sha256"}:  # the first format
             hashes = claim["sha256"]
             files = {name: {"sha256": hashes[name], "pieces": places} for name, places in claim["pieces"].items()}

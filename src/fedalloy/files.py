@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,16 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
                 os.unlink(temporary)
             raise
         sync_folder(path.parent)
+
+
+def read_file(path: Path) -> bytes:
+    """The bytes of an ordinary file; reading a pipe or a device could last for ever, and is refused."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise DataError(f"'{path}' is not a file")
+    try:
+        return path.read_bytes()
+    except MemoryError as error:
+        raise DataError(f"'{path}' has more bytes than there is memory") from error
 
 
 def temporary_of(path: Path) -> Path:

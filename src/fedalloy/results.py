@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedalloy import metrics
 from fedalloy.errors import DataError, UsageError
+from fedalloy.files import read_file
 from fedalloy.metrics import Floats
 from fedalloy.registry import suggest
 
@@ -303,10 +304,10 @@ def _spread(values: list[float | None]) -> Spread:
 def read_meta(file: Path) -> Mapping[str, Any]:
     """What a `run.json` says."""
     try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
+        meta = json.loads(read_file(file).decode("utf-8"))
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that a run has written") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not valid JSON ({error}); restore it, or run the experiment again") from error
     if not isinstance(meta, dict) or not {"format", "name", "label", "seed"} <= meta.keys():
         raise DataError(f"{file} does not describe a run; it must be an object with format, name, label and seed")
@@ -318,7 +319,7 @@ def read_meta(file: Path) -> Mapping[str, Any]:
 
 
 def _read_rounds(file: Path) -> tuple[Mapping[str, Any], ...]:
-    lines = file.read_bytes().split(b"\n") if file.exists() else []
+    lines = read_file(file).split(b"\n") if file.exists() else []
     while lines and not lines[-1].strip():
         lines.pop()
     # A run resumed after a crash may write a round again: the later writing counts, and counts once.
@@ -327,7 +328,7 @@ def _read_rounds(file: Path) -> tuple[Mapping[str, Any], ...]:
         try:
             record = json.loads(line.decode("utf-8"))
             records[int(record["round"])] = record
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if number < len(lines):
                 raise DataError(f"line {number} of {file} is not the record of a round; remove or mend it") from error
     return tuple(records[number] for number in sorted(records))

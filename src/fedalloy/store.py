@@ -27,6 +27,7 @@ from fedalloy.files import (
     locked,
     make_folder,
     move,
+    read_file,
     remove_file,
     temporary_of,
     write_atomically,
@@ -38,7 +39,7 @@ Say = Callable[[str], None]
 
 PRIVATE_FOLDER = 0o700
 FREE = frozenset({"rounds", "engine", "workers", "memory", "methods", "published"})  # keys that change no bit of a run
-DAMAGE = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+DAMAGE = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 
 
 class Store:
@@ -127,7 +128,7 @@ class Store:
             return saved
         if paths:
             raise CheckpointError(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
-        if any(log.exists() and log.read_bytes().count(b"\n") > 1 for log in self.logs):  # one may precede its commit
+        if any(_content(log).count(b"\n") > 1 for log in self.logs):  # one may precede its commit
             raise CheckpointError(
                 f"'{self.folder}' has records of several rounds, but no checkpoint; start again in another folder"
             )
@@ -147,7 +148,7 @@ class Store:
                         move(file, self.quarantine)
                 say(f"the checkpoint of round {int(path.stem)} was moved to '{self.quarantine}'")
         for log in self.logs:
-            if (log.read_bytes() if log.exists() else b"") != self._kept:
+            if _content(log) != self._kept:
                 write_atomically(log, self._kept, PRIVATE)
         kept = self._kept.splitlines()
         self._add(self._kept)
@@ -171,7 +172,7 @@ class Store:
             return "".join(f"{_line(record)}\n" for record in found).encode()
         claim = manifest.about["records"]
         for log in self.logs:
-            lines = log.read_bytes()[: claim["bytes"]] if log.exists() else b""
+            lines = _content(log)[: claim["bytes"]]
             if hashlib.sha256(lines).hexdigest() == claim["sha256"]:
                 return lines
         raise DataError(f"the records in {self.rounds.name} are not those of its rounds")
@@ -180,9 +181,9 @@ class Store:
 def described(folder: str | Path) -> Mapping[str, Any]:
     """What `run.json` says, if that is enough to go on with the run."""
     meta = read_meta(Path(folder) / "run.json")
-    missing = sorted({"experiment", "model", "digests", "versions"} - meta.keys())
-    if missing:
-        raise DataError(f"{Path(folder) / 'run.json'} says nothing of {missing[0]}; the run cannot be gone on with")
+    for part in ("digests", "experiment", "model", "versions"):
+        if not isinstance(meta.get(part), Mapping):
+            raise DataError(f"{Path(folder) / 'run.json'} says nothing of {part}; the run cannot be gone on with")
     return meta
 
 
@@ -195,6 +196,14 @@ def experiment_digest(meta: Mapping[str, Any]) -> str:
     told = {key: value for key, value in meta.get("experiment", {}).items() if key not in FREE}
     plain = json.loads(as_json([told, meta.get("digests")]))  # as it is read back
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _content(log: Path) -> bytes:
+    """What a copy of the records holds: nothing, if it is not there or cannot be read."""
+    try:
+        return read_file(log)
+    except (OSError, DataError):
+        return b""
 
 
 def _line(record: Mapping[str, Any]) -> str:

@@ -1,0 +1,172 @@
+"""Damaged checkpoints are refused, or passed over for the older generation, which leads to the same bits.
+
+Some runs of several methods are stopped when a round is complete. In each trial a copy of such a folder is damaged in
+one to three ways and gone on with. Either that is refused in one line, which leaves every file as it was, or the run
+ends with the state, the memories and the records that it would have had. Anything else that is accepted is a failure,
+and so is any other error. `doctor`, which only looks, must have something to say of every folder.
+
+    python chaos/checkpoints.py --count 10000 --save
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from configs import read_once
+from damage import DAMAGE, Site
+from harness import Dice, FaultError, little_memory, one_line, run_from_command_line, show, told, trials
+from kills import WORDS, ending
+
+from fedalloy import doctor
+from fedalloy.build import Built, build
+from fedalloy.config import experiment, override
+from fedalloy.core import methods
+from fedalloy.errors import FedalloyError, StorageError
+from fedalloy.runner import resume, simulate
+
+# A cache of models on the server; memories alone; a generator with its optimiser; answers on a public set.
+METHODS = ("fedavg", "local", "fedkf", "knfu")
+STOPPED = (1, 2, 5)  # after how many rounds
+ROUNDS = 6
+
+
+def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
+    """So many damaged folders."""
+    with tempfile.TemporaryDirectory() as place, prepared(Path(place)), little_memory():
+        report = trials("checkpoints", count, seed, damage_trial, save=save, finish=breadth)
+    show(report)
+    return {"checkpoints": report}
+
+
+def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Among how much the trials were drawn."""
+    return {"kinds": len(DAMAGE), "methods": list(METHODS)}
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was stopped, and how it would have ended."""
+
+    folder: Path
+    built: Built
+    wanted: Mapping[str, Any]
+    others: list[Path]  # folders of other runs
+
+
+PLACE: list[Path] = []
+
+
+@contextmanager
+def prepared(place: Path) -> Iterator[None]:
+    """Keep runs in a folder; what is written need not reach a disk, since nobody pulls the plug."""
+    PLACE.append(place)
+    torch.set_num_threads(1)
+    with read_once(), patch.object(os, "fsync", lambda _: None):
+        yield
+    stopped.cache_clear()
+    PLACE.clear()
+
+
+@cache
+def stopped(name: str, rounds: int) -> Stopped:
+    """A run of a method that was stopped after so many rounds, with runs of other seeds and methods beside it."""
+    exp = _experiment(name, 0)
+    built = build(experiment(exp))
+    whole = PLACE[0] / f"{name}-whole"
+    if not whole.exists():
+        simulate(exp, whole, built=built)
+        _stop(_experiment(name, 1), PLACE[0] / f"{name}-other", ROUNDS - 1)
+    folder = PLACE[0] / f"{name}-{rounds}"
+    _stop(exp, folder, rounds)
+    others = [path for path in sorted(PLACE[0].iterdir()) if path != folder and not path.name.startswith("trial")]
+    return Stopped(folder, built, ending(whole), others)
+
+
+def _experiment(name: str, seed: int) -> dict[str, Any]:
+    card = methods[name].card
+    quick = {"engine": "serial", "rounds": ROUNDS, "seed": seed, "method": {"name": name, **card.quick}}
+    public = {"public": {"samples": 60, "labelled": True}} if card.public else {}
+    return {**override({}, WORDS), **quick, **public}
+
+
+class StoppedError(Exception):
+    """What stops a run."""
+
+
+def _stop(exp: Mapping[str, Any], folder: Path, rounds: int) -> None:
+    def watch(record: Mapping[str, Any]) -> None:
+        if record["round"] == rounds:
+            raise StoppedError
+
+    with suppress(StoppedError):
+        simulate(exp, folder, watch=watch)
+
+
+def damage_trial(dice: Dice) -> str:
+    """A folder that is damaged and gone on with."""
+    run = stopped(dice.choice(METHODS), dice.choice(STOPPED))
+    with tempfile.TemporaryDirectory(dir=PLACE[0], prefix="trial") as place:
+        folder = Path(shutil.copytree(run.folder, Path(place) / "run"))
+        kinds = [dice.choice(sorted(DAMAGE)) for _ in range(dice.choice((1, 1, 1, 2, 3)))]
+        site = Site(folder, dice.choice(run.others), dice)
+        for kind in kinds:
+            DAMAGE[kind](site)
+        where = f"{run.folder.name}, {' and '.join(kinds)}"
+        before = content(folder)
+        if dice.random() < 0.2 and not doctor.run(folder):
+            raise FaultError(f"{where}: doctor has nothing to say")
+        said: list[str] = []
+        refused = gone_on_with(folder, run, where, said)
+        if refused is not None and refused.code == StorageError.code:
+            clear(folder / "checkpoints")  # as it asks for
+            before, refused = content(folder), gone_on_with(folder, run, where, said)
+        if refused is not None:
+            if content(folder) != before:
+                raise FaultError(f"{where}: it was refused ({refused}), but something was written")
+            return f"refused with code {refused.code}"
+        found = ending(folder)
+        if other := [part for part in ("run.json", "records", "bits") if found[part] != run.wanted[part]]:
+            raise FaultError(f"{where}: it was accepted, and then {other} are not what they should be")
+    return "passed over" if said else "mended or no harm"
+
+
+def gone_on_with(folder: Path, run: Stopped, where: str, said: list[str]) -> FedalloyError | None:
+    """Go on with a run; returns the refusal, if it is refused."""
+    try:
+        resume(folder, built=run.built, say=said.append)
+    except FedalloyError as error:
+        one_line(error, str(folder))
+        return error
+    except Exception as error:
+        raise FaultError(f"{where}: {told(error)}") from error
+    return None
+
+
+def clear(folder: Path) -> None:
+    """Remove folders that lie where files belong."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """What every file of a folder holds but the lock, which whoever goes on takes; of what is no file, what it is."""
+    found: dict[str, Any] = {}
+    for path in (path for path in folder.rglob("*") if path.name != "run.lock"):
+        plain = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 24
+        found[str(path.relative_to(folder))] = path.read_bytes() if plain else path.lstat().st_mode
+    return found
+
+
+if __name__ == "__main__":
+    run_from_command_line(main, 500)

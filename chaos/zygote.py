@@ -1,0 +1,169 @@
+"""Commands in processes that are forked from this one, which has imported everything.
+
+Imports take longer than a small run. The workers of a pool are forked too, and not started as programs of their own;
+what they do is the same. Nothing may be trained in this process itself: a fork of a process that has is not sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import pkgutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import torch
+from configs import read_once
+from harness import FaultError
+
+import fedalloy
+from fedalloy import plugins
+from fedalloy.cli import main as command
+from fedalloy.engine import arena, pool, worker
+from fedalloy.report import html
+
+PR_SET_CHILD_SUBREAPER = 36
+ORPHANS = 2.0  # seconds in which the workers of a run that was killed must have ended
+LAZY = ("pydantic.dataclasses", "torch._dynamo", "numpy.lib.format", "PIL.Image", "opacus", "dp_accounting")
+
+
+@contextmanager
+def warmed(memory: Path) -> Iterator[None]:
+    """Have everything imported and read, and the pages of reports left out; shared memory is put into a folder."""
+    torch.set_num_threads(1)
+    for found in pkgutil.walk_packages(fedalloy.__path__, "fedalloy."):
+        importlib.import_module(found.name)
+    for name in LAZY:
+        with contextlib.suppress(ImportError):  # of an extra
+            importlib.import_module(name)
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    plugins.load_installed()
+    # Whose parent is killed becomes a child of this process, which can then wait for its end.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    with (
+        read_once(),
+        patch.object(plugins, "load_installed", lambda: None),
+        patch.object(html, "write_report", lambda _, path, **__: path),
+        patch.object(arena, "_MEMORY", memory),
+        patch.object(pool, "subprocess", SimpleNamespace(Popen=ForkedWorker)),
+    ):
+        yield
+
+
+class Command:
+    """A `fedalloy` command in a process of its own."""
+
+    def __init__(self, words: Sequence[str], errors: Path, *, fresh: bool = False) -> None:
+        self.words, self.errors = words, errors
+        self.status: int | None = None
+        with errors.open("wb") as file:
+            if fresh:
+                program = [sys.executable, "-c", "from fedalloy.cli import main; main()"]
+                self.pid = subprocess.Popen([*program, *words], stdout=subprocess.DEVNULL, stderr=file).pid
+            elif (pid := os.fork()) != 0:
+                self.pid = pid
+            else:
+                _be(words, file.fileno())
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still at work; if not, it must have ended well."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid == 0:
+                return True
+            self._ended(status)
+        return False
+
+    def kill(self) -> bool:
+        """Kill it, unless it was done before; returns whether it was killed. Its workers must not outlive it."""
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+            self._ended(os.waitpid(self.pid, 0)[1])
+        none_left()
+        return self.status == signal.SIGKILL
+
+    def finish(self) -> None:
+        """Wait for its end."""
+        if self.status is None:
+            self._ended(os.waitpid(self.pid, 0)[1])
+        none_left()
+
+    def workers(self) -> list[int]:
+        """The processes that it has started, and that run."""
+        with contextlib.suppress(OSError):  # it has ended
+            return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+        return []
+
+    def _ended(self, status: int) -> None:
+        self.status = status
+        if status not in (0, signal.SIGKILL):
+            said = self.errors.read_text(errors="replace").splitlines()
+            code = os.waitstatus_to_exitcode(status)
+            raise FaultError(f"`fedalloy {' '.join(self.words)}` left with {code}: {said[-1] if said else ''}")
+
+
+def none_left() -> None:
+    """Insist that no process is left of what was started here."""
+    patience = time.monotonic() + ORPHANS
+    with contextlib.suppress(ChildProcessError):  # there are none
+        while True:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                if time.monotonic() > patience:
+                    raise FaultError(f"a worker outlived its run by {ORPHANS} s")
+                time.sleep(0.001)
+
+
+def _be(words: Sequence[str], errors: int) -> NoReturn:
+    """Become a command, in a process that was forked."""
+    code = 70
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(errors, 2)
+        command(words)
+    except SystemExit as left:
+        code = int(left.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class ForkedWorker:
+    """A worker of the pool as `subprocess.Popen` would give it."""
+
+    def __init__(self, program: Sequence[str], pass_fds: Sequence[int]) -> None:
+        (pipe,) = pass_fds
+        self.pid = os.fork()
+        if self.pid != 0:
+            return
+        # A program of its own has none of its parent's files; the lock of the run folder is among them.
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+        try:
+            sys.argv = ["worker", str(pipe)]
+            worker.main()
+        finally:
+            os._exit(0)
+
+    def kill(self) -> None:
+        """Kill it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> Any:
+        """Wait for its end."""
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
