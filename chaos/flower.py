@@ -366,8 +366,9 @@ def try_faults(names: Sequence[str], port: int) -> int:
         for name in names or FAULTS:
             begin = time.monotonic()
             try:
+                control.up(lab.deployment, SITES, lambda _: None)  # the fault before may have left something dead
                 ended = FAULTS[name](lab)
-            except (FedalloyError, TimeoutError) as error:
+            except (FedalloyError, OSError) as error:
                 ended = f"NOT ENDED: {error}"
             wrong += "NOT" in ended
             row((FAULTS[name].__doc__ or name).split(";")[0].strip(".")[:34], lab.said, ended, time.monotonic() - begin)

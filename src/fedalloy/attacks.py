@@ -186,7 +186,7 @@ def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
     >>> choose_attackers(10, 0.3, seed=0), choose_attackers(10, 0.1, seed=0)
     ([1, 8, 9], [1])
     """
-    count = math.floor(fraction * clients + 0.5)
+    count = math.floor(fraction * clients + 0.5) if math.isfinite(fraction) else 0
     if count < 1 or 2 * count >= clients:
         raise UsageError(
             f"a fraction of {fraction} makes {count} of {clients} clients attackers; at least one must be, and fewer "

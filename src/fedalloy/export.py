@@ -57,8 +57,12 @@ def export_model(
         raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
     path = Path(path or folder / f"{slug(view)}{'' if client is None else f'-{client}'}.safetensors")
     about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
-    channels, size, _ = meta["model"]["input"]
-    lines = loading_lines(path, exp.model, meta["model"].get("outputs", meta["model"]["classes"]), channels, size)
+    try:
+        channels, size, _ = meta["model"]["input"]
+        outputs = meta["model"].get("outputs", meta["model"]["classes"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
+    lines = loading_lines(path, exp.model, outputs, channels, size)
     write_weights(views[view], path, about)
     return path, lines
 

@@ -311,6 +311,8 @@ def read_meta(file: Path) -> Mapping[str, Any]:
         raise DataError(f"{file} is not valid JSON ({error}); restore it, or run the experiment again") from error
     if not isinstance(meta, dict) or not {"format", "name", "label", "seed"} <= meta.keys():
         raise DataError(f"{file} does not describe a run; it must be an object with format, name, label and seed")
+    if not all(isinstance(meta[key], kind) for key, kind in (("name", str), ("label", str), ("seed", int))):
+        raise DataError(f"{file} does not describe a run; its name and label must be texts and its seed a whole number")
     if meta["format"] != FORMAT:
         raise DataError(
             f"{file} has the format {meta['format']}, this fedalloy reads {FORMAT}; use the one that wrote it"
@@ -327,11 +329,33 @@ def _read_rounds(file: Path) -> tuple[Mapping[str, Any], ...]:
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line.decode("utf-8"))
-            records[int(record["round"])] = record
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            if not _is_record(record):
+                raise ValueError
+            records[record["round"]] = record
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if number < len(lines):
                 raise DataError(f"line {number} of {file} is not the record of a round; remove or mend it") from error
     return tuple(records[number] for number in sorted(records))
+
+
+def _is_record(record: Any) -> bool:
+    """Whether a record has the shape that is relied on here; what else it holds is for others to judge."""
+    views = record.get("views", {})
+    return (
+        isinstance(record["round"], int)
+        and all(isinstance(view, dict) and isinstance(view.get("clients", {}), dict) for view in views.values())
+        and all(_numbers(value, 2 if key == "clients" else 0) for view in views.values() for key, value in view.items())
+        and all(_numbers(record.get(cost), 3) for cost in ("bytes", "seconds", "flops"))
+    )
+
+
+def _numbers(value: Any, depth: int) -> bool:
+    """Whether a value is a number or empty, or holds nothing else in lists and tables, so many within each other."""
+    if isinstance(value, dict | list):
+        return depth > 0 and all(
+            _numbers(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value)
+        )
+    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _find(record: Any, path: tuple[str, ...]) -> Any:

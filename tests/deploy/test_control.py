@@ -23,6 +23,7 @@ from fedalloy.deploy.door import guarded
 from fedalloy.deploy.events import events, events_file, tell
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
+from fedalloy.deploy.preflight import refusal
 from fedalloy.errors import FedalloyError, UsageError
 
 pytest.importorskip("flwr")
@@ -187,16 +188,47 @@ def test_a_link_of_another_authority_is_not_believed(made: Deployment, tmp_path:
     try:
         with pytest.raises(link.LinkError, match="has no certificate of this deployment's authority"):
             link.site_states(made)
+        code, sentence = refusal("127.0.0.1", made.port, str(made.site(0) / "ca.crt"))
+        assert (code, "is not the one this site was made for" in sentence) == (2, True)
+        assert refusal("127.0.0.1", made.port, str(other.site(0) / "ca.crt"))[0] == 0
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
+def test_a_server_that_is_not_there_yet_is_waited_for(made: Deployment) -> None:
+    code, sentence = refusal("127.0.0.1", made.port, str(made.site(0) / "ca.crt"))
+    assert (code, "cannot be reached yet" in sentence) == (0, True)
+    assert refusal("127.0.0.1", made.port, str(made.site(0) / "node.pub"))[0] == 2
+
+
 def test_a_run_needs_all_sites(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "registered"})
     with pytest.raises(UsageError, match="not all sites are there: site 1 is registered"):
         control.submitted(made, lambda _: None)
+
+
+def test_a_site_that_dies_at_its_start_is_a_sentence(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "nodes", lambda _: {0: ("registered", 0.0)})
+    (made.state / "site-0.log").write_text("one\n\x1b[91mERROR\x1b[0m: certificate verify failed\n\n")
+    with pytest.raises(
+        link.LinkError, match=r"site-0 did not start: ERROR: certificate verify failed; state/site-0\.log"
+    ):
+        control._await_site(made, 0, 1.0)
+
+
+def test_a_site_that_is_still_taken_for_connected_is_started_until_it_is(
+    made: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([("online", 1.0), ("online", 1.0), ("offline", 1.0), ("online", 9.0)])
+    started = list[str]()
+    monkeypatch.setattr(control, "LOOK", 0.0)
+    monkeypatch.setattr(link, "nodes", lambda _: {0: next(looks)})
+    monkeypatch.setattr(control, "_start", lambda _, name: started.append(name))
+    monkeypatch.setattr(processes, "is_running", lambda *_: len(started) == 3)
+    control._await_site(made, 0, 5.0)
+    assert started == ["site-0"] * 3
 
 
 def test_a_run_that_fails_ends_in_its_own_sentence_and_kind(made: Deployment) -> None:

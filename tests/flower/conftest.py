@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for local_grid, which is no te
 from local_grid import LocalGrid
 
 from fedalloy.config import experiment
+from fedalloy.engine.flower import roster
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import client_app
 from fedalloy.probe import small_settings
@@ -24,8 +25,9 @@ def plain():
 
 
 @pytest.fixture
-def federation(tmp_path, plain):
+def federation(tmp_path, plain, monkeypatch):
     """Makes an engine on a Grid of its own, whose clients keep their memories in one folder."""
+    monkeypatch.setattr(roster, "AGAIN", 0.05)
 
     def make(setting=plain, fault=None, memories=None, say=None, patience=60.0, setting_of=None):
         def usual(context, asked):

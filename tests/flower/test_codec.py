@@ -101,3 +101,5 @@ def test_shared_bodies_are_written_once():
     assert bodies.array({"model": weights}) is bodies.array({"model": weights})
     assert bodies.array({"model": weights}) is not bodies.array({"model": tree.clone(weights)})
     assert bodies.array({"model": weights, "n": 1}) is not bodies.array({"model": weights})
+    assert bodies.array({"model": {}}) is not None
+    assert bodies.array({}) is None

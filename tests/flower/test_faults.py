@@ -24,7 +24,7 @@ from fedalloy.quorum import Quorum
 BAD = 2  # the client that misbehaves
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def setting(plain):
     return replace(plain, participation=Participation(), quorum=Quorum(fraction=0.5, deadline=None))
 
@@ -35,6 +35,12 @@ class Without(Serial):
     def carry(self, method, round, messages):
         for answer in super().carry(method, round, messages):
             yield Failure(BAD, "away") if answer.client == BAD else answer
+
+
+@pytest.fixture(scope="module")
+def without(setting):
+    """What FedAvg comes to in two rounds without that client."""
+    return run(FedAvg(), Without(setting), 2).body
 
 
 def kept_but(change):
@@ -85,12 +91,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_bad_answer_costs_its_client_the_round_and_nobody_else(name, setting, federation):
+def test_a_bad_answer_costs_its_client_the_round_and_nobody_else(name, setting, without, federation):
     change, reason = FAULTS[name]
     engine = federation(setting, kept_but(change))
     rounds = []
     state = run(FedAvg(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
-    assert tree.equal(state.body, run(FedAvg(), Without(setting), 2).body)
+    assert tree.equal(state.body, without)
     for fed in rounds:
         assert [bad["client"] for bad in fed.quarantined] == [BAD]
         assert reason in fed.quarantined[0]["reason"]
@@ -266,7 +272,7 @@ def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(settin
 )
 def test_a_client_refuses_what_a_server_may_not_ask(change, reason, setting, federation):
     engine = federation(setting)
-    named = engine._header(FedAvg(), 1, type("M", (), {"client": 1, "action": "train"}))
+    named = engine._header(engine._told(FedAvg()), 1, 1, "train")
     body = {"model": FedAvg().init(engine.open(FedAvg(), 0))["model"]}
     ((_, found),) = engine._exchange("train.act", {1: to_records(body, {**named, **change})}, 1)
     assert reason in str(found)

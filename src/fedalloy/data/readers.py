@@ -39,7 +39,7 @@ def _reading(path: Path, what: str) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # numpy, zipfile, tarfile and Pillow raise all sorts of things at damaged bytes
-        reason = str(error).strip("'\"") or type(error).__name__
+        reason = " ".join(str(error).split()).strip("'\"")[:200] or type(error).__name__
         raise DataError(f"'{path}' cannot be read as {what}: {reason}; put a whole copy in its place") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedalloy.files import write_json
 from fedalloy.quorum import QuorumError
 
 SUPERLINK, SUPEREXEC = "superlink", "superexec"
-START = 60.0  # seconds to start in
+START = 180.0  # seconds to start in
 LOOK = 0.3  # seconds between two looks at a run's files,
 ASK = 5.0  # and between two questions to the SuperLink
 KINDS: Mapping[int, type[FedalloyError]] = {
@@ -45,20 +45,35 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
         state = "started" if name in missing else "was running"
         say(f"{name:<12} {state}" + (f", at {deployment.address}" if name == SUPERLINK else ""))
     link.register(deployment)
+    begun = time.time()
     for name in names[2:]:
         if name in missing:
             _start(deployment, name)
-    states: dict[int, str] = {}
     for k, name in enumerate(names[2:]):
-        _wait(deployment, name, partial(_is_online, deployment, k, states))
+        _await_site(deployment, k, begun if name in missing else 0.0)
         say(f"{name:<12} online")
 
 
-def _is_online(deployment: Deployment, number: int, states: dict[int, str]) -> bool:
-    """Whether a site is there; what is known of all of them is kept in `states`."""
-    if states.get(number) != "online":
-        states.update(link.site_states(deployment))
-    return states[number] == "online"
+def _await_site(deployment: Deployment, number: int, since: float) -> None:
+    """Wait until a site is connected, anew since a time.
+
+    One that was killed is taken for connected for another minute, and is refused until then.
+    """
+    name, taken, end = site_name(number), False, time.monotonic() + START
+    while time.monotonic() < end:
+        state, connected = link.nodes(deployment)[number]
+        running = processes.is_running(deployment.state, name)
+        if running and state == "online" and connected >= since:
+            return
+        if not running:
+            if state != "online" and not taken:
+                raise _not_started(deployment, name)
+            taken = state == "online"
+            time.sleep(5 * LOOK)
+            processes.stop(deployment.state, [name])
+            _start(deployment, name)
+        time.sleep(LOOK)
+    raise link.LinkError(f"{name} was not connected after {START:.0f} s; state/{name}.log may say why")
 
 
 def _start(deployment: Deployment, name: str) -> None:
@@ -76,18 +91,24 @@ def _wait(deployment: Deployment, name: str, ready: Callable[[], bool]) -> None:
         if ready():
             return
         if not processes.is_running(deployment.state, name):
-            said = processes.last_line(deployment.state, name)
-            raise link.LinkError(f"{name} did not start: {said or 'it said nothing'}; state/{name}.log has more")
-        time.sleep(0.2)
+            raise _not_started(deployment, name)
+        time.sleep(LOOK)
     raise link.LinkError(f"{name} was not ready after {START:.0f} s; state/{name}.log may say why")
+
+
+def _not_started(deployment: Deployment, name: str) -> link.LinkError:
+    said = processes.last_line(deployment.state, name)
+    return link.LinkError(f"{name} did not start: {said or 'it said nothing'}; state/{name}.log has more")
 
 
 def down(deployment: Deployment, say: Say) -> None:
     """End everything that `up` has started, sites first."""
     running = processes.known(deployment.state)
     current = _current(deployment)
-    if current and processes.is_running(deployment.state, SUPERLINK) and _is_under_way(deployment, current):
-        link.cancel(deployment, current)
+    if current and processes.is_running(deployment.state, SUPERLINK):
+        with suppress(link.LinkError):  # one that does not answer is ended all the same
+            if _is_under_way(deployment, current):
+                link.cancel(deployment, current)
     order = sorted(running, key=lambda name: (name == SUPERLINK, name == SUPEREXEC, name))
     for name in order:
         ended = processes.stop(deployment.state, [name])

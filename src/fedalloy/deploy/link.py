@@ -11,6 +11,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,14 +84,14 @@ def register(deployment: Deployment) -> None:
     """Make the SuperLink know the key of each site; those it knows already are left as they are."""
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
-    nodes = node_ids(deployment)
+    known = node_ids(deployment)
     for number in range(deployment.sites):
-        if str(number) in nodes:
+        if str(number) in known:
             continue
         key = _public_key(deployment.server / "sites" / f"site-{number}.pub", number)
         with connected(deployment) as client:
-            nodes[str(number)] = str(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
-        write_json(_nodes(deployment), nodes)
+            known[str(number)] = str(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
+        write_json(_nodes(deployment), known)
 
 
 def _public_key(file: Path, number: int) -> bytes:
@@ -119,12 +120,22 @@ def node_ids(deployment: Deployment) -> dict[str, str]:
 
 def site_states(deployment: Deployment) -> dict[int, str]:
     """Of each site: `online`, `offline`, `registered` (never seen) or `not registered`."""
+    return {number: state for number, (state, _) in nodes(deployment).items()}
+
+
+def nodes(deployment: Deployment) -> dict[int, tuple[str, float]]:
+    """Of each site its state, and since when it has been connected."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     with connected(deployment) as client:
-        listed = {str(node.node_id): str(node.status) for node in client.ListNodes(ListNodesRequest()).nodes_info}
-    ids = node_ids(deployment)
-    return {k: listed.get(ids.get(str(k), ""), "not registered") for k in range(deployment.sites)}
+        listed = {str(node.node_id): node for node in client.ListNodes(ListNodesRequest()).nodes_info}
+    found = {}
+    for number in range(deployment.sites):
+        node = listed.get(node_ids(deployment).get(str(number), ""))
+        since = node.last_activated_at if node is not None else ""
+        when = datetime.fromisoformat(since).timestamp() if since else 0.0
+        found[number] = (str(node.status) if node is not None else "not registered", when)
+    return found
 
 
 def submit(deployment: Deployment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.files import PRIVATE, remove_file, write_atomically
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GRACE = 10.0  # seconds to end before being made to
 
 
@@ -96,7 +98,8 @@ def last_line(state: Path, name: str) -> str:
         lines = (state / f"{name}.log").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
         return ""
-    said = [plain for line in lines if (plain := "".join(c for c in line if c.isprintable()).strip())]
+    plain = ("".join(c for c in COLOUR.sub("", line) if c.isprintable()).strip() for line in lines)
+    said = [line for line in plain if line]
     return said[-1][:200] if said else ""
 
 

@@ -39,7 +39,8 @@ exec flower-superexec \\
 """
 
 # The shell becomes the SuperNode, so that the SuperExec, which watches this process, ends with it.
-_SITE = """flower-superexec \\
+_SITE = """python -m fedalloy.deploy.preflight {host} {port} "$HERE/ca.crt"
+flower-superexec \\
     --runtime-api-address 127.0.0.1:{runtime} --insecure --parent-pid $$ \\
     --superexec-auth-secret-file "$HERE/superexec.secret" &
 exec flower-supernode \\
@@ -92,6 +93,8 @@ def site_script(deployment: Deployment, number: int) -> str:
     head = _HEAD.format(about=f"Site {number} of {deployment.sites}.", program="flower-supernode", home="$HERE/flwr")
     return head + _SITE.format(
         address=deployment.address,
+        host=deployment.host,
+        port=deployment.port,
         number=number,
         sites=deployment.sites,
         runtime=deployment.runtime_port(number),

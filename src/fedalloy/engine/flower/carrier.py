@@ -29,7 +29,7 @@ from fedalloy.costs import Meter
 from fedalloy.engine.base import REFERENCE, Answer, Failure, Forgot, Round
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
-from fedalloy.engine.flower.roster import WHY, Introduction, Roster, introductions, pulled, read
+from fedalloy.engine.flower.roster import AWAY, WHY, Introduction, Roster, introductions, pulled, read
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import distinct, from_clients, miscounted
 from fedalloy.files import as_json
@@ -92,41 +92,40 @@ class Flower:
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
         """Let clients act; one that has lost its memory is asked once more, to begin anew."""
-        bodies = _Bodies()
-        lost: list[Message] = []
-        sent = {m.client: m for m in messages}
-        letters = {k: to_records(bodies.array(m.body), self._header(method, round, m)) for k, m in sent.items()}
-        for client, found in self._exchange(ACT, letters, round):
-            answer = _answer(client, found, self.setting)
-            if isinstance(answer, Forgot):
-                self._forget(client, round)
-                lost.append(sent[client])
-            yield answer
-        letters = {m.client: to_records(bodies.array(m.body), self._header(method, round, m)) for m in lost}
-        for client, found in self._exchange(ACT, letters, round):
-            answer = _answer(client, found, self.setting)
-            yield Failure(client, answer.reason) if isinstance(answer, Failure) else answer
+        bodies, told = _Bodies(), self._told(method)
+        due = {m.client: m for m in messages}
+        for again in (True, False):
+            headers = {k: self._header(told, round, k, m.action) for k, m in due.items()}
+            letters = {k: to_records(bodies.array(m.body), headers[k]) for k, m in due.items()}
+            lost = []
+            for client, found in self._exchange(ACT, letters, round):
+                answer = _answer(client, found, self.setting)
+                if isinstance(answer, Forgot) and again:
+                    self._forget(client, round)
+                    lost.append(client)
+                yield answer if again or not isinstance(answer, Forgot) else Failure(client, answer.reason)
+            due = {k: due[k] for k in lost}
 
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
         """The record of a round's views, from what the clients count; no sample comes here."""
         which, kept = distinct(method.models(state))
-        body = array({str(place): weights for place, weights in enumerate(kept)})
+        body, told = array({str(place): weights for place, weights in enumerate(kept)}), self._told(method)
         counts: dict[int, Tree] = {}
         due = self.setting.ids
         for again in (True, False):
-            letters = {k: to_records(body, self._named(method, state.round, k)) for k in due}
+            letters = {k: to_records(body, self._address(told, state.round, k)) for k in due}
             due = []
             for client, found in self._exchange(VIEWS, letters, state.round):
-                if isinstance(found, tuple) and found[0].get("lost") and again:
+                header, views = ({}, {}) if isinstance(found, DataError) else found
+                if header.get("lost") and again:
                     self._forget(client, state.round)
                     due.append(client)
-                elif isinstance(found, tuple) and miscounted(self.setting, client, found[1], len(kept)) is None:
-                    counts[client] = found[1]
+                    continue
+                fault = found if isinstance(found, DataError) else miscounted(self.setting, client, views, len(kept))
+                if fault is None:
+                    counts[client] = views
                 else:
-                    why = (
-                        found if isinstance(found, DataError) else miscounted(self.setting, client, found[1], len(kept))
-                    )
-                    self.say(f"round {state.round}: client {client} was not evaluated: {why}")
+                    self.say(f"round {state.round}: client {client} was not evaluated: {fault}")
         return from_clients(self.setting, which, kept, counts)
 
     def _forget(self, client: int, round: int) -> None:
@@ -135,21 +134,19 @@ class Flower:
         if spent:
             self.memories[client] = {LEDGER: spent}
 
-    def _named(self, method: Method, round: int, client: int) -> Header:
-        choice = {"name": method.name, **hyper_parameters(method)}
-        return {
-            "experiment": as_json({**self.exp.to_dict(), "method": choice}).decode(),
-            "client": client,
-            "round": round,
-            "digest": _digest(self.memories.get(client, {})),
-        }
+    def _told(self, method: Method) -> str:
+        """The experiment, with the method that is really used."""
+        return as_json({**self.exp.to_dict(), "method": {"name": method.name, **hyper_parameters(method)}}).decode()
 
-    def _header(self, method: Method, round: int, message: Message) -> Header:
-        k = message.client
-        header = {**self._named(method, round, k), "action": message.action, "steps": self.setting.steps(k)}
+    def _address(self, told: str, round: int, client: int) -> Header:
+        digest = _digest(self.memories.get(client, {}))
+        return {"experiment": told, "round": round, "client": client, "digest": digest}
+
+    def _header(self, told: str, round: int, client: int, action: str) -> Header:
+        header = {**self._address(told, round, client), "action": action, "steps": self.setting.steps(client)}
         if len(self._checkpoints) < CHAINS:  # what the older one on disk needs is not known
             return header
-        needed = {_digest(self.memories.get(k, {})), *(digests.get(k, "") for digests in self._checkpoints)}
+        needed = {str(header["digest"]), *(digests.get(client, "") for digests in self._checkpoints)}
         return {**header, "needed": json.dumps(sorted(needed))}
 
     def _exchange(self, kind: str, letters: Mapping[int, RecordDict], round: int) -> Iterator[tuple[int, Found]]:
@@ -168,13 +165,13 @@ class Flower:
                 waiting |= sent
                 if not sent:
                     self.roster.leave(client)
-                    yield client, DataError(WHY[5])
+                    yield client, DataError(WHY[AWAY])
             for identifier, reply in pulled(self.grid, list(waiting)):
                 if identifier not in waiting:
                     self.say(f"round {round}: an answer to no message of this round was ignored")
                     continue
                 client, pause = waiting.pop(identifier), SHORTEST
-                if isinstance(reply, FlowerMessage) and reply.has_error():
+                if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
                     self.roster.leave(client)
                 yield client, _found(reply)
             self.check()
@@ -200,14 +197,11 @@ class Flower:
         here = (len(site.train), len(site.test), len(site.validation or ()), tuple(site.train.x.shape[1:]))
         there = (one.train, one.test, one.validation, one.shape)
         if here != there:
-            self.say(f"client {client} has {_amount(there)}, not the {_amount(here)} of this run; it counts as absent")
+            here_said, there_said = (f"{a} + {b} + {c} samples of shape {shape}" for a, b, c, shape in (here, there))
+            self.roster.tell(f"client {client} has {there_said}, not the {here_said} of this run; it counts as absent")
             self.roster.leave(client)
             return False
         return True
-
-
-def _amount(sizes: tuple[int, int, int, tuple[int, ...]]) -> str:
-    return f"{sizes[0]} + {sizes[1]} + {sizes[2]} samples of shape {sizes[3]}"
 
 
 class _Bodies:
@@ -217,8 +211,8 @@ class _Bodies:
         self._known: dict[tuple[tuple[str, int], ...], tuple[Tree, Array | None]] = {}
 
     def array(self, body: Tree) -> Array | None:
-        """A body as an array; the same leaves under the same names are the same body."""
-        key = tuple((path, id(leaf)) for path, leaf in tree.leaves(body))
+        """A body as an array; the same objects under the same names are the same body."""
+        key = tuple((name, id(value)) for name, value in body.items())
         if key not in self._known:
             self._known[key] = (body, array(body))  # with the body, so that no id is used twice
         return self._known[key][1]

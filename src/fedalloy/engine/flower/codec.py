@@ -27,7 +27,7 @@ def array(body: Tree) -> Array | None:
     """A tree as an array of Flower's; messages with the same body may share it.
 
     >>> array({"n": 3}).shape, array({})
-    ((72,), None)
+    ((48,), None)
     """
     if not body:
         return None

@@ -21,7 +21,8 @@ from fedalloy.store import Say
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
 LONGEST = 300  # letters of a reason that is told
 EXPIRY = 600.0  # seconds after which the Grid may forget that it asked
-WHY = {3: "its message expired", 4: "its answer expired", 5: "its node is not connected", 8: "its process died"}
+AWAY = 5  # Flower's code for a node that is not connected
+WHY = {3: "its message expired", 4: "its answer expired", AWAY: "its node is not connected", 8: "its process died"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Roster:
         self.known: dict[int, Introduction] = {}
         self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
         self._again: dict[int, float] = {}  # when a node may be asked again
+        self._told: set[str] = set()
 
     def look(self, wanted: Collection[int]) -> None:
         """Bring the roster up to date, without waiting; strangers are asked while one of these clients is missing."""
@@ -81,18 +83,24 @@ class Roster:
         if client in self.known:
             self._again[self.known.pop(client).node] = time.monotonic() + AGAIN
 
+    def tell(self, sentence: str) -> None:
+        """Say something once, however often it happens."""
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self.say(sentence)
+
     def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
         self._again[node] = time.monotonic() + AGAIN
         try:
             header, _ = read(reply)
             one = _introduction(header, node)
         except DataError as error:
-            self.say(f"a node could not introduce itself: {error}")
+            self.tell(f"a node could not introduce itself: {error}")
             return
         if not 0 <= one.client < self.clients:
-            self.say(f"a node says that it is client {one.client}; ids run from 0 to {self.clients - 1}")
+            self.tell(f"a node says that it is client {one.client}; ids run from 0 to {self.clients - 1}")
         elif one.client in self.known:
-            self.say(f"a second node says that it is client {one.client}; the first one counts")
+            self.tell(f"a second node says that it is client {one.client}; the first one counts")
         else:
             self.known[one.client] = one
 

@@ -10,8 +10,11 @@ import json
 import logging
 import os
 import shutil
+import socket
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +33,7 @@ from fedalloy.engine.base import Answer, Failure
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import client_app
+from fedalloy.engine.flower.roster import one_line
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.files import as_json
 from fedalloy.plugins import load_file, loaded_files
@@ -37,12 +41,15 @@ from fedalloy.setting import Setting
 from fedalloy.store import FREE, Say
 
 try:
-    import ray  # noqa: F401  # without it, Flower would end this process
+    import ray  # without it, Flower would end this process
 except ImportError as error:
     raise UsageError('engine = "flower" needs Ray; pip install "fedalloy[flower]"') from error
 
 START = 600.0  # seconds that Ray may take until its processes act
 END = 60.0  # and to end
+TRIES = 3  # Ray gives up after 30 s, which a busy machine may need
+# Of all the addresses of the loop, Ray turns 127.0.0.1 into the machine's own, on which others could reach it.
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 PARTITION = "partition-id"  # Flower's own number of a simulated client
 
 
@@ -87,10 +94,9 @@ class Simulation(Flower):
         self._temporary = tempfile.mkdtemp(prefix="fedalloy-")
         self._here = Here(Path(self._temporary))
         cores = min(workers or usable_cores(), len(setting.sites))
-        self._runtime = Runtime(self._here, len(setting.sites), cores)
         self._ill = False  # whether one of its processes has died
         try:
-            super().__init__(self._runtime.start(), setting, exp, say=say, patience=START)
+            super().__init__(self._started(len(setting.sites), cores), setting, exp, say=say, patience=START)
         except BaseException:
             self.close()
             raise
@@ -148,9 +154,18 @@ class Simulation(Flower):
         """Begin with new processes if one has died."""
         if self._ill:
             self._runtime.stop()
-            self._runtime = Runtime(self._here, len(self.setting.sites), self.workers)
-            self.move(self._runtime.start())
+            self.move(self._started(len(self.setting.sites), self.workers))
             self._ill = False
+
+    def _started(self, clients: int, cores: int) -> Grid:
+        for left in reversed(range(TRIES)):
+            self._runtime = Runtime(self._here, clients, cores)
+            try:
+                return self._runtime.start()
+            except SimulationError as error:
+                if not left or "timed out" not in str(error):
+                    raise
+        raise AssertionError  # the last try returns or raises
 
 
 class Runtime:
@@ -159,16 +174,19 @@ class Runtime:
     def __init__(self, here: Here, clients: int, cores: int) -> None:
         self.here, self.clients, self.cores = here, clients, cores
         self._grid: Grid | None = None
-        self._there, self._end = threading.Event(), threading.Event()
+        self._end = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
 
     def start(self) -> Grid:
-        """Start it, and wait for its Grid."""
+        """Start it, and wait until Ray is there; Flower hands its Grid over before."""
         self._thread.start()
-        if not self._there.wait(START) or self._grid is None:
-            raise SimulationError(f"Flower's simulation did not start: {self._error or f'it took over {START:g} s'}")
-        return self._grid
+        end = time.monotonic() + START
+        while self._thread.is_alive() and time.monotonic() < end:
+            if self._grid is not None and ray.is_initialized():
+                return self._grid
+            time.sleep(0.05)
+        raise SimulationError(f"Flower's simulation did not start: {self._why()}")
 
     def stop(self) -> None:
         """End it, and wait until its processes are gone."""
@@ -179,7 +197,10 @@ class Runtime:
     def check(self) -> None:
         """Raise if it has ended."""
         if not self._thread.is_alive():
-            raise SimulationError(f"Flower's simulation has ended: {self._error or 'nobody knows why'}")
+            raise SimulationError(f"Flower's simulation has ended: {self._why()}")
+
+    def _why(self) -> str:
+        return one_line(f"{type(self._error).__name__}: {self._error}" if self._error else "it did not say why")
 
     def _run(self) -> None:
         app = ServerApp()
@@ -187,24 +208,30 @@ class Runtime:
         @app.main()
         def main(grid: Grid, _: Context) -> None:
             self._grid = grid
-            self._there.set()
             self._end.wait()
 
         try:
-            with _quiet():
-                run_simulation(app, client_app(self.here), self.clients, backend_config=_backend(self.cores))
+            with _quiet(), _backend(self.cores) as backend:
+                run_simulation(app, client_app(self.here), self.clients, backend_config=backend)
         except BaseException as error:
+            while error.__cause__ is not None:  # Flower wraps what happened in sentences that do not say it
+                error = error.__cause__
             self._error = error
-        finally:
-            self._there.set()
 
 
-def _backend(cores: int) -> dict[str, Any]:
-    """What Flower tells Ray."""
+@contextmanager
+def _backend(cores: int) -> Iterator[dict[str, Any]]:
+    """What Flower tells Ray: keep to this machine, and to as many cores; a cluster has its own mind."""
     init: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
-    if "RAY_ADDRESS" not in os.environ:  # else the cluster has its own mind
-        init |= {"num_cpus": cores, "_node_ip_address": "127.0.0.1"}
-    return {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    told = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
+    with socket.socket() as taken:
+        if "RAY_ADDRESS" not in os.environ:
+            # Even without a dashboard Ray starts its process, which asks around in which cloud it is. It does not if the
+            # port that it shall have is taken.
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            init |= {"num_cpus": cores, "_node_ip_address": LOOPBACK, "dashboard_port": taken.getsockname()[1]}
+        yield told
 
 
 @contextmanager

@@ -1,0 +1,198 @@
+"""Writes `docs/reliability.md` from the reports in `chaos/results`, so that no figure of it is typed by hand.
+
+python chaos/page.py
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from faults import FAULTS, LIMITS
+from harness import HERE, RESULTS
+
+PAGE = HERE.parent / "docs" / "reliability.md"
+ATTACKS = HERE.parent / "results" / "attacks.json"
+CONFIDENCE = 0.95
+
+PROMISES = {  # by the name of the report, in the order of the table
+    "kills": "A run that is killed goes on to the same bits",
+    "checkpoints": "A damaged checkpoint is refused, or the one before it leads to the same bits",
+    "exactness": "Workers, order of arrival and hash seed change no bit",
+    "replies": "A malformed reply leaves the round as it is without that client",
+    "deliveries": "A reply that comes twice or from a stranger changes nothing",
+    "gate": "The gate answers whatever Python can hold, in one line",
+    "memory": "Hostile replies take no more memory than the limit",
+    "gate-price": "The gate takes no more of a round than the limit",
+    "config-tables": "A wrong experiment is refused in one line",
+    "config-files": "A damaged experiment file is refused in one line",
+    "config-runs": "An experiment that is accepted works",
+    "files": "A damaged file of any other kind is refused in one line, or sound",
+    "commands": "A wrong command line ends in one line and a documented code",
+}
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.stdout.write(f"written: {PAGE.relative_to(HERE.parent)}\n")
+
+
+def page(results: Path = RESULTS, attacks: Path = ATTACKS) -> str:
+    """The page that these reports make."""
+    found = {name: json.loads((results / f"{name}.json").read_text()) for name in PROMISES if _is_there(results, name)}
+    lines = [
+        "# Reliability",
+        "",
+        "What happens when something goes wrong, how often that was tried, and how to try it again. `make chaos` does",
+        "all of it and writes this page: every figure comes from a report in [chaos/results](../chaos/results), which",
+        "`chaos/page.py` puts here. Trials are numbered, and follow from the seed; only the moment of a kill does not.",
+        "",
+        "## What was tried",
+        "",
+        *table(found),
+        "",
+        *details(found),
+        "## What each fault leads to",
+        "",
+        *faults(),
+        *attacked(attacks),
+        "## What is not promised",
+        "",
+        *(f"* {limit}" for limit in LIMITS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_there(results: Path, name: str) -> bool:
+    return (results / f"{name}.json").exists()
+
+
+def table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """One row for each report, and below which machines they were made on."""
+    machines = list(dict.fromkeys(_machine(report) for report in found.values()))
+    yield from _rows(
+        ("promise", "trials", "failures", "failures in general, at most", "time", "seed", "machine", "command"),
+        (
+            (
+                PROMISES[name],
+                f"{report['trials']:,}",
+                str(report["failures"]),
+                _at_most(report),
+                _time(report["seconds"]),
+                str(report["seed"]),
+                chr(ord("A") + machines.index(_machine(report))),
+                f"`{report['command']}`",
+            )
+            for name, report in found.items()
+        ),
+    )
+    yield ""
+    sides = [f"{chr(ord('A') + place)} is {machine}" for place, machine in enumerate(machines)]
+    yield f'Machine {"; ".join(sides)}. "At most" holds with {CONFIDENCE:.0%} confidence for trials drawn like these.'
+
+
+def _at_most(report: Mapping[str, Any]) -> str:
+    """An upper bound for the share of failures, where none was seen in trials that were drawn."""
+    if report["failures"] or "endings" not in report or not report["trials"]:
+        return ""
+    return f"{100 * (1 - (1 - CONFIDENCE) ** (1 / report['trials'])):.2g} %"
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    about = report["machine"]
+    return f"{about['cores']} cores, {about['system']}, Python {about['python']}, torch {about['torch']}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def details(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What else the reports say."""
+    said = [f"* **{name}**: {sentence}" for name in found if (sentence := detail(name, found[name]))]
+    if said:
+        yield from ["In detail:", "", *said, ""]
+
+
+def detail(name: str, report: Mapping[str, Any]) -> str:
+    """What a report says beside its figures, in a sentence."""
+    if name == "kills":
+        return (
+            f"{report['kills']:,} SIGKILLs in {report['trials']:,} runs, at least {report['least']} of each method; "
+            f"{report['in_a_commit']:,} fell between the first and the last write of a round. Besides, "
+            f"{report['workers_killed']:,} workers were killed."
+        )
+    if name == "exactness":
+        return f"{report['cells']} cells for each of {len(report['methods'])} methods."
+    if name == "memory":
+        return f"{report['ratio']:.3g} of the memory of honest rounds; the limit is {report['limit']}."
+    if name == "gate-price":
+        return (
+            f"{report['median']:.2%} of a round of FedAvg in the median, {report['largest']:.2%} at most; the limit is "
+            f"{report['limit']:.0%}."
+        )
+    if name == "replies":
+        return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."
+    if name in ("files", "commands"):
+        what = report["kinds"] if name == "files" else report["commands"]
+        return f"{', '.join(what)}{'' if name == 'files' else f'; {_endings(report)}'}."
+    return f"{_endings(report)}."
+
+
+def _endings(report: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count:,} {ending}" for ending, count in report["endings"].items())
+
+
+def faults() -> Iterator[str]:
+    """What each fault leads to, group by group."""
+    for group, members in FAULTS.items():
+        yield from [f"### {group}", ""]
+        rows = ((fault.what, fault.then, ", ".join(f"`{where}`" for where in fault.seen)) for fault in members)
+        yield from [*_rows(("fault", "what happens", "tried in"), rows), ""]
+
+
+def attacked(file: Path) -> Iterator[str]:
+    """How much accuracy is kept under attack, as `fedalloy bench-attacks --out` has written it."""
+    if not file.exists():
+        return
+    scores: Sequence[Mapping[str, Any]] = json.loads(file.read_text())
+    names = list(dict.fromkeys(score["attack"] for score in scores))
+    seeds = sorted({score["seed"] for score in scores})
+    yield from [
+        "## What attackers can do",
+        "",
+        "Accuracy of the honest clients in %, and in brackets how much of the same line's without attack that is, by",
+        f"`fedalloy bench-attacks` with {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. A cell",
+        "is empty where nothing is sent that the attack could change.",
+        "",
+    ]
+    lines = list(dict.fromkeys((score["method"], score["defence"]) for score in scores))
+    cells = {(s["method"], s["defence"], s["attack"]): [] for s in scores}  # type: ignore[var-annotated]
+    for score in scores:
+        cells[score["method"], score["defence"], score["attack"]].append((score["accuracy"], score["kept"]))
+    rows = ((*line, *(_cell(cells.get((*line, name), []), name) for name in names)) for line in lines)
+    yield from [*_rows(("method", "defence", *("no attack" if name == "none" else name for name in names)), rows), ""]
+
+
+def _cell(found: Sequence[tuple[float | None, float | None]], attack: str) -> str:
+    known = [(accuracy, kept) for accuracy, kept in found if accuracy is not None and kept is not None]
+    if not known or len(known) < len(found):
+        return ""
+    accuracy, kept = (fmean(part) for part in zip(*known, strict=True))
+    return f"{100 * accuracy:.1f}" if attack == "none" else f"{100 * accuracy:.1f} ({kept:.0%})"
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    main()
