@@ -5,13 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo test lint bench bench-peers clean help
+.PHONY: demo test lint bench bench-peers flower chaos chaos-flower clean help
 
 help:
 	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch (some minutes)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
+	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
+	@echo "make chaos-flower  everything that can befall a deployment, on 127.0.0.1 (half an hour)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
 demo: $(READY)
@@ -34,6 +36,15 @@ bench: $(READY)
 
 bench-peers: $(READY)
 	$(BIN)/python bench/peers.py
+
+flower: $(TOOLS)
+	$(BIN)/python bench/flower.py bits
+	$(BIN)/python bench/flower.py cost
+	$(BIN)/python bench/flower.py network
+	$(BIN)/python chaos/flower.py methods
+
+chaos-flower: $(TOOLS)
+	$(BIN)/python chaos/flower.py faults
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedalloy needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

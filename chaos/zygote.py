@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import pkgutil
 import signal
 import subprocess
 import sys
@@ -27,7 +26,6 @@ import torch
 from configs import read_once
 from harness import FaultError
 
-import fedalloy
 from fedalloy import plugins
 from fedalloy.cli import main as command
 from fedalloy.engine import arena, pool, worker
@@ -35,19 +33,12 @@ from fedalloy.report import html
 
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANS = 2.0  # seconds in which the workers of a run that was killed must have ended
-LAZY = ("pydantic.dataclasses", "torch._dynamo", "numpy.lib.format", "PIL.Image", "opacus", "dp_accounting")
 
 
 @contextmanager
 def warmed(memory: Path) -> Iterator[None]:
-    """Have everything imported and read, and the pages of reports left out; shared memory is put into a folder."""
+    """Have data and plug-ins read once, and the pages of reports left out; shared memory is put into a folder."""
     torch.set_num_threads(1)
-    for found in pkgutil.walk_packages(fedalloy.__path__, "fedalloy."):
-        importlib.import_module(found.name)
-    for name in LAZY:
-        with contextlib.suppress(ImportError):  # of an extra
-            importlib.import_module(name)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
     plugins.load_installed()
     # Whose parent is killed becomes a child of this process, which can then wait for its end.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -65,7 +56,7 @@ class Command:
     """A `fedalloy` command in a process of its own."""
 
     def __init__(self, words: Sequence[str], errors: Path, *, fresh: bool = False) -> None:
-        self.words, self.errors = words, errors
+        self.words, self.errors, self.modules = words, errors, errors.with_name("modules")
         self.status: int | None = None
         with errors.open("wb") as file:
             if fresh:
@@ -74,7 +65,7 @@ class Command:
             elif (pid := os.fork()) != 0:
                 self.pid = pid
             else:
-                _be(words, file.fileno())
+                _be(words, file.fileno(), self.modules)
 
     @property
     def running(self) -> bool:
@@ -99,6 +90,13 @@ class Command:
         if self.status is None:
             self._ended(os.waitpid(self.pid, 0)[1])
         none_left()
+
+    def learn(self) -> None:
+        """Import here what it has imported, so that those that follow need not."""
+        for name in self.modules.read_text().splitlines():
+            if name not in sys.modules:
+                with contextlib.suppress(Exception):  # the names of some are made up
+                    importlib.import_module(name)
 
     def workers(self) -> list[int]:
         """The processes that it has started, and that run."""
@@ -126,8 +124,8 @@ def none_left() -> None:
                 time.sleep(0.001)
 
 
-def _be(words: Sequence[str], errors: int) -> NoReturn:
-    """Become a command, in a process that was forked."""
+def _be(words: Sequence[str], errors: int, modules: Path) -> NoReturn:
+    """Become a command, in a process that was forked; at its end, note what it has imported."""
     code = 70
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -135,6 +133,7 @@ def _be(words: Sequence[str], errors: int) -> NoReturn:
         command(words)
     except SystemExit as left:
         code = int(left.code or 0)
+        modules.write_text("\n".join(sys.modules))
     except BaseException:
         traceback.print_exc()
     finally:
