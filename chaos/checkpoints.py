@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 import torch
 from configs import read_once
-from damage import DAMAGE, Site
+from damage import DAMAGE, Site, is_plain
 from harness import Dice, FaultError, little_memory, one_line, run_from_command_line, show, told, trials
 from kills import WORDS, ending
 
@@ -163,8 +163,7 @@ def content(folder: Path) -> dict[str, Any]:
     """What every file of a folder holds but the lock, which whoever goes on takes; of what is no file, what it is."""
     found: dict[str, Any] = {}
     for path in (path for path in folder.rglob("*") if path.name != "run.lock"):
-        plain = path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 24
-        found[str(path.relative_to(folder))] = path.read_bytes() if plain else path.lstat().st_mode
+        found[str(path.relative_to(folder))] = path.read_bytes() if is_plain(path) else path.lstat().st_mode
     return found
 
 

@@ -24,7 +24,7 @@ class Site:
     def files(self, *suffixes: str) -> list[Path]:
         """The files of the checkpoints, and both copies of the records; some may be gone."""
         found = [*(self.folder / "checkpoints").iterdir(), self.folder / "rounds.jsonl"]
-        return sorted(f for f in found if f.is_file() and not f.is_symlink() and (not suffixes or f.suffix in suffixes))
+        return sorted(f for f in found if is_plain(f) and (not suffixes or f.suffix in suffixes))
 
     def file(self, *suffixes: str) -> Path | None:
         """One of these files, if there are any."""
@@ -34,6 +34,11 @@ class Site:
     def round(self) -> int:
         """A number that a round may have."""
         return self.dice.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 999999, 1000001))
+
+
+def is_plain(file: Path) -> bool:
+    """Whether this is a file that can be read."""
+    return file.is_file() and not file.is_symlink() and file.stat().st_size < 1 << 24
 
 
 Damage = Callable[[Site], object]
@@ -155,7 +160,7 @@ def duplicated(site: Site) -> None:
         number = site.round()
         for suffix in (".json", ".safetensors"):
             file, twin = manifest.with_suffix(suffix), manifest.with_name(f"{number:06d}{suffix}")
-            if file.is_file() and not twin.exists():
+            if is_plain(file) and not twin.exists():
                 shutil.copy(file, twin)
 
 
@@ -182,7 +187,7 @@ def edited(site: Site) -> None:
 def older_records(site: Site) -> None:
     """The records end some rounds earlier."""
     for log in site.dice.sample([site.folder / "rounds.jsonl", site.folder / "checkpoints" / "rounds.jsonl"], 1):
-        if log.is_file():
+        if is_plain(log):
             lines = log.read_bytes().splitlines(keepends=True)
             log.write_bytes(b"".join(lines[: site.dice.randrange(len(lines) + 1)]))
 
@@ -228,4 +233,4 @@ DAMAGE: dict[str, Damage] = {
     "leftovers": leftovers,
 }
 
-__all__ = ["DAMAGE", "Damage", "Site"]
+__all__ = ["DAMAGE", "Damage", "Site", "is_plain"]

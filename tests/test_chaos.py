@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
 import random
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,15 +18,19 @@ import pytest
 import torch
 
 from fedalloy.engine import base
+from fedalloy.errors import CheckpointError, DataError
+from fedalloy.export import export_model
 from fedalloy.gate import refusal, whole
 from fedalloy.methods import FedAvg
+from fedalloy.results import read
 
+CHAOS = Path(__file__).parents[1] / "chaos"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about strange tensors made on purpose
 
 
 @pytest.fixture(scope="module")
 def chaos() -> Iterator[Any]:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "chaos"))  # as `python chaos/replies.py` has it
+    sys.path.insert(0, str(CHAOS))  # as `python chaos/replies.py` has it
 
     def program(name: str) -> ModuleType:
         return importlib.import_module(name)
@@ -161,6 +168,222 @@ def test_another_seed_is_another_digest(chaos: Any) -> None:
 def test_the_gate_costs_little(chaos: Any) -> None:
     report = chaos("gate_price").main(2, 0, images=64)["gate-price"]
     assert 0 < report["median"] < 0.1  # small rounds and a busy machine; the program's own limit is 3 %
+
+
+# --- kills and damage -------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_to_the_same_bits() -> None:
+    command = [sys.executable, str(CHAOS / "kills.py"), "--kills", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()  # one report, one line
+    assert json.loads(line).items() >= {"what": "kills", "trials": 2, "failures": 0, "seed": 0}.items()
+    assert json.loads(line)["kills"] >= 2
+
+
+@pytest.fixture
+def stopped(chaos: Any, tmp_path: Path) -> Iterator[Any]:
+    """The folder of a run that was stopped after two rounds, with how it would have ended."""
+    checkpoints = chaos("checkpoints")
+    with checkpoints.prepared(tmp_path):
+        yield checkpoints.stopped("fedavg", 2)
+
+
+def test_a_kill_that_costs_more_than_a_round_is_noticed(chaos: Any, stopped: Any) -> None:
+    kills, folder = chaos("kills"), stopped.folder
+    assert not kills.in_a_commit(folder)
+    line = (folder / "rounds.jsonl").read_bytes().splitlines()[-1] + b"\n"
+    with (folder / "rounds.jsonl").open("ab") as log:
+        log.write(line)
+    assert kills.in_a_commit(folder)
+    with (folder / "rounds.jsonl").open("ab") as log:
+        log.write(line)
+    with pytest.raises(chaos("harness").FaultError, match="of 4 recorded rounds, 2 have a checkpoint"):
+        kills.in_a_commit(folder)
+
+
+def test_every_part_of_an_ending_is_compared(chaos: Any, stopped: Any, tmp_path: Path) -> None:
+    whole, other = (chaos("kills").ending(tmp_path / f"fedavg-{which}") for which in ("whole", "other"))
+    assert {part for part in whole if whole[part] != other[part]} == {"run.json", "records", "bits"}  # another seed
+    (tmp_path / "fedavg-whole" / "checkpoints" / ".000001.json.part").touch()
+    (tmp_path / "fedavg-whole" / "run.lock").touch()
+    assert chaos("kills").ending(tmp_path / "fedavg-whole")["leftovers"] == {".000001.json.part", "run.lock"}
+
+
+def test_the_tally_adds_up(chaos: Any) -> None:
+    endings = {"a: 1 kills, 0 in a commit, 1 workers": 3, "a: 2 kills, 1 in a commit, 0 workers": 1, "failed": 1}
+    endings["b: 1 kills, 1 in a commit, 0 workers"] = 2
+    found = chaos("kills").tally({"endings": endings})
+    assert found == {"kills": 7, "in_a_commit": 3, "workers_killed": 3, "least": 2}
+
+
+def test_damaged_checkpoints_are_refused_or_passed_over(chaos: Any, tmp_path: Path) -> None:
+    checkpoints, harness = chaos("checkpoints"), chaos("harness")
+    with checkpoints.prepared(tmp_path), harness.little_memory():
+        report = harness.trials("checkpoints", 60, 0, checkpoints.damage_trial)
+    assert report["examples"] == []
+    assert report["endings"].keys() >= {"mended or no harm", "passed over", "refused with code 5"}
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a file of 1 TB", "a link to an endless file", "a folder in its place"])
+def test_what_is_no_file_is_damage_like_any_other(chaos: Any, stopped: Any, kind: str) -> None:
+    checkpoints = chaos("checkpoints")
+    folder, dice = stopped.folder, random.Random(0)
+    newest = folder / "checkpoints" / "000002.safetensors"
+    damage = chaos("damage")
+    site = damage.Site(folder, folder, dice)
+    with pytest.MonkeyPatch.context() as patch, chaos("harness").little_memory():
+        patch.setattr(damage.Site, "file", lambda self, *_: newest)
+        damage.DAMAGE[kind](site)
+        said: list[str] = []
+        assert checkpoints.gone_on_with(folder, stopped, kind, said) is None
+    assert said[0].startswith("the checkpoint of round 2 cannot be used: ")
+    assert chaos("kills").ending(folder)["bits"] == stopped.wanted["bits"]
+
+
+@pytest.mark.parametrize(
+    ("resume", "fault"),
+    [
+        (lambda *_, **__: None, "it was accepted, and then"),
+        (lambda *_, **__: {}["nothing"], "KeyError: 'nothing'"),
+        (lambda *_, **__: _refuse("two\nlines"), "the refusal is not one line"),
+        (lambda folder, **_: ((folder / "more").touch(), _refuse("no")), "but something was written"),
+    ],
+)
+def test_a_wrong_answer_to_damage_is_a_failure(
+    chaos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: Any, fault: str
+) -> None:
+    checkpoints = chaos("checkpoints")
+    with checkpoints.prepared(tmp_path):
+        checkpoints.stopped("fedavg", 1)
+        monkeypatch.setattr(checkpoints, "METHODS", ("fedavg",))
+        monkeypatch.setattr(checkpoints, "STOPPED", (1,))
+        monkeypatch.setattr(checkpoints, "resume", resume)
+        report = chaos("harness").trials("checkpoints", 1, 0, checkpoints.damage_trial)
+    assert fault in report["examples"][0]["what"]
+
+
+def _refuse(sentence: str) -> None:
+    raise CheckpointError(sentence)
+
+
+# --- files and command lines ------------------------------------------------------------------------------------------
+
+
+def test_damaged_files_are_refused_or_sound(chaos: Any, tmp_path: Path) -> None:
+    files, harness = chaos("files"), chaos("harness")
+    with chaos("checkpoints").prepared(tmp_path), harness.little_memory():
+        assert files.whole() == {which: f"{which}: used" for which in files.KINDS}
+        report = harness.trials("files", 150, 0, files.file_trial)
+    assert report["examples"] == []
+
+
+def test_a_file_that_breaks_its_reader_is_a_failure(chaos: Any, tmp_path: Path) -> None:
+    files = chaos("files")
+    with pytest.raises(chaos("harness").FaultError, match="npz: KeyError: 'x'"):
+        files.outcome("npz", lambda _: {}["x"], tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("run.json", {"seed": [1]}),
+        ("run.json", {"label": None}),
+        ("run.json", {"digests": 0.5}),
+        ("run.json", {"model": {"input": 3}}),
+        ("rounds.jsonl", {"round": "one"}),
+        ("rounds.jsonl", {"views": {"aca": {"amp": [0.5]}}}),
+        ("rounds.jsonl", {"views": {"aca": 1.0}}),
+        ("rounds.jsonl", {"bytes": {"up": "much"}}),
+        ("rounds.jsonl", {"seconds": {"a": {"b": {"c": {"d": 1}}}}}),
+        ("rounds.jsonl", {"flops": 10**400}),
+    ],
+)
+def test_what_a_stranger_wrote_of_a_run_is_a_sentence(
+    chaos: Any, stopped: Any, name: str, change: dict[str, Any]
+) -> None:
+    file = stopped.folder / name
+    first, *rest = file.read_text().splitlines() if name == "rounds.jsonl" else [file.read_text()]
+    file.write_text("\n".join([json.dumps({**json.loads(first), **change}), *rest]) + "\n")
+    use = export_model if change.keys() & {"digests", "model"} else read
+    with pytest.raises(DataError):
+        use(stopped.folder)
+
+
+def test_wrong_command_lines_end_in_one_line(chaos: Any, tmp_path: Path) -> None:
+    commands, harness = chaos("commands"), chaos("harness")
+    with chaos("checkpoints").prepared(tmp_path), commands.quick():
+        report = harness.trials("commands", 60, 0, commands.command_trial)
+    assert report["examples"] == []
+    assert report["endings"]["code 2"] > 20
+
+
+@pytest.mark.parametrize(
+    ("said", "fine"),
+    [
+        ("fedalloy: no\n", True),
+        ("fedalloy: these differ:\n  seed: 0 -> 1\n", True),
+        ("no\n", False),
+        ("fedalloy: no\nand more\n", False),
+        ("", False),
+    ],
+)
+def test_what_one_line_is(chaos: Any, said: str, fine: bool) -> None:
+    assert chaos("commands").is_one_line(said) == fine
+
+
+def test_a_command_that_breaks_is_a_failure(chaos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = chaos("commands")
+    monkeypatch.setattr(commands, "a_command_line", lambda *_: ["list"])
+    monkeypatch.setattr("fedalloy.listing.listing", lambda *_, **__: 1 / 0)
+    with chaos("checkpoints").prepared(tmp_path), commands.quick():
+        report = chaos("harness").trials("commands", 1, 0, commands.command_trial)
+    assert "left with 1" in report["examples"][0]["what"]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_up_to_date(chaos: Any) -> None:
+    page = chaos("page")
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run `python chaos/page.py`"
+
+
+def test_every_report_has_its_promise(chaos: Any) -> None:
+    assert {file.stem for file in (CHAOS / "results").glob("*.json")} <= chaos("page").PROMISES.keys()
+
+
+def test_no_figure_of_the_page_is_typed_by_hand(chaos: Any) -> None:
+    page, faults = chaos("page"), chaos("faults")
+    told = [fault.what for group in faults.FAULTS.values() for fault in group]
+    assert not [text for text in (*page.PROMISES.values(), *told, *faults.LIMITS) if re.search(r"\d", text)]
+
+
+def test_what_the_page_refers_to_is_there(chaos: Any) -> None:
+    for fault in (fault for group in chaos("faults").FAULTS.values() for fault in group):
+        for place in fault.seen:
+            file, _, name = place.partition("::")
+            text = (CHAOS.parent / file).read_text()
+            assert not name or re.search(rf"^def {name}\(", text, re.MULTILINE), place
+
+
+def test_the_page_shows_what_the_reports_say(chaos: Any, tmp_path: Path) -> None:
+    machine = {"cores": 2, "system": "Linux", "python": "3.11", "torch": "2.13"}
+    about = {"seconds": 150.0, "seed": 7, "command": "python chaos/x.py", "machine": machine}
+    good = {"trials": 1000, "failures": 0, "endings": {"refused": 1000}, **about}
+    bad = {"trials": 20, "failures": 3, "median": 0.01, "largest": 0.02, "limit": 0.03, **about}
+    for name, report in (("config-files", good), ("gate-price", bad)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    score = {"method": "FedAvg", "defence": "none", "attack": "none", "seed": 0, "accuracy": 0.8, "kept": 1.0}
+    scores = [score, {**score, "attack": "nan", "accuracy": 0.4, "kept": 0.5}, {**score, "attack": "x", "kept": None}]
+    (tmp_path / "attacks.json").write_text(json.dumps(scores))
+    text = chaos("page").page(tmp_path, tmp_path / "attacks.json")
+    row = "| 1,000 | 0 | 0.3 % | 2 min | 7 | A | `python chaos/x.py` |"
+    assert f"| A damaged experiment file is refused in one line {row}" in text
+    assert "| 20 | 3 |  | 2 min | 7 | A |" in text  # where something failed, nothing is concluded
+    assert "Machine A is 2 cores, Linux, Python 3.11, torch 2.13." in text
+    assert "| FedAvg | none | 80.0 | 40.0 (50%) |  |" in text
 
 
 # --- the harness itself -----------------------------------------------------------------------------------------------

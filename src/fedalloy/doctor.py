@@ -316,8 +316,9 @@ def _run_findings(folder: Path) -> list[Finding]:
 def _records(folder: Path, planned: int) -> Finding:
     try:
         rounds = _recorded(folder)
-        if lacking := set(range(1, max(rounds, default=0))) - rounds:
-            raise DataError(f"rounds.jsonl lacks round {min(lacking)}; resume mends it if its second copy is whole")
+        lacking = next((number for number in range(1, max(rounds, default=0)) if number not in rounds), None)
+        if lacking is not None:
+            raise DataError(f"rounds.jsonl lacks round {lacking}; resume mends it if its second copy is whole")
     except BROKEN as error:
         return _wrong("records", error)
     try:

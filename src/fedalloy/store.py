@@ -167,8 +167,10 @@ class Store:
         """The records of a checkpoint's rounds, from whichever copy is whole."""
         if "records" not in manifest.about:  # the first format
             found = [record for record in self.records() if record["round"] <= manifest.round]
-            if lacking := set(range(1, manifest.round + 1)) - {record["round"] for record in found}:
-                raise DataError(f"{self.rounds.name} lacks round {min(lacking)}")
+            there = {record["round"] for record in found}
+            lacking = next((number for number in range(1, manifest.round + 1) if number not in there), None)
+            if lacking is not None:
+                raise DataError(f"{self.rounds.name} lacks round {lacking}")
             return "".join(f"{_line(record)}\n" for record in found).encode()
         claim = manifest.about["records"]
         for log in self.logs:

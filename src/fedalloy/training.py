@@ -354,7 +354,8 @@ def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     try:
         net.load_state_dict(dict(weights))
     except RuntimeError as error:
-        raise UsageError(f"these weights do not fit the network: {str(error).splitlines()[-1].strip()}") from error
+        reason = str(error).splitlines()[-1].strip()
+        raise UsageError(f"these weights do not fit the network: {reason:.300}") from error
     return net
 
 

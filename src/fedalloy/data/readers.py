@@ -124,6 +124,8 @@ def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
         rows = sorted(splits[split], key=lambda row: row[0])
         if not rows:
             raise DataError(f"'{path}' holds no PNG below a folder '{split}', so it is not CINIC-10")
+        if len({image.shape for _, _, image in rows}) > 1:
+            raise DataError(f"'{path}' holds images of several sizes, so it is not CINIC-10")
         x = np.stack([image for _, _, image in rows]).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(x), np.array([label for _, label, _ in rows], np.int64)
 

@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -40,6 +39,10 @@ from fedalloy.plugins import load_file, loaded_files
 from fedalloy.setting import Setting
 from fedalloy.store import FREE, Say
 
+# Ray turns 127.0.0.1 into the machine's own address, on which others could reach it, unless it is told that there will
+# be no cluster; it reads this when it is imported.
+if "RAY_ADDRESS" not in os.environ:
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 try:
     import ray  # without it, Flower would end this process
 except ImportError as error:
@@ -48,8 +51,6 @@ except ImportError as error:
 START = 600.0  # seconds that Ray may take until its processes act
 END = 60.0  # and to end
 TRIES = 3  # Ray gives up after 30 s, which a busy machine may need
-# Of all the addresses of the loop, Ray turns 127.0.0.1 into the machine's own, on which others could reach it.
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 PARTITION = "partition-id"  # Flower's own number of a simulated client
 
 
@@ -226,11 +227,11 @@ def _backend(cores: int) -> Iterator[dict[str, Any]]:
     told = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     with socket.socket() as taken:
         if "RAY_ADDRESS" not in os.environ:
-            # Even without a dashboard Ray starts its process, which asks around in which cloud it is. It does not if the
+            # Even without a dashboard Ray starts its process, which asks around in which cloud it is; but not if the
             # port that it shall have is taken.
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            init |= {"num_cpus": cores, "_node_ip_address": LOOPBACK, "dashboard_port": taken.getsockname()[1]}
+            init |= {"num_cpus": cores, "_node_ip_address": "127.0.0.1", "dashboard_port": taken.getsockname()[1]}
         yield told
 
 
