@@ -53,10 +53,10 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    public, space = _public(exp.public, data, pool, aside, exp)
+    public, space = public_of(exp.public, data, pool, aside, exp)
     outputs = data.classes if space is None else space.outputs
-    server = _started(network or _network(exp.model, data, pool, outputs), exp.start)
-    networks = _networks(exp, data, pool, outputs, part.clients) if exp.models else [server]
+    server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
+    networks = networks_of(exp, data, pool, outputs, part.clients) if exp.models else [server]
     everywhere = exp.partition.test == "global"
     setting = Setting(
         sites=[_site(pool, holdout, rows, part, k, everywhere) for k in range(part.clients)],
@@ -111,10 +111,10 @@ def _read(name: str, options: Mapping[str, Any]) -> Dataset:
         raise UsageError(f"the data set '{name}' cannot be read: {error.strerror}") from error
 
 
-def _networks(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
+def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
     """Each client's network; equal ones are one object, by which they are told to be equal."""
     makers = [
-        _network(Choice(name=part.name, options=part.options), data, pool, outputs, "models") for part in exp.models
+        network_of(Choice(name=part.name, options=part.options), data, pool, outputs, "models") for part in exp.models
     ]
     costs: list[float] = []
     if exp.budget is not None:
@@ -124,7 +124,8 @@ def _networks(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clien
     return [makers[number] for number in assign(exp.models, clients, exp.budget, costs)]
 
 
-def _network(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
+def network_of(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
+    """What makes the chosen network for these samples and this many outputs."""
     given = ("classes", "channels", "size")
     options = check_options(choice, models.models[choice.name], where, given)
     _, channels, height, width = pool.x.shape
@@ -252,7 +253,7 @@ def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
     return np.sort(shuffled[np.argsort(rank, kind="stable")[:wanted]])
 
 
-def _public(
+def public_of(
     part: PublicPart | None, data: Dataset, pool: Samples, aside: NDArray[np.int64] | None, exp: Experiment
 ) -> tuple[PublicSet | None, LabelSpace | None]:
     """The public set and, if its classes are not the private ones, what the networks' outputs mean."""

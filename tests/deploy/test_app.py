@@ -27,7 +27,7 @@ from fedalloy.deploy.settings import for_server
 from fedalloy.deploy.site import site_setting
 from fedalloy.quorum import QuorumError
 from fedalloy.runner import simulate
-from fedalloy.store import Store
+from fedalloy.store import Store, described
 
 TINY = {
     "rounds": 2,
@@ -111,6 +111,9 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
     (made.site(1) / "site.toml").write_text('client = 1\ndata = "data.csv"\nlabel = "ill"\n')
     grid = _grid(made)
     app.conducted(grid, made, lambda _: None)
+    partition = described(made.run)["partition"]
+    assert partition["counts"] == [[0, 0], [0, 0]]  # the server does not know how many are ill
+    assert partition["skew"]["classes_per_client"] == 0
     sites = [site_setting(made.site(k), 2)[1] for k in range(2)]
     whole = dataclasses.replace(sites[0], sites=[sites[k].sites[k] for k in range(2)])
     exp = read(made.experiment)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fedalloy import rng
-from fedalloy.build import Built, _network, _networks, _public, build
+from fedalloy.build import Built, build, network_of, networks_of, public_of
 from fedalloy.config import Experiment
 from fedalloy.data.augment import augmentation
-from fedalloy.data.card import card
+from fedalloy.data.card import PartitionCard, card
 from fedalloy.data.partition import Partition
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.deploy.agreed import AGREED, frame
@@ -77,9 +77,15 @@ def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
         model=exp.model,
         dataset=data,
         partition=part,
-        card=card(part, np.zeros(int(ends[-1]), np.int64), agreed.classes),
+        card=_uncounted(card(part, np.zeros(int(ends[-1]), np.int64), agreed.classes)),
         digests={},
     )
+
+
+def _uncounted(one: PartitionCard) -> PartitionCard:
+    """A card that says how many samples each site has, and nothing of their classes."""
+    zeros = np.zeros_like(one.divergence)
+    return replace(one, counts=one.counts * 0, classes_per_client=0.0, largest_share=0.0, divergence=zeros)
 
 
 def for_share(exp: Experiment, client: int, share: int) -> Setting:
@@ -119,12 +125,12 @@ def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
 
 def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> Setting:
     pool = sites[0].train
-    public, space = _public(exp.public, agreed, pool, None, exp)
+    public, space = public_of(exp.public, agreed, pool, None, exp)
     outputs = agreed.classes if space is None else space.outputs
-    server = _network(exp.model, agreed, pool, outputs)
+    server = network_of(exp.model, agreed, pool, outputs)
     return Setting(
         sites=sites,
-        networks=_networks(exp, agreed, pool, outputs, len(sites)) if exp.models else [server],
+        networks=networks_of(exp, agreed, pool, outputs, len(sites)) if exp.models else [server],
         server=server if exp.models else None,
         classes=agreed.classes,
         seed=exp.seed,
