@@ -128,7 +128,7 @@ def damage_trial(dice: Dice) -> str:
         said: list[str] = []
         refused = gone_on_with(folder, run, where, said)
         if refused is not None and refused.code == StorageError.code:
-            clear(folder / "checkpoints")  # as it asks for
+            clear(folder)  # as it asks for
             before, refused = content(folder), gone_on_with(folder, run, where, said)
         if refused is not None:
             if content(folder) != before:
@@ -153,10 +153,12 @@ def gone_on_with(folder: Path, run: Stopped, where: str, said: list[str]) -> Fed
 
 
 def clear(folder: Path) -> None:
-    """Remove folders that lie where files belong."""
-    for path in folder.iterdir():
+    """Remove what is no file from where files belong."""
+    for path in [*(folder / "checkpoints").iterdir(), folder / "rounds.jsonl"]:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
+        elif not is_plain(path):
+            path.unlink(missing_ok=True)
 
 
 def content(folder: Path) -> dict[str, Any]:

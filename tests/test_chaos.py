@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -18,8 +19,9 @@ import pytest
 import torch
 
 from fedalloy.engine import base
-from fedalloy.errors import CheckpointError, DataError
+from fedalloy.errors import CheckpointError, DataError, StorageError
 from fedalloy.export import export_model
+from fedalloy.files import append_line
 from fedalloy.gate import refusal, whole
 from fedalloy.methods import FedAvg
 from fedalloy.results import read
@@ -240,6 +242,12 @@ def test_what_is_no_file_is_damage_like_any_other(chaos: Any, stopped: Any, kind
         assert checkpoints.gone_on_with(folder, stopped, kind, said) is None
     assert said[0].startswith("the checkpoint of round 2 cannot be used: ")
     assert chaos("kills").ending(folder)["bits"] == stopped.wanted["bits"]
+
+
+def test_a_pipe_in_the_place_of_the_records_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rounds.jsonl")
+    with pytest.raises(StorageError, match="cannot be written"):
+        append_line(tmp_path / "rounds.jsonl", "{}")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def compare(
             built = build(one, dataset, network)
         check(one, choices, built, folder)
         objects = [build_method(choice) for choice in choices.values()]
-        with engine_for(objects, built.setting, exp.rounds, exp.engine, exp.workers, say) as engine:
+        with engine_for(objects, built.setting, exp.rounds, exp.engine, exp.workers, say, one) as engine:
             for key, choice in choices.items():
                 label = build_method(choice).label if key == choice.name else key
                 watch = begin(label, seed) if begin is not None else None

@@ -398,7 +398,7 @@ def _resume(folder: Path, meta: Mapping[str, Any], planned: int) -> Finding:
     except BROKEN as error:
         return _wrong("resume", error)
     finished = meta.get("status") == "done"
-    then = meta["versions"] if isinstance(meta["versions"], Mapping) else {}
+    then = meta["versions"]
     for key, now in _versions().items():
         if then.get(key) != now:
             sentence = f"would be refused: the run was made with {key} {then.get(key)}, here is {now}"

@@ -163,7 +163,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     except FileNotFoundError as error:
         raise DataError(f"there is no model file '{path}'") from error
     except (OSError, safetensors.SafetensorError) as error:
-        raise DataError(f"the model file '{path}' cannot be read: {error}") from error
+        raise DataError(f"the model file '{path}' cannot be read: {error!s:.300}") from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -176,7 +176,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes, flag: int, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | flag, mode)
+    # A pipe of this name would be waited for until somebody reads it; so it is an error.
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | flag, mode)
     try:
         rest = memoryview(data)
         while rest:  # the system may take less than it is given

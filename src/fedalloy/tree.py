@@ -131,7 +131,7 @@ def decode(data: bytes) -> dict[str, Any]:
         found = unflatten(flat)
         check(found)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error, SafetensorError) as error:
-        raise DataError(f"these bytes are not a tree: {error}") from error
+        raise DataError(f"these bytes are not a tree: {error!s:.300}") from error
     return found
 
 

@@ -10,11 +10,12 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -162,7 +163,7 @@ class Simulation(Flower):
         for left in reversed(range(TRIES)):
             self._runtime = Runtime(self._here, clients, cores)
             try:
-                return self._runtime.start()
+                return _with_own_signals(self._runtime.start)
             except SimulationError as error:
                 if not left or "timed out" not in str(error):
                     raise
@@ -233,6 +234,15 @@ def _backend(cores: int) -> Iterator[dict[str, Any]]:
             taken.listen()
             init |= {"num_cpus": cores, "_node_ip_address": "127.0.0.1", "dashboard_port": taken.getsockname()[1]}
         yield told
+
+
+def _with_own_signals(start: Callable[[], Grid]) -> Grid:
+    """Start Ray, but let what ends this process end it as before: Ray would answer SIGTERM with a stack trace."""
+    grid = start()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.getsignal(number) or signal.SIG_DFL)
+    return grid
 
 
 @contextmanager
