@@ -32,7 +32,7 @@ from fedalloy.engine import arena, pool, worker
 from fedalloy.report import html
 
 PR_SET_CHILD_SUBREAPER = 36
-ORPHANS = 2.0  # seconds in which the workers of a run that was killed must have ended
+ORPHANS = 10.0  # seconds in which the workers of a run that was killed must have ended, on a busy machine too
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.preflight import refusal
 from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.files import write_json
 
 pytest.importorskip("flwr")
 
@@ -239,6 +240,20 @@ def test_a_run_that_fails_ends_in_its_own_sentence_and_kind(made: Deployment) ->
         control.follow(made, "7", lambda _: None, said.append)
     assert ended.value.code == 6
     assert said == ["round 1: the reply of client 1 was set aside"]
+
+
+def test_a_run_that_has_ended_is_not_followed_although_flower_has_not_heard_of_it(
+    made: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "run_status", lambda *_: ("running", ""))
+    monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "online"})
+    monkeypatch.setattr(link, "submit", lambda _: "8")
+    write_json(made.state / "current.json", {"run": "7"})
+    said: list[str] = []
+    assert control.submitted(made, said.append) == "7"
+    assert said == ["the run is under way; following it"]
+    tell(events_file(made, "7"), "ended")
+    assert control.submitted(made, said.append) == "8"
 
 
 def test_half_a_line_of_events_is_not_read(tmp_path: Path) -> None:

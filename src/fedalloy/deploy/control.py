@@ -182,6 +182,8 @@ def _refuse_ended(deployment: Deployment, run: str, file: Path, told: int, silen
 
 
 def _is_under_way(deployment: Deployment, run: str) -> bool:
+    if any(event["kind"] in ("ended", "failed") for event in events(events_file(deployment, run))):
+        return False  # which Flower hears a moment later
     return link.run_status(deployment, run)[0] in ("pending", "starting", "running")
 
 
