@@ -13,6 +13,7 @@ help:
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch (some minutes)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
 	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
+	@echo "make chaos   kills, damage, hostile replies and fuzzed input by the ten thousand; writes docs/reliability.md (hours)"
 	@echo "make chaos-flower  everything that can befall a deployment, on 127.0.0.1 (half an hour)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
@@ -42,6 +43,18 @@ flower: $(TOOLS)
 	$(BIN)/python bench/flower.py cost
 	$(BIN)/python bench/flower.py network
 	$(BIN)/python chaos/flower.py methods
+
+chaos: $(TOOLS)
+	$(BIN)/python chaos/replies.py --count 100000 --save
+	$(BIN)/python chaos/memory.py --save
+	$(BIN)/python chaos/gate_price.py --save
+	$(BIN)/python chaos/configs.py --count 100000 --save
+	$(BIN)/python chaos/files.py --count 20000 --save
+	$(BIN)/python chaos/commands.py --count 500 --save
+	$(BIN)/python chaos/checkpoints.py --count 10000 --save
+	$(BIN)/python chaos/kills.py --kills 1000 --save
+	$(BIN)/python chaos/exactness.py --save
+	$(BIN)/python chaos/page.py
 
 chaos-flower: $(TOOLS)
 	$(BIN)/python chaos/flower.py faults

@@ -107,7 +107,7 @@ class Deadly(FedAvg):
 
 @pytest.mark.parametrize(
     ("method", "deadline", "reason"),
-    [(Slow(), 5.0, "it took longer than 5.0 s"), (Deadly(), None, "its worker died twice; is memory short?")],
+    [(Slow(), 5.0, "it took longer than 5 s"), (Deadly(), None, "its worker died twice; is memory short?")],
 )
 def test_the_pool_goes_on_without_a_client_that_hangs_or_kills(
     method: FedAvg, deadline: float | None, reason: str

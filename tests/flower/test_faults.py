@@ -113,7 +113,7 @@ def test_a_client_that_says_nothing_is_waited_for_until_the_deadline(setting, fe
     engine.grid.fault = lambda client, answer: None if client == BAD else answer
     fed = engine.open(FedAvg(), 1)
     assert len(fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])) == 5
-    assert fed.quarantined == [{"client": BAD, "action": "train", "reason": "it took longer than 1.0 s"}]
+    assert fed.quarantined == [{"client": BAD, "action": "train", "reason": "it took longer than 1 s"}]
 
 
 def test_an_action_that_raises_or_returns_nothing_is_a_sentence(setting, federation, monkeypatch):

@@ -99,7 +99,7 @@ class Pool:
                     idle.append(worker)
                 for pipe in [pipe for pipe in busy if self._patience([begun[pipe]]) == 0]:
                     worker, message = busy.pop(pipe)
-                    answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline} s"))
+                    answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline:g} s"))
                     idle.append(self._replaced(worker))
         except Exception:
             for worker, message in busy.values():  # somebody failed: what others still answer belongs to no one

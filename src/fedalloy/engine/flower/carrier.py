@@ -178,7 +178,7 @@ class Flower:
             waited = time.monotonic() - begun
             if deadline is not None and waited > deadline:
                 for client in (*waiting.values(), *unsent):
-                    yield client, DataError(f"it took longer than {deadline} s")
+                    yield client, DataError(f"it took longer than {deadline:g} s")
                 return
             if waited > self.patience:
                 for client in unsent:
