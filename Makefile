@@ -42,7 +42,8 @@ flower: $(TOOLS)
 	$(BIN)/python bench/flower.py bits
 	$(BIN)/python bench/flower.py cost
 	$(BIN)/python bench/flower.py network
-	$(BIN)/python chaos/flower.py methods
+	$(BIN)/python bench/deployment.py bits
+	$(BIN)/python bench/deployment.py cost
 
 chaos: $(TOOLS)
 	$(BIN)/python chaos/replies.py --count 100000 --save
@@ -57,7 +58,7 @@ chaos: $(TOOLS)
 	$(BIN)/python chaos/page.py
 
 chaos-flower: $(TOOLS)
-	$(BIN)/python chaos/flower.py faults
+	$(BIN)/python chaos/flower.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedalloy needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

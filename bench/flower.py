@@ -3,6 +3,8 @@
 python bench/flower.py bits [METHOD ...]     # final states and memories on Ray and on the serial engine
 python bench/flower.py cost                  # start, seconds a round, memory, bytes at 10 and 100 clients
 python bench/flower.py network               # which addresses the processes talk to
+
+Bits and cost go to `results/flower.md`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from flower_page import save, table
 
 from fedalloy import tree
 from fedalloy.engine.base import REFERENCE
@@ -49,9 +53,11 @@ def left(folder: Path) -> dict[str, Any]:
 
 
 def bits(names: list[str]) -> None:
+    """Each method on Ray and on the serial engine."""
     import fedalloy.methods  # noqa: F401
     from fedalloy.core import methods
 
+    rows = []
     for name in names:
         options = {"method": {"name": name, **methods[name].card.quick}}
         digests, views, seconds = [], [], []
@@ -64,39 +70,44 @@ def bits(names: list[str]) -> None:
                 views.append([(r["views"], r["bytes"], r["passes"], r["active"]) for r in run.rounds])
         same = "equal" if digests[0] == digests[1] else "DIFFERENT"
         records = "equal" if views[0] == views[1] else "DIFFERENT"
-        print(
-            f"{name:14} state and memories {same}, records {records}  {seconds[0]:.1f} s, {seconds[1]:.1f} s",
-            flush=True,
-        )
+        rows.append([methods[name].label, same, records, digests[1][:16], f"{seconds[0]:.1f}", f"{seconds[1]:.1f}"])
+        print(*rows[-1], flush=True)
+    head = ["method", "state and memories", "records", "digest", "s, serial", "s, Flower on Ray"]
+    save("bits", table(head, rows))
 
 
 def cost() -> None:
-    print("clients  model    engine   start   s/round  evaluation  bytes/round  memory of all processes")
+    """What a round costs on Ray and on the embedded engines, for small and large models."""
+    rows = []
     for clients, rounds in ((10, 5), (100, 3)):
         for hidden, name in ((75, "250 kB"), (1500, "5 MB")):
-            for engine in ("serial", "flower"):
-                exp = {
-                    "data": {"name": "fashion-mini"},
-                    "model": {"name": "mlp", "hidden": hidden},
-                    "rounds": rounds,
-                    "partition": {"name": "iid", "clients": clients},
-                    "training": {"work": "fixed_steps", "steps": 1, "batch": 16},
-                    "engine": engine,
-                }
-                with peak() as memory:
-                    begun = time.perf_counter()
-                    marks: list[float] = []
-                    run = simulate(exp, watch=lambda _, marks=marks: marks.append(time.perf_counter()))
-                later = run.rounds[1:]  # the first builds the settings
-                each = [r["seconds"]["client"] + r["seconds"]["server"] for r in later]
-                look = [r["seconds"]["evaluation"] for r in later]
-                bytes_ = sum(sum(way.values()) for way in run.rounds[-1]["bytes"].values())
-                start = marks[0] - begun - run.rounds[0]["seconds"]["total"]
-                print(
-                    f"{clients:7}  {name:7}  {engine:7} {start:6.1f} {sum(each) / len(each):9.3f} "
-                    f"{sum(look) / len(look):11.3f} {bytes_:12,} {memory[0] / 2**20:8.0f} MiB",
-                    flush=True,
-                )
+            for engine in ("serial", "pool", "flower"):
+                rows.append([clients, name, engine, *_cost(clients, rounds, hidden, engine)])
+                print(*rows[-1], flush=True)
+    head = ["clients", "model", "engine", "start s", "s/round", "evaluation s", "ledger B/round", "memory MiB"]
+    save("cost", table(head, rows))
+
+
+def _cost(clients: int, rounds: int, hidden: int, engine: str) -> list[str]:
+    exp = {
+        "data": {"name": "fashion-mini"},
+        "model": {"name": "mlp", "hidden": hidden},
+        "rounds": rounds,
+        "partition": {"name": "iid", "clients": clients},
+        "training": {"work": "fixed_steps", "steps": 1, "batch": 16},
+        "engine": engine,
+    }
+    marks: list[float] = []
+    with peak() as memory:
+        begun = time.perf_counter()
+        run = simulate(exp, watch=lambda _: marks.append(time.perf_counter()))
+    later = run.rounds[1:]  # the first builds the settings
+    each = [r["seconds"]["client"] + r["seconds"]["server"] for r in later]
+    look = [r["seconds"]["evaluation"] for r in later]
+    ledger = sum(sum(way.values()) for way in run.rounds[-1]["bytes"].values())
+    start = marks[0] - begun - run.rounds[0]["seconds"]["total"]
+    times = [f"{start:.1f}", f"{sum(each) / len(each):.3f}", f"{sum(look) / len(look):.3f}"]
+    return [*times, f"{ledger:,}", f"{memory[0] / 2**20:.0f}"]
 
 
 def network() -> None:
@@ -106,7 +117,7 @@ def network() -> None:
 
     def look() -> None:
         while not done.wait(0.1):
-            mine = {str(pid) for pid in _family(os.getpid())}
+            mine = {str(pid) for pid in family(os.getpid())}
             out = subprocess.run(["ss", "-tunapH"], capture_output=True, text=True).stdout
             for line in out.splitlines():
                 if any(f"pid={pid}," in line for pid in mine):
@@ -131,8 +142,8 @@ def peak() -> Iterator[list[int]]:
     found, done = [0], threading.Event()
 
     def look() -> None:
-        while not done.wait(2.0):  # looking is itself slow
-            found[0] = max(found[0], sum(_pss(pid) for pid in _family(os.getpid())))
+        while not done.wait(1.0):  # looking is itself slow
+            found[0] = max(found[0], sum(held(pid) for pid in family(os.getpid())))
 
     watcher = threading.Thread(target=look)
     watcher.start()
@@ -143,7 +154,8 @@ def peak() -> Iterator[list[int]]:
         watcher.join()
 
 
-def _pss(pid: int) -> int:
+def held(pid: int) -> int:
+    """What a process holds (PSS), in bytes."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -151,7 +163,8 @@ def _pss(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:")), 0)
 
 
-def _family(root: int) -> list[int]:
+def family(root: int) -> list[int]:
+    """A process and all that descend from it."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,8 +1,7 @@
 """A deployment on this machine, three sites with TLS and keys, and everything that can befall it.
 
-    python chaos/flower.py methods            # the six methods: is the model that of `fedalloy run`, bit for bit?
-    python chaos/flower.py faults             # kills, stragglers, hostile replies, strangers
-    python chaos/flower.py faults link strangers
+    python chaos/flower.py                    # kills, stragglers, hostile replies, strangers
+    python chaos/flower.py link strangers     # some of them
 
 Each line says what was done, what the user saw of it, and whether the model is that of a run to which it did not
 happen. Every message starts a Python process at each site, so that a line takes half a minute, and more on a busy
@@ -40,7 +39,6 @@ from fedalloy.store import Store
 SITES = 3
 VICTIM = 1
 PORT = 18600
-SIX = ("fedavg", "fedkf", "knfu", "kdia", "dafkd", "fedmd-global")
 HOSTILE = Path(__file__).with_name("hostile_method.py")
 PROC = Path("/proc")
 
@@ -141,19 +139,6 @@ def row(what: str, saw: Sequence[str], ended: str, seconds: float) -> None:
     line = next(iter(saw), "nothing")
     sys.stdout.write(f"{what:<60} | {line[:110]:<110} | {ended:<36} | {seconds:5.0f} s\n")
     sys.stdout.flush()
-
-
-def try_methods(names: Sequence[str], port: int) -> int:
-    """Each method at three sites, beside the serial engine; returns how many differ."""
-    wrong = 0
-    with rehearsal(port) as lab:
-        for name in names or SIX:
-            begin, values = time.monotonic(), settings(name)
-            lab.give(values)
-            same = lab.run() == alone(values, lab.scratch)
-            wrong += not same
-            row(name, lab.said, "equal" if same else "NOT EQUAL", time.monotonic() - begin)
-    return wrong
 
 
 def kill_site(lab: Rehearsal) -> str:
@@ -389,13 +374,5 @@ def try_faults(names: Sequence[str], port: int) -> int:
     return wrong
 
 
-def main(words: Sequence[str]) -> int:
-    """Try the methods, the faults, or both."""
-    port = int(os.environ.get("FEDALLOY_CHAOS_PORT", PORT))
-    what, names = (words[0], words[1:]) if words else ("all", ())
-    wrong = try_methods(names, port) if what in ("methods", "all") else 0
-    return wrong + (try_faults(names, port + 50) if what in ("faults", "all") else 0)
-
-
 if __name__ == "__main__":
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    sys.exit(1 if try_faults(sys.argv[1:], int(os.environ.get("FEDALLOY_CHAOS_PORT", PORT))) else 0)

@@ -1,0 +1,224 @@
+"""Three sites with TLS and keys, all on this machine, beside the serial engine: the same bits, and what it costs.
+
+    python bench/deployment.py bits [METHOD ...]     # is the model that of `fedalloy run`?
+    python bench/deployment.py cost                  # start, seconds a round, memory, bytes on the wire
+
+The commands are those of docs/deploy.md. Between the sites and the server stands a forwarder that counts bytes, so that
+everything which would leave a site's machine, or reach it, is counted: TLS, headers, polling. The figures go to
+`results/flower.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Self
+
+import tomli_w
+from flower_page import save, table
+
+from fedalloy import tree
+from fedalloy.deploy.folder import Deployment
+from fedalloy.runner import simulate
+from fedalloy.store import Store
+from flower import SIX, TINY, family, held
+
+SITES, ROUNDS, PORT = 3, 6, 18700
+FEDALLOY = [sys.executable, "-c", "from fedalloy.cli import main; main()"]
+
+
+def bits(names: Sequence[str]) -> None:
+    """Each method at three sites and on the serial engine."""
+    import fedalloy.methods  # noqa: F401  # registers them
+    from fedalloy.core import methods
+
+    rows = []
+    for name in names:
+        values = {**TINY, "partition": {"clients": SITES, "alpha": 1.0}, "participation": {"policy": "full"}}
+        with deployed({**values, "method": {"name": name, **methods[name].card.quick}}) as lab:
+            begun = time.perf_counter()
+            command("run", str(lab.deployment.folder))
+            seconds = time.perf_counter() - begun
+            found, expected = (state(folder) for folder in (lab.deployment.run, lab.alone))
+            rows.append(
+                [methods[name].label, "equal" if found == expected else "DIFFERENT", found[:16], f"{seconds:.0f}"]
+            )
+            print(*rows[-1], flush=True)
+    save("sites", table(["method", "state after two rounds", "digest", "s, whole run"], rows))
+
+
+def state(folder: Path) -> str:
+    """The digest of everything the server knows after a run's last round."""
+    saved = Store(folder).restore()
+    assert saved is not None
+    return tree.digest(saved[0].body)
+
+
+def cost() -> None:
+    """Two models, with and without evaluation in every round."""
+    rows = []
+    for hidden, name in ((75, "250 kB"), (1500, "5 MB")):
+        for every in (100, 1):
+            rows.append([name, "each round" if every == 1 else "at the end", *measured(hidden, every)])
+            print(*rows[-1], flush=True)
+    head = ["model", "evaluation", "init s", "up s", "first round s", "s/round", "serial s/round"]
+    head += ["ledger B/round", "wire B/round", "wire / ledger", "memory MiB"]
+    save("deployment", table(head, rows))
+
+
+def measured(hidden: int, every: int) -> list[str]:
+    """One step of an MLP at each site, so that a round is its messages."""
+    values = {
+        "data": {"name": "fashion-mini"},
+        "model": {"name": "mlp", "hidden": hidden},
+        "rounds": ROUNDS,
+        "evaluate_every": every,
+        "partition": {"name": "iid", "clients": SITES},
+        "training": {"work": "fixed_steps", "steps": 1, "batch": 16},
+    }
+    with deployed(values) as lab:
+        watch = Watch(lab.deployment, lab.forwarder)
+        command("run", str(lab.deployment.folder))
+        watch.end()
+        rounds, alone = records(lab.deployment.run), records(lab.alone)
+    middle = slice(1, ROUNDS - 1)  # in the first round sites introduce themselves, and the last is always evaluated
+    each, embedded = (fmean(r["seconds"]["total"] for r in found[middle]) for found in (rounds, alone))
+    ledger = fmean(sum(sum(way.values()) for way in r["bytes"].values()) for r in rounds[middle])
+    wire = (watch.bytes[ROUNDS - 2] - watch.bytes[0]) / (ROUNDS - 2)
+    times = [
+        f"{lab.init:.1f}",
+        f"{lab.up:.1f}",
+        f"{rounds[0]['seconds']['total']:.1f}",
+        f"{each:.2f}",
+        f"{embedded:.3f}",
+    ]
+    return [*times, f"{ledger:,.0f}", f"{wire:,.0f}", f"{wire / ledger:.3f}", f"{watch.memory / 2**20:.0f}"]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """A run's rounds."""
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A deployment that is up, how long `init` and `up` took, and where the serial run of the same experiment lies."""
+
+    deployment: Deployment
+    forwarder: Forwarder
+    init: float
+    up: float
+    alone: Path
+
+
+@contextmanager
+def deployed(values: Mapping[str, Any]) -> Iterator[Lab]:
+    """A deployment of an experiment, up, and down in the end."""
+    with tempfile.TemporaryDirectory(prefix="fedalloy-bench-") as scratch:
+        alone = Path(scratch) / "alone"
+        simulate({**values, "engine": "serial"}, alone)
+        file, folder = Path(scratch) / "exp.toml", Path(scratch) / "lab"
+        file.write_text(tomli_w.dumps(dict(values)))
+        address = f"127.0.0.1:{PORT}"
+        init = command("init", str(file), "--out", str(folder), "--sites", str(SITES), "--address", address)
+        with Forwarder(PORT + 50, PORT) as forwarder:
+            deployment = Deployment(folder, "127.0.0.1", PORT, SITES)
+            for k in range(SITES):
+                script = deployment.site(k) / "start.sh"
+                option = f"--superlink {address}"
+                script.write_text(script.read_text().replace(option, f"--superlink 127.0.0.1:{forwarder.port}"))
+            try:
+                up = command("up", str(folder), "--local", str(SITES))
+                yield Lab(deployment, forwarder, init, up, alone)
+            finally:
+                command("down", str(folder))
+
+
+def command(*words: str) -> float:
+    """Run `fedalloy deploy`; returns how long it took."""
+    begun = time.perf_counter()
+    done = subprocess.run([*FEDALLOY, "deploy", *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"fedalloy deploy {' '.join(words)}: {done.stderr}")
+    return time.perf_counter() - begun
+
+
+class Forwarder:
+    """Passes connections on to a port of this machine, and counts what goes through, both ways."""
+
+    def __init__(self, port: int, to: int) -> None:
+        self.port, self.to, self.bytes = port, to, 0
+        self._lock = threading.Lock()
+        self._door = socket.create_server(("127.0.0.1", port))
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits at it
+        self._door.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+                far = socket.create_connection(("127.0.0.1", self.to))
+            except OSError:  # the door is closed, or nobody is behind it
+                return
+            for ends in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while part := source.recv(1 << 16):
+                sink.sendall(part)
+                with self._lock:
+                    self.bytes += len(part)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:  # an end has hung up
+            return
+
+
+class Watch:
+    """The forwarder's count when each round is done, and the most memory that all processes held together."""
+
+    def __init__(self, deployment: Deployment, forwarder: Forwarder) -> None:
+        self.bytes: list[int] = []
+        self.memory = 0
+        self._file, self._state, self._forwarder = deployment.run / "rounds.jsonl", deployment.state, forwarder
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._count), threading.Thread(target=self._weigh)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """No more rounds will follow."""
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _count(self) -> None:
+        while not self._done.wait(0.02):
+            done = self._file.read_text().count("\n") if self._file.exists() else 0
+            self.bytes += [self._forwarder.bytes] * (done - len(self.bytes))
+
+    def _weigh(self) -> None:
+        while not self._done.wait(1.0):
+            leaders = [int(file.read_text().split()[0]) for file in self._state.glob("*.pid")]
+            self.memory = max(self.memory, sum(held(pid) for leader in leaders for pid in family(leader)))
+
+
+if __name__ == "__main__":
+    what, *names = sys.argv[1:] or ["bits"]
+    {"bits": lambda: bits(names or SIX), "cost": cost}[what]()
