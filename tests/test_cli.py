@@ -182,7 +182,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     other = fed(*words, "training.lr=0.5")
     assert other.code == 2
-    assert "holds a run with another training; choose another folder" in other.err
+    assert "holds a run of another experiment; choose another folder:\n  training.lr: " in other.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 

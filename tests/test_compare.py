@@ -173,11 +173,11 @@ def test_a_longer_comparison_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "key"),
     [
-        ("training.lr=0.2", "training"),
-        ("model.hidden=[9]", "model"),
-        ("partition.alpha=2", "partition"),
-        ("methods.pull.mu=1", "method"),
-        ("stop.target=0.5", "stop"),
+        ("training.lr=0.2", "training.lr"),
+        ("model.hidden=[9]", "model.hidden"),
+        ("partition.alpha=2", "partition.alpha"),
+        ("methods.pull.mu=1", "method.mu"),
+        ("stop.target=0.5", "stop.target"),
     ],
 )
 def test_another_experiment_in_the_same_folder_is_refused_before_anything_runs(
@@ -185,7 +185,9 @@ def test_another_experiment_in_the_same_folder_is_refused_before_anything_runs(
 ) -> None:
     compare(tiny("rounds=1"), ["pull"], folder=tmp_path)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
-    with pytest.raises(UsageError, match=f"pull-seed0' holds a run with another {key}; choose another folder"):
+    with pytest.raises(
+        UsageError, match=f"pull-seed0' holds a run of another experiment; choose another folder:\n  {key}: "
+    ):
         compare(tiny("rounds=1", word), ["local", "pull"], folder=tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
 
@@ -198,7 +200,7 @@ def test_other_data_of_ones_own_in_the_same_folder_is_refused(tmp_path: Path) ->
     other = replace(data, x=data.x // 2)
     with pytest.raises(CheckpointError, match="data is not the same"):
         compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=other)
-    with pytest.raises(UsageError, match="holds a run with another data"):
+    with pytest.raises(UsageError, match=r"holds a run of another experiment; choose another folder:\n  data\.name: "):
         compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=replace(data, name="other"))
 
 

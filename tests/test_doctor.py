@@ -19,7 +19,7 @@ import fedalloy
 from fedalloy import doctor, plugins
 from fedalloy.cli import main
 from fedalloy.config import experiment
-from fedalloy.data import datasets, fetch
+from fedalloy.data import datasets, fetch, files
 from fedalloy.data.fetch import RemoteFile
 from fedalloy.doctor import Finding, data, examine, exit_code, machine, run
 from fedalloy.errors import FedalloyError, UsageError
@@ -244,10 +244,6 @@ def test_who_holds_the_lock_is_said(folder: Path, tmp_path: Path) -> None:
     assert of(run(folder), "lock").sentence == "a process that was killed left run.lock, which stops nobody"
 
 
-def test_the_versions_are_those_that_resume_compares(folder: Path) -> None:
-    assert doctor._versions() == json.loads((folder / "run.json").read_text())["versions"]
-
-
 def test_a_strangers_text_is_one_harmless_line(folder: Path) -> None:
     change(folder, label="\x1b[2J\nok    all is well\u202e")
     line = str(of(run(folder), "run.json"))
@@ -276,7 +272,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two data sets of one and two small files; the first has a compact copy, the second another place and hash."""
     again = f"md5:{hashlib.md5(b'packed anew').hexdigest()}"
     pair = (published("b1"), published("b2", layouts=("raw/b2",), repacked=(again,)))
-    monkeypatch.setattr(doctor, "SETS", {"one": ((published("a"),), published("small")), "two": (pair, None)})
+    monkeypatch.setattr(files, "SETS", {"one": ((published("a"),), published("small")), "two": (pair, None)})
     monkeypatch.setattr(fetch, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.delenv("FEDALLOY_DATA", raising=False)
     folder = tmp_path / "data"
@@ -323,7 +319,7 @@ def test_a_variable_that_names_no_folder_is_one_finding(store: Path, monkeypatch
 
 def test_every_data_set_is_looked_for() -> None:
     ours = {name for name, source in datasets.items() if source.read.__module__.startswith("fedalloy.")}
-    assert {*doctor.SETS, "fashion-mini", "tiny"} == ours
+    assert {*files.SETS, "fashion-mini", "tiny"} == ours
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

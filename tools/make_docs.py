@@ -19,7 +19,6 @@ from fedalloy.architectures import Budget, ModelPart
 from fedalloy.config import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.core import Method
 from fedalloy.data import NORMALISATIONS, datasets, files
-from fedalloy.data.fetch import RemoteFile
 from fedalloy.data.partition import partitions
 from fedalloy.methods import methods
 from fedalloy.models import models
@@ -135,16 +134,6 @@ SECTIONS = {
     "models": ModelPart,
     "budget": Budget,
     "stop": Stop,
-}
-
-FILES: dict[str, Sequence[RemoteFile]] = {
-    "mnist": files.MNIST,
-    "fashion-mnist": files.FASHION_MNIST,
-    "emnist-letters": (files.EMNIST, files.COMPACT_EMNIST),
-    "svhn": (files.SVHN_TRAIN, files.SVHN_TEST, files.COMPACT_SVHN),
-    "cifar10": (files.CIFAR10, files.COMPACT_CIFAR10),
-    "cifar100": (files.CIFAR100, files.COMPACT_CIFAR100),
-    "cinic10": (files.CINIC10,),
 }
 
 
@@ -275,8 +264,8 @@ def datasets_table() -> str:
 def files_table() -> str:
     """Where each published file may lie below FEDALLOY_DATA, and what proves it."""
     rows = []
-    for name, published in FILES.items():
-        for file in published:
+    for name, (published, compact) in files.SETS.items():
+        for file in [*published, *([compact] if compact else [])]:
             places = ", ".join(f"`{place}`" for place in dict.fromkeys((f"{file.home}/{file.name}", *file.layouts)))
             proof = file.hash.partition(":")
             rows.append([f"`{name}`", places, f"{proof[0]} {proof[2][:12]}…", "yes" if file.urls else "no"])

@@ -15,7 +15,7 @@ from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
 from fedalloy.results import Run, read
-from fedalloy.runner import Watch, resume, settled, simulate
+from fedalloy.runner import Watch, refuse_other, resume, settled, simulate
 from fedalloy.store import Say
 from fedalloy.training import one_thread
 
@@ -88,19 +88,15 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
             raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
         place = _place(folder, key, exp.seed)
         if place is not None and (place / "run.json").exists():
-            _refuse_other(settled(exp, built, method), place)
+            refuse_other(settled(exp, built, method), place)
+            _refuse_shorter(exp, place)
 
 
-def _refuse_other(exp: Experiment, place: Path) -> None:
-    run = read(place)
-    there, wanted = run.meta.get("experiment", {}), dataclasses.replace(exp, methods={}).to_dict()
-    for key in sorted({*there, *wanted} - {"rounds", "engine", "workers", "memory"}):  # these change no bit
-        if there.get(key) != wanted.get(key):
-            raise UsageError(f"'{place}' holds a run with another {key}; choose another folder")
-    if len(run.rounds) > exp.rounds:
+def _refuse_shorter(exp: Experiment, place: Path) -> None:
+    done = len(read(place).rounds)
+    if done > exp.rounds:
         raise UsageError(
-            f"'{place}' has completed {len(run.rounds)} rounds; write rounds = {len(run.rounds)} or more, "
-            "or choose another folder"
+            f"'{place}' has completed {done} rounds; write rounds = {done} or more, or choose another folder"
         )
 
 

@@ -20,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy
 import torch
 
-import fedalloy
 from fedalloy import plugins
 from fedalloy.checkpoints import Checkpoints, read_checkpoint
 from fedalloy.config import Experiment, experiment
@@ -35,21 +33,11 @@ from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageEr
 from fedalloy.models import models
 from fedalloy.report.format import human_bytes, listed
 from fedalloy.results import read
+from fedalloy.runner import versions
 from fedalloy.store import Store, described
 
 WORKER = 500_000_000  # bytes of memory that a worker may need: torch takes most of it
 LITTLE, TOO_LITTLE = 1_000_000_000, 50_000_000  # bytes of room on a disk
-
-# The published files of each data set, and the compact copy that serves where none of them is.
-SETS: Mapping[str, tuple[Sequence[RemoteFile], RemoteFile | None]] = {
-    "mnist": (files.MNIST, None),
-    "fashion-mnist": (files.FASHION_MNIST, None),
-    "emnist-letters": ((files.EMNIST,), files.COMPACT_EMNIST),
-    "svhn": ((files.SVHN_TRAIN, files.SVHN_TEST), files.COMPACT_SVHN),
-    "cifar10": ((files.CIFAR10,), files.COMPACT_CIFAR10),
-    "cifar100": ((files.CIFAR100,), files.COMPACT_CIFAR100),
-    "cinic10": ((files.CINIC10,), None),
-}
 
 # What reading a file that somebody else has written may raise.
 BROKEN = (FedalloyError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -228,7 +216,7 @@ def data(folder: Path | None = None) -> list[Finding]:
     where = str(folder) if folder is not None else f"{f'{own}, then ' if own else ''}{fetch.cache_folder()}"
     return [
         Finding("ok", "data sets", f"looked for in {where}"),
-        *(_set(name, folder) for name in SETS),
+        *(_set(name, folder) for name in files.SETS),
         *([_built_in()] if folder is None else []),
     ]
 
@@ -242,7 +230,7 @@ def _built_in() -> Finding:
 
 
 def _set(name: str, folder: Path | None = None) -> Finding:
-    published, compact = SETS[name]
+    published, compact = files.SETS[name]
     try:
         found = {file: path for file in published if (path := _find(file, folder)) is not None}
         small = _find(compact, folder) if compact is not None and not found else None
@@ -351,7 +339,7 @@ def _ingredients(exp: Experiment) -> list[Finding]:
     """The data sets that the run needs again, unless they came with fedalloy, and networks that have no name here."""
     findings = []
     for name in [exp.data.name, *([exp.public.data] if exp.public is not None and exp.public.data != "own" else [])]:
-        if name in SETS:
+        if name in files.SETS:
             findings.append(_set(name))
         elif name.endswith(".npz"):
             there = Path(name).is_file()
@@ -399,7 +387,7 @@ def _resume(folder: Path, meta: Mapping[str, Any], planned: int) -> Finding:
         return _wrong("resume", error)
     finished = meta.get("status") == "done"
     then = meta["versions"]
-    for key, now in _versions().items():
+    for key, now in versions().items():
         if then.get(key) != now:
             sentence = f"would be refused: the run was made with {key} {then.get(key)}, here is {now}"
             level: Literal["warn", "wrong"] = "warn" if finished else "wrong"
@@ -416,14 +404,3 @@ def _resume(folder: Path, meta: Mapping[str, Any], planned: int) -> Finding:
     if passed_over:
         return _wrong("resume", CheckpointError("; ".join([*passed_over, plan])))
     return Finding("ok", "resume", plan)
-
-
-def _versions() -> dict[str, str]:
-    """What must be the same for a run to go on, as `run.json` has it."""
-    return {
-        "fedalloy": fedalloy.__version__,
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }

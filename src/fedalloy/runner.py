@@ -324,15 +324,24 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "layout": resolve(net, exp.layout),
         },
         "models": _client_models(setting) if exp.models else [],
-        "versions": {
-            "fedalloy": fedalloy.__version__,
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-        },
+        "versions": versions(),
         "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
+    }
+
+
+def versions() -> dict[str, str]:
+    """What must be the same for a run to go on.
+
+    >>> sorted(versions())
+    ['fedalloy', 'machine', 'numpy', 'python', 'torch']
+    """
+    return {
+        "fedalloy": fedalloy.__version__,
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
     }
 
 

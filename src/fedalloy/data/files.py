@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from fedalloy.data.fetch import RemoteFile
 
 _MNIST_MIRRORS = (
@@ -131,3 +133,14 @@ COMPACT_SVHN = _compact("svhn_20k.npz", "svhn", "0dda1fe30530be7d463b5d665e98147
 COMPACT_EMNIST = _compact(
     "emnist_letters.npz", "emnist", "78ec4618cd145532e9f115655f57b31438fe0a83d66b8c49a939e17bdfb55a98"
 )
+
+# The published files of each data set, and the compact copy that serves where none of them is.
+SETS: Mapping[str, tuple[Sequence[RemoteFile], RemoteFile | None]] = {
+    "mnist": (MNIST, None),
+    "fashion-mnist": (FASHION_MNIST, None),
+    "emnist-letters": ((EMNIST,), COMPACT_EMNIST),
+    "svhn": ((SVHN_TRAIN, SVHN_TEST), COMPACT_SVHN),
+    "cifar10": ((CIFAR10,), COMPACT_CIFAR10),
+    "cifar100": ((CIFAR100,), COMPACT_CIFAR100),
+    "cinic10": ((CINIC10,), None),
+}
