@@ -159,6 +159,16 @@ def test_resume_goes_on(quick: Command, run: Path) -> None:
     assert quick("resume", str(run), "--rounds", "1").code == 2
 
 
+def test_report_says_how_many_rounds_a_target_took(fed: Command, run: Path) -> None:
+    plain, asked = fed("report", str(run)), fed("report", str(run), "--target", "0.01")
+    assert "To target" not in plain.out
+    heading, _, line = asked.out.strip().splitlines()[:3]
+    assert line[: heading.index("To target") + len("To target")].split()[-1] == "1"  # any AMP is above one per cent
+    assert "To target" in (Path("report.html")).read_text()
+    assert "To target" not in fed("report", str(run), "--target", "1").out  # nobody came there
+    assert fed("report", str(run), "--target", "75").code == 2
+
+
 def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path) -> None:
     words = ("compare", *TINY, "--methods", "local,fedavg", "--seeds", "2", "--out", "out")
     first = fed(*words)

@@ -251,12 +251,15 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     show_default=True,
     help="Which round stands for a run.",
 )
+@click.option(
+    "--target", type=click.FloatRange(0, 1, min_open=True), help="Show how many rounds each took to this AMP (0.75)."
+)
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
-def report(folders: tuple[str, ...], select: Any, out: str) -> None:
+def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
     """Write one page about finished runs; a folder of runs counts as all of them."""
     runs = _read_runs(folders)
-    _show(runs, select)
-    _write_report(runs, Path(out), _command("report", *folders), select)
+    _show(runs, select, target)
+    _write_report(runs, Path(out), _command("report", *folders), select, target)
 
 
 @cli.command("draw")
@@ -514,7 +517,7 @@ def _begun(exp: Experiment, folder: Path) -> bool:
     return True
 
 
-def _show(runs: list[Run], select: Any = "last") -> None:
+def _show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
     from fedalloy.report.gains import gains
     from fedalloy.report.gains_table import ALL, each_client, summary
     from fedalloy.report.published import beside
@@ -522,7 +525,7 @@ def _show(runs: list[Run], select: Any = "last") -> None:
     from fedalloy.report.verdict import verdict
     from fedalloy.results import rows
 
-    table = [row for run in runs for row in rows(run, select)]
+    table = [row for run in runs for row in rows(run, select, target)]
     names = {run.label: run.name for run in runs}
     console = _console()
     console.print()
@@ -539,10 +542,10 @@ def _show(runs: list[Run], select: Any = "last") -> None:
         console.print(verdict(table, names=names, clients=found), highlight=False)
 
 
-def _write_report(runs: list[Run], path: Path, command: str, select: Any = "last") -> None:
+def _write_report(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:
     from fedalloy.report.html import write_report
 
-    _say(f"report: {write_report(runs, path, command=command, selection=select)}")
+    _say(f"report: {write_report(runs, path, command=command, selection=select, target=target)}")
 
 
 def _read_runs(folders: Sequence[str]) -> list[Run]:

@@ -42,16 +42,18 @@ def write_report(
     *,
     title: str = "Comparison of federated methods",
     selection: Selection = "last",
+    target: float | None = None,
     partition: Sequence[Figure] | None = None,
     command: str = "",
 ) -> Path:
     """Write the report on these runs and return its path; the file is either whole or not there.
 
     `partition` gives pictures of how the data was split; by default one is drawn from the first run's class counts.
-    `command` is what somebody would type to repeat the runs.
+    `command` is what somebody would type to repeat the runs. With a `target` of AMP the table says how many rounds each
+    run took to it.
     """
     path = Path(path)
-    page = render(runs, title=title, selection=selection, partition=partition, command=command)
+    page = render(runs, title=title, selection=selection, target=target, partition=partition, command=command)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,6 +67,7 @@ def render(
     *,
     title: str,
     selection: Selection = "last",
+    target: float | None = None,
     partition: Sequence[Figure] | None = None,
     command: str = "",
 ) -> str:
@@ -73,7 +76,7 @@ def render(
     if not runs:
         raise UsageError("there is nothing to report; give at least one run with an evaluated round")
     names = {run.label: run.name for run in runs}
-    table = [row for run in runs for row in rows(run, selection)]
+    table = [row for run in runs for row in rows(run, selection, target)]
     headings, body = cells(table, names)
     counts = facts.class_counts(runs[0])
     if partition is None:

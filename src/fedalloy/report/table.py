@@ -74,6 +74,7 @@ MEASURES = (
     _metric("bottom10", "Low 10 %"),
     _metric("test", "Test %"),
     _metric("gap", "Gap %", "low"),
+    Column("To target", lambda line, _: number(line.columns["rounds_to_target"].mean, 0)),
     Column("Bytes", lambda line, _: human_bytes(line.columns["bytes_total"].mean)),
     Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
     Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
@@ -81,7 +82,7 @@ MEASURES = (
 # Those that a paper may print, by their metric.
 FIGURES = {column.metric: column for column in (*MEASURES, _metric("alma", "ALMA %")) if column.metric}
 # What a narrow terminal gives up, first to last; AMP and WLP stay.
-EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View")
+EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View", "To target")
 GAP = 2  # blanks between two columns
 
 
