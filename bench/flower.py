@@ -138,17 +138,21 @@ def network() -> None:
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
-    """The largest sum of what this process and its children hold (PSS), looked at every other second."""
+    """The largest sum of what this process and its children hold (PSS), looked at every second and at the end."""
     found, done = [0], threading.Event()
 
     def look() -> None:
-        while not done.wait(1.0):  # looking is itself slow
-            found[0] = max(found[0], sum(held(pid) for pid in family(os.getpid())))
+        found[0] = max(found[0], sum(held(pid) for pid in family(os.getpid())))
 
-    watcher = threading.Thread(target=look)
+    def watch() -> None:
+        while not done.wait(1.0):  # looking is itself slow
+            look()
+
+    watcher = threading.Thread(target=watch)
     watcher.start()
     try:
         yield found
+        look()
     finally:
         done.set()
         watcher.join()
