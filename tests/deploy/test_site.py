@@ -12,6 +12,7 @@ import torch
 from fedalloy.build import build
 from fedalloy.config import DataPart, experiment
 from fedalloy.deploy.agreed import frame
+from fedalloy.deploy.preflight import main as preflight
 from fedalloy.deploy.settings import Amount, for_server, for_share, known_sizes
 from fedalloy.deploy.site import refuse_another, site_setting
 from fedalloy.deploy.site_data import read_samples
@@ -191,3 +192,28 @@ def test_a_site_refuses_an_experiment_it_did_not_agree_to() -> None:
             refuse_another(agreed, experiment({**SHARED, **change}).to_dict())
     with pytest.raises(UsageError, match="seed"):
         refuse_another(agreed, {k: v for k, v in agreed.to_dict().items() if k != "seed"})
+
+
+def test_what_is_wrong_with_a_sites_data_is_said_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedalloy.deploy.preflight.refusal", lambda *_: (0, "the server is the right one"))
+    site = _site(tmp_path / "s", 'client = 1\ndata = "a.npz"', OWN)
+    assert preflight("fl.example.org", "8443", str(site), "3") == DataError.code
+    assert "there is no data at" in capsys.readouterr().err
+    _npz(site / "a.npz", x_test=np.zeros((3, 4, 4), np.uint8), y_test=np.array([0, 1, 1]))
+    assert preflight("fl.example.org", "8443", str(site), "3") == 0
+    assert "site 1 has 10 samples to train on and 3 to test with" in capsys.readouterr().err
+    assert preflight("fl.example.org", "8443", str(site), "1") == UsageError.code  # there is no client 1 of one
+    (site / "site.toml").write_text("client = ")
+    assert preflight("fl.example.org", "8443", str(site), "3") == UsageError.code
+    assert "site.toml' cannot be read" in capsys.readouterr().err
+
+
+def test_a_share_of_the_experiments_own_data_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedalloy.deploy.preflight.refusal", lambda *_: (0, "the server is the right one"))
+    site = _site(tmp_path / "s", "client = 1\nshare = 1", SHARED)
+    assert preflight("127.0.0.1", "8443", str(site), "3") == 0
+    assert capsys.readouterr().err == "fedalloy: the server is the right one\n"

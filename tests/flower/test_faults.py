@@ -208,6 +208,21 @@ def test_who_is_missing_is_said(setting, federation):
     assert said == ["after 0.3 s these of 6 clients are missing: 2"]
 
 
+def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):
+    from fedalloy.config import experiment
+    from fedalloy.errors import DataError
+
+    def setting_of(context, asked):
+        if context.node_config["partition-id"] == BAD:
+            raise DataError("there is no data at 'x'")
+        return context.node_config["partition-id"], setting, tmp_path / "memories"
+
+    said = []
+    engine = federation(setting, setting_of=setting_of)
+    introductions(engine.grid, experiment({}), 6, 0.3, said.append)
+    assert said[0] == f"client {BAD} could not introduce itself: its action failed: there is no data at 'x'"
+
+
 def test_a_lost_memory_begins_anew_and_the_record_says_so(setting, federation, tmp_path):
     said = []
     engine = federation(setting, say=said.append)

@@ -18,7 +18,7 @@ from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.settings import Sizes, for_server, known_sizes
 from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting
 from fedalloy.engine.flower.carrier import Flower
-from fedalloy.engine.flower.client import client_app
+from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import introductions
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.files import PRIVATE, write_atomically
@@ -83,9 +83,9 @@ def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, P
     folder = Path(str(context.node_config["site"]))
     refuse_another(agreed_experiment(folder), asked)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]))
-    if client != context.node_config["partition-id"]:
+    if client != context.node_config[PARTITION]:
         raise UsageError(
-            f"client = {client} in site.toml, but start.sh says {context.node_config['partition-id']}; make them equal"
+            f"client = {client} in site.toml, but start.sh says {context.node_config[PARTITION]}; make them equal"
         )
     return client, setting, folder / "memory"
 

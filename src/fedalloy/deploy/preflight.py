@@ -1,6 +1,7 @@
-"""What a site's start script asks first: is this the server that the site's folder was made for?
+"""What a site's start script asks first: is this the right server, and can the site's data be read?
 
-A SuperNode that meets a wrong certificate only says that it tries again, for ever.
+A SuperNode that meets a wrong certificate only says that it tries again, for ever; and what is wrong with a site's data
+is better said at the site than at the server, when the run begins.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import socket
 import ssl
 import sys
+import tomllib
+from pathlib import Path
 
 PATIENCE = 10.0  # seconds
 
@@ -33,11 +36,35 @@ def refusal(host: str, port: int, authority: str) -> tuple[int, str]:
         return 0, f"{server} cannot be reached yet: {error.strerror or error}; trying on"
 
 
-def main(host: str, port: str, authority: str) -> int:
-    """Say what was found."""
-    code, sentence = refusal(host, int(port), authority)
+def found_data(folder: Path, sites: int) -> tuple[int, str]:
+    """An exit code and a sentence: how many samples this site has, or why they cannot be read."""
+    from fedalloy.deploy.site import site_setting  # which takes seconds, with torch
+    from fedalloy.errors import FedalloyError
+
+    try:
+        client, setting = site_setting(folder, sites)
+    except FedalloyError as error:
+        return error.code, str(error)
+    own = setting.sites[client]
+    return 0, f"site {client} has {len(own.train)} samples to train on and {len(own.test)} to test with"
+
+
+def main(host: str, port: str, folder: str, sites: str) -> int:
+    """Say what was found; a site that takes a share of the experiment's own data has nothing to look for."""
+    site = Path(folder)
+    code, sentence = refusal(host, int(port), str(site / "ca.crt"))
     sys.stderr.write(f"fedalloy: {sentence}\n")
+    if code == 0 and not _is_share(site / "site.toml"):
+        code, sentence = found_data(site, int(sites))
+        sys.stderr.write(f"fedalloy: {sentence}\n")
     return code
+
+
+def _is_share(file: Path) -> bool:
+    try:
+        return "share" in tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # what is wrong with it is said by who reads it whole
+        return False
 
 
 if __name__ == "__main__":

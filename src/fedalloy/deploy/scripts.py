@@ -39,7 +39,7 @@ exec flower-superexec \\
 """
 
 # The shell becomes the SuperNode, so that the SuperExec, which watches this process, ends with it.
-_SITE = """python -m fedalloy.deploy.preflight {host} {port} "$HERE/ca.crt"
+_SITE = """python -m fedalloy.deploy.preflight {host} {port} "$HERE" {sites}
 flower-superexec \\
     --runtime-api-address 127.0.0.1:{runtime} --insecure --parent-pid $$ \\
     --superexec-auth-secret-file "$HERE/superexec.secret" &

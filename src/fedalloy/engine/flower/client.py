@@ -39,6 +39,7 @@ from fedalloy.tree import Tree
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
 LONGEST = 300  # letters of an error that is sent back
+PARTITION = "partition-id"  # Flower's own name of a client's number
 
 SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
 """From a node's context and the experiment to the client's id, its setting and the folder for its memory."""
@@ -104,7 +105,8 @@ def _answered(
     except (Exception, SystemExit) as error:
         if not isinstance(error, FedalloyError):
             log.exception("the message could not be answered")
-        answer = to_records({}, {"error": _sentence(error), "lost": int(isinstance(error, MemoryLostError))})
+        who = {"client": number} if isinstance(number := context.node_config.get(PARTITION), int) else {}
+        answer = to_records({}, {"error": _sentence(error), "lost": int(isinstance(error, MemoryLostError)), **who})
     return FlowerMessage(answer, reply_to=message)
 
 

@@ -95,7 +95,7 @@ class Roster:
             header, _ = read(reply)
             one = _introduction(header, node)
         except DataError as error:
-            self.tell(f"a node could not introduce itself: {error}")
+            self.tell(f"{_who(reply)} could not introduce itself: {error}")
             return
         if not 0 <= one.client < self.clients:
             self.tell(f"a node says that it is client {one.client}; ids run from 0 to {self.clients - 1}")
@@ -133,6 +133,15 @@ def read(reply: FlowerMessage | Exception) -> tuple[dict[str, Any], dict[str, An
     if "error" in header and not header.get("lost"):
         raise DataError(one_line(f"its action failed: {header['error']}"))
     return header, body
+
+
+def _who(reply: FlowerMessage | Exception) -> str:
+    """Who a client that has failed says that it is."""
+    try:
+        number = None if isinstance(reply, Exception) else from_records(reply.content)[0].get("client")
+    except Exception:  # whatever a stranger made of it
+        number = None
+    return f"client {number}" if isinstance(number, int) else "a node"
 
 
 def one_line(text: str) -> str:

@@ -32,7 +32,7 @@ from fedalloy.core import Message, Method, State
 from fedalloy.engine.base import Answer, Failure
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
-from fedalloy.engine.flower.client import client_app
+from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import one_line
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.files import as_json
@@ -52,7 +52,6 @@ except ImportError as error:
 START = 600.0  # seconds that Ray may take until its processes act
 END = 60.0  # and to end
 TRIES = 3  # Ray gives up after 30 s, which a busy machine may need
-PARTITION = "partition-id"  # Flower's own number of a simulated client
 
 
 class SimulationError(FedalloyError):
