@@ -67,7 +67,7 @@ def fed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def quick(fed: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The same, with a page that says only how it was made; drawing a real one takes longer than these runs."""
 
-    def page(runs: object, path: Path, *, command: str, selection: str) -> Path:
+    def page(runs: object, path: Path, *, command: str, selection: str, target: float | None) -> Path:
         path.write_text(command)
         return path
 

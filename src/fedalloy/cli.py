@@ -6,11 +6,8 @@ Heavy imports stay inside the commands, so that `fedalloy --help` answers at onc
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +17,24 @@ import click
 from fedalloy import __version__
 from fedalloy.deploy.commands import COMMANDS as DEPLOY
 from fedalloy.errors import FedalloyError, InterruptionError, TerminationError, UsageError
+from fedalloy.terminal import (
+    Terminated,
+    as_typed,
+    chosen_seeds,
+    fresh,
+    given_experiment,
+    load_plugins,
+    orderly_end,
+    parted,
+    plugged,
+    read_runs,
+    resumable,
+    say,
+    screen,
+    show,
+    words_of,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from fedalloy.config import Experiment
@@ -62,10 +77,10 @@ def demo(out: str | None) -> None:
     """Compare four methods on built-in data, offline, in under a minute."""
     from fedalloy import config
 
-    folder = Path(out) if out else _fresh(Path(), "fedalloy-demo")
+    folder = Path(out) if out else fresh(Path(), "fedalloy-demo")
     exp = config.read(Path(__file__).with_name("demo.toml"))
     runs = _compare(exp, None, [exp.seed], folder, "demo")
-    _say(f"""
+    say(f"""
 What next?
   Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
   fedalloy list                                   what else there is to compare
@@ -87,8 +102,8 @@ def run_command(
     Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
     A run that was interrupted goes on where it stopped when it is given the same folder.
     """
-    file, overrides = _parted(file, overrides)
-    exp = _experiment(file, overrides, plugins)
+    file, overrides = parted(file, overrides)
+    exp = given_experiment(file, overrides, plugins)
     from fedalloy.build import build
     from fedalloy.comparison import slug
     from fedalloy.config import build_method
@@ -96,22 +111,22 @@ def run_command(
     from fedalloy.runner import resume as go_on
     from fedalloy.runner import settled, simulate
 
-    folder = Path(out) if out else _fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
+    folder = Path(out) if out else fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
     method = build_method(exp.method)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
-    with Display(1, exp.rounds) as display, _resumable("resume", str(folder), *_plugged(plugins)):
+    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
         watch = display.begin(method.label, exp.seed)
         if begun:
-            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=_say)
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
         else:
-            run = simulate(exp, folder, built=built, watch=watch, say=_say)
-    _show([run])
+            run = simulate(exp, folder, built=built, watch=watch, say=say)
+    show([run])
     if profile:
         from fedalloy.report.profile import profile_table
 
-        _console().print(profile_table(run))
-    _write_report([run], folder / "report.html", _command("run", *_words(file, overrides, plugins)))
+        screen().print(profile_table(run))
+    write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
 
 
 @cli.command()
@@ -133,14 +148,14 @@ def compare(
 
     A comparison that was interrupted goes on where it stopped when it is given the same folder.
     """
-    file, overrides = _parted(file, overrides)
-    exp = _experiment(file, overrides, plugins)
+    file, overrides = parted(file, overrides)
+    exp = given_experiment(file, overrides, plugins)
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     if names is None and not exp.methods:
         names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
-    folder = Path(out) if out else _fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
-    words = [*_words(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    _compare(exp, names, _seeds(seeds, exp.seed), folder, "compare", *words)
+    folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
+    words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
+    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)
 
 
 @cli.command("table")
@@ -154,7 +169,7 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
 
     A table that was interrupted goes on where it stopped when it is given the same folder.
     """
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy import comparison
     from fedalloy.config import experiment, override, read_toml
     from fedalloy.files import make_folder, write_atomically
@@ -164,21 +179,21 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
 
     axes, found = cells(override(read_toml(file), overrides))
     experiments = [experiment(cell.values) for cell in found]
-    folder = Path(out) if out else _fresh(Path("runs"), f"table-{Path(file).stem}")
+    folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
     make_folder(folder)
-    chosen = _seeds(seeds, experiments[0].seed)
+    chosen = chosen_seeds(seeds, experiments[0].seed)
     runs = sum(len(comparison.chosen(exp)) for exp in experiments) * len(chosen)
-    words = ["table", *_words(file, overrides, plugins), "--seeds", seeds]
+    words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     lines = []
-    with Display(runs, experiments[0].rounds) as display, _resumable(*words, "--out", str(folder)):
+    with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp in zip(found, experiments, strict=True):
             begin = partial(_begin_cell, display.begin, cell.name)
             place = folder / comparison.slug(cell.name)
-            lines.append((cell.labels, comparison.compare(exp, seeds=chosen, folder=place, begin=begin, say=_say)))
+            lines.append((cell.labels, comparison.compare(exp, seeds=chosen, folder=place, begin=begin, say=say)))
     result = grid(axes, lines)
-    _console().print(result.table())
+    screen().print(result.table())
     write_atomically(folder / "table.md", result.markdown().encode())
-    _say(f"written: {folder / 'table.md'}")
+    say(f"written: {folder / 'table.md'}")
 
 
 def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
@@ -191,17 +206,17 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @PLUGIN
 def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     """Go on with an interrupted run, to the same bits as if it had never stopped."""
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy.progress import Display
     from fedalloy.runner import resume as go_on
     from fedalloy.store import described
 
     before = described(folder)
     total = rounds or before["experiment"]["rounds"]
-    with Display(1, total) as display, _resumable("resume", folder, *_plugged(plugins)):
-        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=_say)
-    _show([run])
-    _write_report([run], Path(folder) / "report.html", _command("resume", folder, *_plugged(plugins)))
+    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
+        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
+    show([run])
+    write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
 
 
 @cli.command("list")
@@ -211,10 +226,10 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
     """List methods, models, data sets or partitions, e.g. `fedalloy list --where any_network=yes`."""
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy.listing import listing
 
-    _console().print(listing(what, filters, privacy=privacy))
+    screen().print(listing(what, filters, privacy=privacy))
 
 
 @cli.command()
@@ -224,14 +239,14 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
 @PLUGIN
 def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
     """Show how an experiment's data is split among its clients, as numbers and pictures."""
-    exp = _experiment(*_parted(file, overrides), plugins)
+    exp = given_experiment(*parted(file, overrides), plugins)
     from fedalloy.build import build
     from fedalloy.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot, heat_map
     from fedalloy.report.plots import save
 
     built = build(exp)
-    _say(built.card.describe())
+    say(built.card.describe())
     folder = Path(out or "partition")
     make_folder(folder)
     names = built.dataset.label_names
@@ -239,7 +254,7 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
         for kind in ("png", "svg"):
             save(draw(built.card.counts, names), folder / f"{name}.{kind}")
     write_json(folder / "partition.json", built.card.to_json(indices=True))
-    _say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+    say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
 
 
 @cli.command()
@@ -257,9 +272,9 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
 def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
     """Write one page about finished runs; a folder of runs counts as all of them."""
-    runs = _read_runs(folders)
-    _show(runs, select, target)
-    _write_report(runs, Path(out), _command("report", *folders), select, target)
+    runs = read_runs(folders)
+    show(runs, select, target)
+    write_page(runs, Path(out), as_typed("report", *folders), select, target)
 
 
 @cli.command("draw")
@@ -272,11 +287,11 @@ def draw_command(
     folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
 ) -> None:
     """Draw what a run makes: images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD)."""
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy.draw import draw
 
-    paths = draw(folder, client, out, central=central, say=_say)
-    _say(f"written: {', '.join(map(str, paths))}")
+    paths = draw(folder, client, out, central=central, say=say)
+    say(f"written: {', '.join(map(str, paths))}")
 
 
 @cli.command()
@@ -287,11 +302,11 @@ def draw_command(
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
     """Write a trained model as safetensors, with the lines that load it."""
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy.export import export_model
 
     path, lines = export_model(Path(folder), view, client, Path(out) if out else None)
-    _say(f"written: {path}\n\n{lines}\n\nA run starts from it with `fedalloy run start={path}`.")
+    say(f"written: {path}\n\n{lines}\n\nA run starts from it with `fedalloy run start={path}`.")
 
 
 @cli.command()
@@ -299,16 +314,16 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @PLUGIN
 def check(name: str, plugins: tuple[str, ...]) -> None:
     """Check that a method keeps the contract that exactness and resuming rest on."""
-    _load_plugins(plugins)
+    load_plugins(plugins)
     from fedalloy.check import checks_passed
     from fedalloy.config import Choice, build_method
     from fedalloy.core import methods
 
     options = methods[name].card.quick
     if options:
-        _say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
+        say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
     for line in checks_passed(build_method(Choice(name=name, options=dict(options)))):
-        _say(f"ok  {line}")
+        say(f"ok  {line}")
 
 
 @cli.command()
@@ -323,7 +338,7 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
         load_file(file)  # an installed plug-in that fails is a finding, not an end
     findings = examine(paths)
     for finding in findings:
-        _say(str(finding))
+        say(str(finding))
     sys.exit(exit_code(findings))
 
 
@@ -347,10 +362,10 @@ def bench_attacks(
     """How much accuracy methods keep when some clients attack, with and without the options that bound them."""
     from fedalloy.attack_bench import bench_experiment, report_attacks
 
-    exp = bench_experiment(*_parted(file, overrides))
+    exp = bench_experiment(*parted(file, overrides))
     some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
     report_attacks(
-        exp, some[0], some[1], fraction, _seeds(seeds, exp.seed), Path(out) if out else None, _console(), _say
+        exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
     )
 
 
@@ -361,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    with _orderly_end():
+    with orderly_end():
         try:
             cli.main(given, prog_name="fedalloy", standalone_mode=False)
         except FedalloyError as error:
@@ -402,39 +417,6 @@ def _printable(sentence: str) -> str:
     return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
 
 
-def _parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """The file and the overrides; without a file, the first override stood in its place."""
-    if file is not None and "=" in file and not file.endswith(".toml"):
-        return None, (file, *overrides)
-    return file, overrides
-
-
-def _experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
-    _load_plugins(plugins)
-    from fedalloy.config import experiment, override, read_toml
-
-    return experiment(override(read_toml(file) if file else {}, overrides))
-
-
-def _load_plugins(files: Sequence[str]) -> None:
-    from fedalloy.plugins import load_file, load_installed
-
-    load_installed()
-    for file in files:
-        load_file(file)
-
-
-def _seeds(text: str, first: int) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--seeds {text} must be a count (3) or a list (0,1,7)") from error
-    seeds = numbers if "," in text else list(range(first, first + numbers[0]))
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text} must be a positive count (3) or a list of different seeds (0,1,7)")
-    return seeds
-
-
 def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
     from dataclasses import replace
 
@@ -451,55 +433,16 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     built = build(first)
     choices = comparison.chosen(exp, names)
     comparison.check(first, choices, built, folder / "runs")  # before anything is written
-    _say(built.card.describe())
+    say(built.card.describe())
     make_folder(folder)
     save(bubble_plot(built.card.counts, built.dataset.label_names), folder / "split.png")
-    _say(f"picture of the split: {folder / 'split.png'}\n")
-    with Display(len(seeds) * len(choices), exp.rounds) as display, _resumable(*words, "--out", str(folder)):
-        runs = comparison.compare(exp, names, seeds=seeds, folder=folder / "runs", begin=display.begin, say=_say)
-    _show(runs)
+    say(f"picture of the split: {folder / 'split.png'}\n")
+    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
+        runs = comparison.compare(exp, names, seeds=seeds, folder=folder / "runs", begin=display.begin, say=say)
+    show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
-    _write_report(runs, folder / "report.html", _command(*words))
+    write_page(runs, folder / "report.html", as_typed(*words))
     return runs
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has come; whatever is under way ends as it does after Ctrl-C."""
-
-
-@contextmanager
-def _orderly_end() -> Iterator[None]:
-    """Let SIGTERM unwind what is inside, as Ctrl-C does, so that workers are ended and shared memory is given back.
-
-    Only the first signal does; a second one shall not stop the first from being answered.
-    """
-
-    def end(number: int, _: object) -> NoReturn:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
-        yield
-        return
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _resumable(*words: str) -> Iterator[None]:
-    """Say how to go on if the user stops what is inside: at once, since the last completed round is on disk."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        kind = TerminationError if isinstance(error, Terminated) else InterruptionError
-        raise kind(f"interrupted; `{_command(*words)}` goes on from the last round") from error
 
 
 def _begun(exp: Experiment, folder: Path) -> bool:
@@ -513,79 +456,5 @@ def _begun(exp: Experiment, folder: Path) -> bool:
     meta = described(folder)
     enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
     over = meta["status"] == "done" and enough
-    _say(f"'{folder}' holds this run: {'it was finished and is not run again' if over else 'going on with it'}")
+    say(f"'{folder}' holds this run: {'it was finished and is not run again' if over else 'going on with it'}")
     return True
-
-
-def _show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
-    from fedalloy.report.gains import gains
-    from fedalloy.report.gains_table import ALL, each_client, summary
-    from fedalloy.report.published import beside
-    from fedalloy.report.table import comparison_table
-    from fedalloy.report.verdict import verdict
-    from fedalloy.results import rows
-
-    table = [row for run in runs for row in rows(run, select, target)]
-    names = {run.label: run.name for run in runs}
-    console = _console()
-    console.print()
-    console.print(comparison_table(table, width=console.width, names=names))
-    for other in beside(runs, table):
-        console.print()
-        console.print(other.table())
-    if len(names) > 1:
-        found = gains(runs, select)
-        for listing in [summary(found), each_client(found, ALL)] if found else []:
-            console.print()
-            console.print(listing.table())
-        console.print()
-        console.print(verdict(table, names=names, clients=found), highlight=False)
-
-
-def _write_report(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:
-    from fedalloy.report.html import write_report
-
-    _say(f"report: {write_report(runs, path, command=command, selection=select, target=target)}")
-
-
-def _read_runs(folders: Sequence[str]) -> list[Run]:
-    from fedalloy.results import read
-
-    found: list[Path] = []
-    for folder in map(Path, folders):
-        inside = sorted(file.parent for file in folder.glob("**/run.json"))
-        found += inside or [folder]
-    return [read(folder) for folder in found]
-
-
-def _fresh(parent: Path, name: str) -> Path:
-    """A folder that does not exist yet: name, name-2, name-3, ..."""
-    tried = parent / name
-    number = 2
-    while tried.exists():
-        tried, number = parent / f"{name}-{number}", number + 1
-    return tried
-
-
-def _words(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> list[str]:
-    return [*([file] if file else []), *overrides, *_plugged(plugins)]
-
-
-def _plugged(plugins: Sequence[str]) -> list[str]:
-    return [word for file in plugins for word in ("--plugin", file)]
-
-
-def _command(*words: str) -> str:
-    import shlex
-
-    return shlex.join(["fedalloy", *words])
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console()
-
-
-def _say(text: str) -> None:
-    click.echo(text)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedalloy.terminal import as_typed, load_plugins, resumable, say, screen, show, write_page
+
 if TYPE_CHECKING:
     from fedalloy.deploy.folder import Deployment
 
@@ -28,7 +30,6 @@ def init_command(
     An experiment on a named data set makes a rehearsal, in which each site takes its share of that data. With
     data.name = "sites" each site names data of its own.
     """
-    from fedalloy.cli import _load_plugins, _say
     from fedalloy.deploy.link import need_flower
 
     need_flower()
@@ -36,16 +37,16 @@ def init_command(
     from fedalloy.deploy.agreed import AGREED
     from fedalloy.deploy.init import init
 
-    _load_plugins(plugins)
+    load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
     own = values.get("data", {}).get("name") == AGREED
-    _say(f"written: {out}, with a folder for each site in {Path(out) / 'sites'}")
+    say(f"written: {out}, with a folder for each site in {Path(out) / 'sites'}")
     if own:
-        _say("hand each site its folder over a safe way; it names its data in site.toml and runs start.sh")
-        _say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
+        say("hand each site its folder over a safe way; it names its data in site.toml and runs start.sh")
+        say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
     else:
-        _say(f"rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
+        say(f"rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
 
 
 @click.command("up")
@@ -53,11 +54,10 @@ def init_command(
 @click.option("--local", type=int, default=0, metavar="N", help="Also start the first N sites here, for a rehearsal.")
 def up_command(folder: str, local: int) -> None:
     """Start the SuperLink and its SuperExec and register the sites' keys; what runs already is left alone."""
-    from fedalloy.cli import _say
     from fedalloy.deploy.control import up
     from fedalloy.deploy.folder import read_deployment
 
-    up(read_deployment(folder), local, _say)
+    up(read_deployment(folder), local, say)
 
 
 @click.command("run")
@@ -73,7 +73,6 @@ def run_command(folder: str) -> None:
 @FOLDER
 def resume_command(folder: str) -> None:
     """Start again what has died here, and go on with the run from its last round."""
-    from fedalloy.cli import _say
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.errors import UsageError
@@ -81,7 +80,7 @@ def resume_command(folder: str) -> None:
     deployment = read_deployment(folder)
     if not (deployment.run / "run.json").exists():
         raise UsageError(f"'{folder}' has no run to go on with; `fedalloy deploy run {folder}` begins one")
-    revive(deployment, _say)
+    revive(deployment, say)
     _conduct(deployment, "resume", folder)
 
 
@@ -91,30 +90,27 @@ def status_command(folder: str) -> None:
     """Show the link, which sites are there, the round, and the last fault."""
     from rich.table import Table
 
-    from fedalloy.cli import _console
     from fedalloy.deploy.control import status
     from fedalloy.deploy.folder import read_deployment
 
     table = Table(show_header=False)
     for what, how in status(read_deployment(folder)):
         table.add_row(what, how)
-    _console().print(table, highlight=False, markup=False)
+    screen().print(table, highlight=False, markup=False)
 
 
 @click.command("down")
 @FOLDER
 def down_command(folder: str) -> None:
     """End everything that `up` has started."""
-    from fedalloy.cli import _say
     from fedalloy.deploy.control import down
     from fedalloy.deploy.folder import read_deployment
 
-    down(read_deployment(folder), _say)
+    down(read_deployment(folder), say)
 
 
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     """Submit the app, or follow what is under way, and show the run in the end."""
-    from fedalloy.cli import _command, _resumable, _say, _show, _write_report
     from fedalloy.config import build_method, read
     from fedalloy.deploy.control import follow, submitted
     from fedalloy.plugins import load_file, load_installed
@@ -127,14 +123,14 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
         load_file(plugin)
     exp = read(deployment.experiment)
     if (deployment.run / "run.json").exists() and described(deployment.run)["status"] == "done":
-        _say("the run is finished and is not run again")
+        say("the run is finished and is not run again")
     else:
-        run = submitted(deployment, _say)
-        with Display(1, exp.rounds) as display, _resumable("deploy", "resume", folder):
-            follow(deployment, run, display.begin(build_method(exp.method).label, exp.seed), _say)
-    _show([read_run(deployment.run)])
-    _write_report(
-        [read_run(deployment.run)], deployment.run / "report.html", _command("deploy", command, deployment.folder.name)
+        run = submitted(deployment, say)
+        with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):
+            follow(deployment, run, display.begin(build_method(exp.method).label, exp.seed), say)
+    show([read_run(deployment.run)])
+    write_page(
+        [read_run(deployment.run)], deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name)
     )
 
 
