@@ -39,6 +39,7 @@ bench-peers: $(READY)
 	$(BIN)/python bench/peers.py
 
 flower: $(TOOLS)
+	FEDALLOY_RAY=1 $(BIN)/python -m pytest tests/flower/test_simulation.py
 	$(BIN)/python bench/flower.py bits
 	$(BIN)/python bench/flower.py cost
 	$(BIN)/python bench/flower.py network
