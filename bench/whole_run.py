@@ -57,8 +57,10 @@ def with_two_tests(
     setting = built.setting
     rows = max(1, round(SMALL_TEST * large.trained / 3 / len(setting.sites)))
     sites = [dataclasses.replace(site, test=site.test.subset(range(rows))) for site in setting.sites]
-    smaller = dataclasses.replace(built, setting=dataclasses.replace(setting, sites=sites))
-    return [large, whole_rounds(work, smaller, pool, bare, passes)]
+    pool.setting = dataclasses.replace(setting, sites=sites)  # its own test rows are those that are evaluated
+    smaller = whole_rounds(work, dataclasses.replace(built, setting=pool.setting), pool, bare, passes)
+    pool.setting = setting
+    return [large, smaller]
 
 
 def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int], None], passes: int) -> WholeRounds:
@@ -80,7 +82,7 @@ def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int],
         run = simulate(work.experiment(passes + 1), folder, method=work.method, built=built, engine=pool, watch=watch)
     last = run.rounds[-1]
     return WholeRounds(
-        test_rows=sum(len(site.test) for site in built.setting.sites),
+        test_rows=sum(next(iter(last["views"].values()))["clients"]["size"]),
         tested=sum(sum(view["clients"]["size"]) for view in last["views"].values()),
         trained=last["flops"] / run.meta["model"]["flops_per_sample"],
         seconds={name: values[1:] for name, values in seconds.items()},  # the first round also sets the run up
