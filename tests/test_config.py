@@ -225,6 +225,21 @@ def test_what_is_wrong_is_said_in_one_sentence(values: dict[str, Any], sentence:
     assert caught.value.code == 2
 
 
+def test_a_method_of_the_files_own_is_chosen_with_its_options() -> None:
+    values: dict[str, Any] = {
+        "method": "fedavg",
+        "methods": {"fedprox": {"mu": 0.5}, "strong": {"name": "fedprox", "mu": 1.0}},
+    }
+
+    def choose(*overrides: str) -> Choice:
+        return experiment(override(values, overrides)).method
+
+    assert choose("method=fedprox") == Choice(name="fedprox", options={"mu": 0.5})
+    assert choose("method=strong", "method.mu=2.0") == Choice(name="fedprox", options={"mu": 2.0})
+    assert choose("method=fedavgm") == Choice(name="fedavgm")
+    assert values["methods"]["strong"] == {"name": "fedprox", "mu": 1.0}
+
+
 def test_overrides_reach_into_tables_and_choose_names() -> None:
     values = {"method": {"name": "fedprox", "mu": 0.1}, "data": "tiny", "training": {"lr": 0.1}}
     words = ["method=fedavg", "data=mnist", "model.hidden=[32,32]", "training.lr=1e-2", "methods.local.second_phase=1"]

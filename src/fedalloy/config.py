@@ -396,10 +396,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """Apply `key=value` texts; a dotted key reaches into a table, and `method=fedprox` chooses a name.
 
+    A method that stands under [methods] is chosen with the options it has there.
+
     >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
     {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
     >>> override({"partition": {"name": "dirichlet", "alpha": 0.1, "clients": 5}}, ["partition=iid"])
     {'partition': {'name': 'iid', 'clients': 5}}
+    >>> override({"methods": {"mild": {"name": "fedprox", "mu": 0.001}}}, ["method=mild"])["method"]
+    {'name': 'fedprox', 'mu': 0.001}
     """
     out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
     for text in overrides:
@@ -425,6 +429,9 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         if isinstance(before, Mapping) and before.get(last) != value:
             # The number of clients carries over to another partition, but not the options of the old one.
             values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
+            listed = values.get("methods") if key == "method" else None
+            if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
+                values[key], value = own, own.get("name", value)
     node = values
     for part in path:
         inner = node.get(part, {})
