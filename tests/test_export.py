@@ -75,6 +75,15 @@ def test_the_exported_model_is_that_of_the_checkpoint(averaged: Path, monkeypatc
     assert tree.equal(dict(net.state_dict()), saved[0]["model"])
 
 
+def test_the_lines_build_the_network_that_the_weights_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [{"name": "mlp", "hidden": [5], "clients": [0]}, {"name": "mlp", "hidden": [6, 6], "clients": [1, 2]}]
+    simulate({**TINY, "models": own, "method": "local"}, tmp_path / "run")
+    for client, hidden in ((0, [5]), (2, [6, 6])):
+        path, lines = export_model(tmp_path / "run", client=client)
+        assert f"hidden={hidden}" in lines
+        assert tree.equal(dict(run_lines(lines, path, monkeypatch).state_dict()), read_weights(path))
+
+
 def test_a_view_and_a_place_can_be_chosen(averaged: Path, tmp_path: Path) -> None:
     path, lines = export_model(averaged, "oca", path=tmp_path / "mine.safetensors")
     assert path == tmp_path / "mine.safetensors"

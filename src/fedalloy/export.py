@@ -8,12 +8,13 @@ from pathlib import Path
 
 from fedalloy.build import build
 from fedalloy.comparison import slug
-from fedalloy.config import Choice, build_method, check_options, experiment
+from fedalloy.config import Choice, Experiment, build_method, check_options, experiment
 from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import PERSONAL
 from fedalloy.files import write_weights
+from fedalloy.models import create
 from fedalloy.models import models as registered
 from fedalloy.registry import suggest
 from fedalloy.store import Store, described
@@ -56,15 +57,26 @@ def export_model(
     if view not in views:
         raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
     path = Path(path or folder / f"{slug(view)}{'' if client is None else f'-{client}'}.safetensors")
-    about = {"method": method.name, "view": view, "round": str(state.round), "model": exp.model.name}
     try:
         channels, size, _ = meta["model"]["input"]
         outputs = meta["model"].get("outputs", meta["model"]["classes"])
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
-    lines = loading_lines(path, exp.model, outputs, channels, size)
+    model = _network_of(views[view], exp, classes=outputs, channels=channels, size=size)
+    lines = loading_lines(path, model, outputs, channels, size)
+    about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
     write_weights(views[view], path, about)
     return path, lines
+
+
+def _network_of(weights: Tree, exp: Experiment, *, classes: int, channels: int, size: int) -> Choice:
+    """Which of the experiment's networks has parameters of these names and shapes; clients may have their own."""
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    for part in exp.models:
+        net = create(part.name, classes=classes, channels=channels, size=size, **part.options)
+        if {name: tensor.shape for name, tensor in net.state_dict().items()} == shapes:
+            return Choice(name=part.name, options=part.options)
+    return exp.model
 
 
 def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int) -> str:
