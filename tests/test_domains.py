@@ -23,7 +23,7 @@ def two_heads(make=RESNET, shared=None, meter=None):
     net, fresh = make(), make()
     if meter is not None:
         metered(net, meter), metered(fresh, meter)
-    return TwoHeads(net, fresh, domain_head(net.feature_shape), shared, meter)
+    return TwoHeads(net, fresh, domain_head(net.projected_shape), shared, meter)
 
 
 # --- sharing ----------------------------------------------------------------------------------------------------------
@@ -40,6 +40,35 @@ def test_the_discriminator_is_the_classifiers_trunk_and_a_head(shared, own):
     assert sum(two.own_weights()[name].numel() for name in trainable) == own
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "layers", "own"),
+    [
+        ("lenet5", {}, 4, 84 + 1),
+        ("simple-cnn", {"projection": False}, 4, 84 + 1),
+        ("simple-cnn", {}, 6, 256 + 1),
+        ("resnet8", {"width": 16}, 4, 64 + 1),
+    ],
+)
+def test_all_layers_but_the_last_are_shared(name, options, layers, own):
+    """The paper's section 4.1: every layer before the last fully connected one, wherever a network's features end."""
+    make = partial(create, name, classes=10, channels=3, size=32, **options)
+    two = two_heads(make)
+    assert sum(t.numel() for t in two.own_weights().values()) == own
+    two.judge(two.start(torch.randn(2, 3, 32, 32))).sum().backward()
+    pulled = {n: p.grad is not None for n, p in two.net.named_parameters()}
+    last = f"head.{len(two.net.head) - 1}."
+    assert all(got == (not n.startswith(last)) for n, got in pulled.items())
+    assert two_heads(make, shared=layers).own_weights().keys() == two.own_weights().keys()
+    with pytest.raises(UsageError, match=f"the network has {layers} before its last"):
+        two_heads(make, shared=layers + 1)
+
+
+def test_a_feature_enters_where_features_end():
+    two = two_heads(partial(create, "simple-cnn", classes=10, channels=3, size=32))
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(two.enter(two.net.features(x)), two.start(x))
+
+
 def test_shared_layers_are_the_same_storage():
     two = two_heads(shared=1)
     x = torch.randn(2, 3, 32, 32)
@@ -53,7 +82,7 @@ def test_shared_layers_are_the_same_storage():
     assert all(p.grad is None for p in whole.net.head.parameters())
 
 
-@pytest.mark.parametrize("shared", [None, 0, 1, 2])
+@pytest.mark.parametrize("shared", [None, 0, 1, 2, 3])
 def test_the_classifier_is_what_it_was_wherever_it_is_cut(shared):
     make = partial(create, "lenet5", classes=5, channels=1, size=28)
     two, x = two_heads(make, shared), torch.randn(3, 1, 28, 28)
@@ -80,7 +109,7 @@ def test_a_map_is_averaged_before_its_head():
 
 
 def test_more_layers_than_there_are_cannot_be_shared():
-    with pytest.raises(UsageError, match="shared_layers = 5 is impossible: the network has 4 before its head"):
+    with pytest.raises(UsageError, match="shared_layers = 5 is impossible: the network has 4 before its last"):
         two_heads(shared=5)
 
 

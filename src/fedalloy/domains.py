@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from fedalloy.training import load
 
 
 def domain_head(shape: tuple[int, ...]) -> nn.Sequential:
-    """A discriminator's last layer, from a feature to one logit; a map is averaged over its pixels first.
+    """A discriminator's last layer, from what enters a classifier's last layer to one logit; a map is averaged first.
 
     >>> [sum(p.numel() for p in domain_head(shape).parameters()) for shape in ((256,), (16, 5, 5))]
     [257, 17]
@@ -28,11 +28,11 @@ def domain_head(shape: tuple[int, ...]) -> nn.Sequential:
 class TwoHeads(nn.Module):
     """The classifier `net` and a domain discriminator that begins with the classifier's first layers, the very same.
 
-    `shared` says how many; from there on the discriminator has layers of its own, `fresh`'s, and its head. A layer is
-    an entry of `net.features` with weights, such as a convolution with its normalisation or a residual block; entries
-    without weights go with the one before them.
+    `shared` says how many: all but the output layer unless it is given. From there on the discriminator has layers of
+    its own, `fresh`'s, and its head. A layer is an entry of the network with weights, such as a convolution with its
+    normalisation or a residual block; entries without weights go with the one before them.
 
-    >>> net, fresh = (FeatureNet(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), nn.Sequential(), (3,)) for _ in "ab")
+    >>> net, fresh = (FeatureNet(nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(3, 2)), (3,)) for _ in "ab")
     >>> both = TwoHeads(net, fresh, domain_head((3,)), shared=None)
     >>> list(both.own_weights()), list(TwoHeads(net, fresh, domain_head((3,)), shared=0).own_weights())
     (['head.0.weight', 'head.0.bias'], ['own.0.weight', 'own.0.bias', 'head.0.weight', 'head.0.bias'])
@@ -42,15 +42,20 @@ class TwoHeads(nn.Module):
         self, net: FeatureNet, fresh: FeatureNet, head: nn.Module, shared: int | None, meter: Meter | None = None
     ) -> None:
         super().__init__()
-        self.cut = _position(net.features, shared)
+        self.cut = _position(_trunk(net), shared)
         self.net = net
-        self.own = nn.Sequential(*list(fresh.features)[self.cut :])
+        self.own = nn.Sequential(*_trunk(fresh)[self.cut :])
         self.head = head
         self.meter = meter or Meter()
 
     def start(self, x: Tensor) -> Tensor:
         """What both make of an image, as far as they are one."""
-        z: Tensor = self.net.features[: self.cut](x)
+        z: Tensor = nn.Sequential(*_trunk(self.net)[: self.cut])(x)
+        return z
+
+    def enter(self, feature: Tensor) -> Tensor:
+        """The same of a feature, which is what `net.features` gives; these layers must be shared."""
+        z: Tensor = nn.Sequential(*_trunk(self.net)[len(self.net.features) : self.cut])(feature)
         return z
 
     def both(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +63,8 @@ class TwoHeads(nn.Module):
 
         Two heads on one trunk are one pass, as is one of them.
         """
-        logits, domain = self.net.head(self.net.features[self.cut :](z)), self._domain(z)
+        logits = self.net.output(nn.Sequential(*_trunk(self.net)[self.cut :])(z))
+        domain = self._domain(z)
         if len(self.own):
             self.meter.count(domain, 0.5)
         return logits, domain
@@ -83,14 +89,19 @@ class TwoHeads(nn.Module):
         return self
 
 
-def _position(features: nn.Sequential, layers: int | None) -> int:
+def _trunk(net: FeatureNet) -> list[nn.Module]:
+    """All layers but the last, which a discriminator shares (the paper's section 4.1)."""
+    return [*net.features, *list(net.head)[:-1]]
+
+
+def _position(layers: Sequence[nn.Module], shared: int | None) -> int:
     """The entry behind the first so many layers with weights."""
-    weighty = [i for i, entry in enumerate(features) if any(True for _ in entry.parameters())]
-    if layers is None or layers == len(weighty):
-        return len(features)
-    if not 0 <= layers < len(weighty):
-        raise UsageError(f"shared_layers = {layers} is impossible: the network has {len(weighty)} before its head")
-    return weighty[layers] if layers else 0
+    weighty = [i for i, entry in enumerate(layers) if any(True for _ in entry.parameters())]
+    if shared is None or shared == len(weighty):
+        return len(layers)
+    if not 0 <= shared < len(weighty):
+        raise UsageError(f"shared_layers = {shared} is impossible: the network has {len(weighty)} before its last")
+    return weighty[shared] if shared else 0
 
 
 def discriminator_loss(real: Tensor, made: Tensor) -> Tensor:

@@ -216,11 +216,19 @@ def test_only_clear_labels_of_samples_somebody_selected_are_sent(fake):
 
 def test_nobody_fine_tunes_where_nothing_survives(setting, play):
     federation = setting(work=LocalWork(epochs=1, batch=4, lr=1e-3))
-    for ce_on in ("none", "public"):
-        played = play(SelectiveFD(tau_server=0.0, client_selector="none", ce_on=ce_on), federation, 2)
-        alone = play(Local(), federation, 2).engine.memories
-        assert all(equal(played.engine.memories[k], alone[k]) for k in alone)
-        assert all(not r.ledger.down for r in played.rounds)
+    played = play(SelectiveFD(tau_server=0.0, client_selector="none"), federation, 2)
+    alone = play(Local(), federation, 2).engine.memories
+    assert all(equal(played.engine.memories[k], alone[k]) for k in alone)
+    assert all(not r.ledger.down for r in played.rounds)
+
+
+def test_public_labels_are_learnt_even_where_nothing_survives(setting, play):
+    federation = setting(work=LocalWork(epochs=1, batch=4, lr=1e-3))
+    unclear = play(SelectiveFD(tau_server=0.0, client_selector="none", ce_on="public"), federation, 2).engine.memories
+    weightless = play(SelectiveFD(**OPEN, ce_on="public", kd_weight=0.0), federation, 2).engine.memories
+    alone = play(Local(), federation, 2).engine.memories
+    assert all(equal(unclear[k], weightless[k]) for k in federation.ids)
+    assert not any(equal(unclear[k]["model"], alone[k]["model"]) for k in federation.ids)
 
 
 # The clients' side

@@ -246,8 +246,10 @@ class DaFKD(DaFKDOptions):
             samples: Tensor = generator(*self.drawn(generator, me.classes, max(2, batch), noise))  # BatchNorm needs two
             return samples
 
+        enter = self.entrance(two)
+
         def judge(samples: Tensor) -> Tensor:
-            return two.judge(samples if features else two.start(samples))
+            return two.judge(enter(samples))
 
         def playing(rounds: int) -> bool:
             return use.gan_window == "always" or (me.round <= rounds and epoch < EARLY_EPOCHS)
@@ -255,8 +257,8 @@ class DaFKD(DaFKDOptions):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             nonlocal epoch, batch
             epoch, batch = next(steps), len(x)
-            z = two.start(x)
-            logits, real = two.both(z)
+            z = two.net.features(x) if features else x
+            logits, real = two.both(enter(z))
             total = ce(logits, y)
             if playing(EARLY_DISCRIMINATOR):
                 with torch.no_grad():
@@ -264,7 +266,7 @@ class DaFKD(DaFKDOptions):
                 with aside(two, dropout):
                     total = total + use.adversarial * discriminator_loss(real, judge(samples))  # Eq. 2 in Eq. 9
                     if use.gradient_penalty:
-                        slope = gradient_penalty(judge, z if features else x, samples, between)
+                        slope = gradient_penalty(judge, z, samples, between)
                         total = total + use.gradient_penalty * slope
             return total
 
@@ -293,9 +295,12 @@ class DaFKD(DaFKDOptions):
     def opinions(self, two: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
         """What a client makes of the samples: alpha = f(theta_k^d; x), and its classifier's logits."""
         frozen(two)
-        start: Callable[[Tensor], Tensor] = nn.Identity() if self.generator_output == "features" else two.start
-        logits, domain = _in_batches(lambda part: two.both(start(part)), x)
+        logits, domain = _in_batches(lambda part: two.both(self.entrance(two)(part)), x)
         return domain.sigmoid(), logits
+
+    def entrance(self, two: TwoHeads) -> Callable[[Tensor], Tensor]:
+        """Where generated samples go into the network: features behind the layers that make features."""
+        return two.enter if self.generator_output == "features" else two.start
 
     def pseudo_set(self, where: Client | Federation, two: TwoHeads, weights: Tree, number: int) -> Tensor:
         """The distillation samples (line 11): whoever has the generator and the number makes the same."""
@@ -315,7 +320,7 @@ class DaFKD(DaFKDOptions):
         """Classifier and discriminator before any training, the same for all."""
         net = in_two_parts(where.build(), self.name)
         device = next(net.parameters()).device
-        head = initial(partial(domain_head, net.feature_shape), where.seed, device=device, purpose="discriminator")
+        head = initial(partial(domain_head, net.projected_shape), where.seed, device=device, purpose="discriminator")
         shared = self.shared_layers if self.sharing else 0
         fresh = net if shared is None else in_two_parts(where.build(), self.name)
         return TwoHeads(net, fresh, head, shared, where.meter)

@@ -59,7 +59,8 @@ class SelectiveFD(SoftLabels):
     2. Client-side selector, mask_k: the public samples that the client votes on. It sends its labels of these only.
     3. Ensemble, on the server: q(x) = sum_k mask_k(x) f_k(x) / sum_k mask_k(x). Samples nobody selected are dropped.
     4. Server-side selector: what is ambiguous is dropped too. The labels of the samples that survive go to every client
-       that answered, also to one that voted on none. In a round in which none survive nobody fine-tunes.
+       that answered, also to one that voted on none. In a round in which none survive nobody fine-tunes, unless on the
+       public labels (`ce_on = "public"`).
     5. Fine-tuning on these samples, with the cross-entropy of the soft labels; the public set needs no labels.
 
     Client-side, `client_selector`:
@@ -195,14 +196,17 @@ class SelectiveFD(SoftLabels):
         return {"answers": selected(len(public_part(fed, self.samples, self.policy)), fed.outputs, self.labels)}
 
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
-        """The ensemble's labels of the samples that survive, the same for everybody; nothing where none do."""
+        """The ensemble's labels of the samples that survive, the same for everybody.
+
+        Where none do nothing is sent, unless clients learn the public labels too, which is Eq. 10's first term.
+        """
         masks = torch.stack([r["answers"]["mask"] for r in replies])
         votes = [r["answers"][self.labels] for r in replies]
         if self.labels == "hard":
             votes = [F.one_hot(classes, fed.outputs).float() for classes in votes]
         q = ensemble(masks, votes)
         kept = masks.any(0) & self.clear(q)
-        if not kept.any():
+        if self.ce_on != "public" and not kept.any():
             return {}, {}
         sent = self.table(kept, q[kept].to(votes[0].dtype))
         return {r.client: {"answers": sent} for r in replies}, {}

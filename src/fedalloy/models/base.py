@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedalloy.errors import UsageError
@@ -42,6 +43,18 @@ class FeatureNet(nn.Module):
         for layer in list(self.head)[:-1]:
             z = layer(z)
         return z
+
+    @property
+    def projected_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's projection, without the batch."""
+        device = next((p.device for p in self.parameters()), None)
+        z, mode = torch.zeros(1, *self.feature_shape, device=device), self.training
+        self.eval()  # no statistics and no streams are touched
+        with torch.no_grad():
+            for layer in list(self.head)[:-1]:
+                z = layer(z)
+        self.train(mode)
+        return tuple(z.shape[1:])
 
     def output(self, z: Tensor) -> Tensor:
         """The logits of a projected batch: `output(project(x))` is `forward(x)`, in one pass when both are needed."""
