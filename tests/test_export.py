@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 
 from fedalloy import tree
 from fedalloy.config import experiment, override
+from fedalloy.data import load
 from fedalloy.errors import DataError, StorageError, UsageError
 from fedalloy.export import export_model
 from fedalloy.files import read_weights
+from fedalloy.results import read
 from fedalloy.runner import simulate
 from fedalloy.store import Store
 
@@ -69,10 +72,25 @@ def test_the_exported_model_is_that_of_the_checkpoint(averaged: Path, monkeypatc
     assert path == averaged / "aca.safetensors"
     assert tree.equal(read_weights(path), saved[0]["model"])
     with safetensors.safe_open(path, "pt") as file:
-        assert file.metadata() == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp"}
+        about = file.metadata()
+    scale = {name: json.dumps(list(getattr(load("tiny"), name))) for name in ("mean", "std")}
+    assert about == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp", **scale}
     net = run_lines(lines, path, monkeypatch)
     assert not net.training
     assert tree.equal(dict(net.state_dict()), saved[0]["model"])
+
+
+def test_the_lines_normalise_as_the_run_did(averaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, lines = export_model(averaged)
+    monkeypatch.chdir(averaged)
+    Path("paste.py").write_text(lines)
+    probabilities = runpy.run_path("paste.py")["probabilities"]
+    data = load("tiny")
+    assert data.x_test is not None
+    assert data.y_test is not None
+    answers = probabilities(torch.from_numpy(data.x_test).float() / 255)
+    right = float((answers.argmax(1) == torch.from_numpy(data.y_test)).double().mean())
+    assert right == pytest.approx(read(averaged).rounds[-1]["views"]["aca"]["test"])
 
 
 def test_the_lines_build_the_network_that_the_weights_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +105,7 @@ def test_the_lines_build_the_network_that_the_weights_are_of(tmp_path: Path, mon
 def test_a_view_and_a_place_can_be_chosen(averaged: Path, tmp_path: Path) -> None:
     path, lines = export_model(averaged, "oca", path=tmp_path / "mine.safetensors")
     assert path == tmp_path / "mine.safetensors"
-    assert 'load_file("mine.safetensors")' in lines
+    assert f'load_file("{tmp_path}/mine.safetensors")' in lines
     assert "hidden=[8, 8]" in lines
 
 

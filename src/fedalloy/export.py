@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedalloy.build import build
 from fedalloy.comparison import slug
-from fedalloy.config import Choice, Experiment, build_method, check_options, experiment
+from fedalloy.config import Choice, Experiment, build_method, check_options, recorded
 from fedalloy.core import Network
-from fedalloy.data.samples import Dataset
+from fedalloy.data.samples import Dataset, Scale
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import PERSONAL
 from fedalloy.files import write_weights
@@ -36,7 +37,7 @@ def export_model(
     """
     folder = Path(folder)
     meta = described(folder)
-    exp = experiment(meta["experiment"])
+    exp = recorded(meta)
     method = build_method(exp.method)
     saved = Store(folder).restore()
     if saved is None:
@@ -63,8 +64,11 @@ def export_model(
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
     model = _network_of(views[view], exp, classes=outputs, channels=channels, size=size)
-    lines = loading_lines(path, model, outputs, channels, size)
+    scale = _scale(meta)
+    lines = loading_lines(path, model, outputs, channels, size, scale)
     about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
+    if scale is not None:
+        about |= {"mean": json.dumps(scale.mean), "std": json.dumps(scale.std)}
     write_weights(views[view], path, about)
     return path, lines
 
@@ -79,16 +83,31 @@ def _network_of(weights: Tree, exp: Experiment, *, classes: int, channels: int, 
     return exp.model
 
 
-def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int) -> str:
-    """The few lines of Python that load an exported model.
+def _scale(meta: Mapping[str, Any]) -> Scale | None:
+    """How the run's inputs were normalised, where it says so in numbers."""
+    try:
+        mean, std = (tuple(map(float, meta["data"][name])) for name in ("mean", "std"))
+    except (LookupError, TypeError, ValueError):
+        return None
+    return Scale(mean, std)
 
-    >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32))
+
+def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int, scale: Scale | None = None) -> str:
+    """The few lines of Python that load an exported model and ask it, with inputs normalised as in training.
+
+    >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32, Scale((0.5,), (0.25,))))
+    import torch
     from safetensors.torch import load_file
     from fedalloy.models import create
     <BLANKLINE>
     net = create("lenet5", classes=26, channels=1, size=32)
     net.load_state_dict(load_file("oca.safetensors"))
     net.eval()
+    <BLANKLINE>
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ([0.5], [0.25]))
+    <BLANKLINE>
+    def probabilities(x):  # of N x 1 x 32 x 32; pixels from 0 to 1
+        return net((x - mean) / std).softmax(1)
     """
     given: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size}
     known = model.name in registered
@@ -99,13 +118,26 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
         raise DataError(f"the run's model is called {model.name!r}, which is no name of a network; mend its run.json")
     options = {**given, **model.options}
     keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    asking = (
+        []
+        if scale is None
+        else [
+            "",
+            f"mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ({[*scale.mean]}, {[*scale.std]}))",
+            "",
+            f"def probabilities(x):  # of N x {channels} x {size} x {size}; pixels from 0 to 1",
+            "    return net((x - mean) / std).softmax(1)",
+        ]
+    )
     return "\n".join(
         [
+            *(["import torch"] if asking else []),
             "from safetensors.torch import load_file",
             *(["from fedalloy.models import create"] if known else []),
             "",
             f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own",
-            f"net.load_state_dict(load_file({json.dumps(path.name, ensure_ascii=False)}))",
+            f"net.load_state_dict(load_file({json.dumps(path.as_posix(), ensure_ascii=False)}))",
             "net.eval()",
+            *asking,
         ]
     )

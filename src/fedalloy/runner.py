@@ -17,23 +17,24 @@ import torch
 import fedalloy
 from fedalloy import tree
 from fedalloy.build import Built, build, tried
-from fedalloy.config import Choice, Experiment, Stop, build_method, experiment
+from fedalloy.config import Choice, Experiment, Stop, build_method, experiment, recorded
 from fedalloy.core import Federation, Method, Network, State, hyper_parameters, run
 from fedalloy.costs import forward_flops, peak_memory
 from fedalloy.data.samples import Dataset
+from fedalloy.differences import differing
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import AnyEngine, engine_for
 from fedalloy.engine.malloc import tune_malloc
-from fedalloy.errors import CheckpointError, UsageError
+from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.evaluation import Remote, views_on
 from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
 from fedalloy.privacy import LEDGER, figures
 from fedalloy.quorum import Quorum, QuorumError
-from fedalloy.results import FORMAT, Run
+from fedalloy.results import FORMAT, Run, read
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
-from fedalloy.store import FREE, Say, Store, described
+from fedalloy.store import Say, Store, described
 from fedalloy.training import one_thread, params
 from fedalloy.tree import Tree
 
@@ -107,7 +108,7 @@ def resume(
     store = Store(Path(folder))
     with store.locked(), one_thread():
         old = described(folder)
-        exp = experiment(old["experiment"])
+        exp = recorded(old)
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
         _refuse_own(exp, dataset, network)
@@ -312,7 +313,13 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "class_counts": _class_counts(setting),
             "label_names": list(built.dataset.label_names),
         },
-        "data": {"name": built.dataset.name, "note": built.dataset.note, "rows": len(built.dataset.y)},
+        "data": {
+            "name": built.dataset.name,
+            "note": built.dataset.note,
+            "rows": len(built.dataset.y),
+            "mean": list(setting.scale.mean),
+            "std": list(setting.scale.std),
+        },
         "partition": built.card.to_json(),
         "model": {
             "name": exp.model.name,
@@ -370,22 +377,29 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 def refuse_other(exp: Experiment, folder: str | Path) -> None:
     """Refuse to go on with the run in a folder if it is not one of this experiment, and say which keys differ."""
-    there, wanted = (_flat(e.to_dict()) for e in (experiment(described(folder)["experiment"]), exp))
-    keys = [key for key in sorted({*there, *wanted}) if key.split(".")[0] not in FREE]
-    pairs = {key: (there.get(key), wanted.get(key)) for key in keys}
-    lines = [f"  {key}: {old!s:.60} -> {new!s:.60}" for key, (old, new) in pairs.items() if old != new]
+    both = [e.to_dict() for e in (recorded(described(folder)), exp)]
+    lines = [f"  {key}: {old!s:.60} -> {new!s:.60}" for key, (old, new) in sorted(differing(both).items())]
     if lines:
         more = [f"  and {len(lines) - 9} more"] if len(lines) > 10 else []
         listing = "\n".join([*lines[: 10 - len(more)], *more])
         raise UsageError(f"'{folder}' holds a run of another experiment; choose another folder:\n{listing}")
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+def completed(folder: str | Path) -> int:
+    """How many rounds a run has completed; none where its records are damaged, of which `resume` has a second copy."""
+    try:
+        return len(read(folder).rounds)
+    except DataError:
+        return 0
+
+
+def refuse_shorter(rounds: int, folder: str | Path) -> None:
+    """Refuse to go on with the run in a folder to a round that it has left behind."""
+    done = completed(folder)
+    if done > rounds:
+        raise UsageError(
+            f"'{folder}' has completed {done} rounds; write rounds = {done} or more, or choose another folder"
+        )
 
 
 def _short(value: Any) -> str:

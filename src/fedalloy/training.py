@@ -49,7 +49,7 @@ class LocalWork:
     batch: int = 64
     drop_last: bool = False
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.01
+    lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0

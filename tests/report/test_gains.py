@@ -53,13 +53,13 @@ def test_each_client_is_compared_with_its_own_local_and_fedavg_model(one):
     assert (over_local.clients, over_local.gaining, over_local.losing) == (("0", "1", "2"), [0], [1])
 
 
-def test_one_standard_error_decides_what_is_clear(one):
-    (gain,) = gains([one("local", [0.4, 0.4, 0.0]), one("fedavg", [0.6, 0.5, 0.0])])
-    # Pooled accuracies 0.5, 0.45 and 0, ten samples each.
+def test_two_standard_errors_decide_what_is_clear(one):
+    (gain,) = gains([one("local", [0.3, 0.4, 0.0]), one("fedavg", [0.7, 0.7, 0.0])])
+    # Pooled accuracies 0.5, 0.55 and 0, ten samples each: 40 points are more than 2 x 15.8, 30 less than 2 x 15.7.
     assert gain.errors.tolist() == pytest.approx([100 * sqrt(0.025), 100 * sqrt(0.45 * 0.55 / 10), 0])
     assert gain.clear.tolist() == [True, False, False]
-    # All tests together: (1.1 + 0.8) / 6 on thirty samples.
-    pooled = 1.9 / 6
+    # All tests together: (1.4 + 0.7) / 6 on thirty samples.
+    pooled = 2.1 / 6
     assert gain.total_error == pytest.approx(100 * sqrt(pooled * (1 - pooled) / 30))
 
 

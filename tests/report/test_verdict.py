@@ -134,12 +134,12 @@ def test_federating_pays_for_some_only(judge):
 def test_small_tests_leave_doubt(judge):
     # With ten samples each, half of them right: one standard error is 100 sqrt(0.25 / 10) = 15.8 points for a client
     # and 100 sqrt(0.25 / 40) = 7.9 points for four of them together.
-    assert judge(Local=[0.5] * 4, KnFu=[0.7, 0.6, 0.4, 0.5], samples=10) == (
-        "Federating makes no clear difference: KnFu leads local training by 5.0 points of AMP (less than the standard "
-        "error of the test); of 4 clients, 2 gain (1 clearly) and 1 loses (not clearly)."
+    assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.6, 0.4, 0.5], samples=10) == (
+        "Federating makes no clear difference: KnFu leads local training by 10.0 points of AMP (less than two standard "
+        "errors of the test); of 4 clients, 2 gain (1 clearly) and 1 loses (not clearly)."
     )
-    assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.6, 0.6, 0.4], samples=10) == (
-        "Federating pays for 3 of 4 clients (1 clearly): KnFu leads local training by 12.5 points of AMP; "
+    assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.7, 0.7, 0.4], samples=10) == (
+        "Federating pays for 3 of 4 clients (1 clearly): KnFu leads local training by 17.5 points of AMP; "
         "client 3 loses 10.0 points (not clearly)."
     )
     assert judge(Local=[0.5, 0.5], KnFu=[0.5, 0.5]) == (

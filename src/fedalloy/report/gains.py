@@ -15,6 +15,7 @@ from fedalloy.results import CombinedRow, Run, Selection, combine, gain_over, ro
 Floats = NDArray[np.float64]
 REFERENCES = (("local", "personal"), ("fedavg", "aca"))  # what gains are counted from: a registered method, its view
 BOUNDS = ("local", "centralised")
+CLEARLY = 2  # standard errors
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class Gains:
 
     @property
     def clear(self) -> NDArray[np.bool_]:
-        """Which clients gain or lose more than one standard error."""
-        return np.asarray(np.abs(self.points) > self.errors)
+        """Which clients gain or lose more than two standard errors, as one in twenty would by chance."""
+        return np.asarray(np.abs(self.points) > CLEARLY * self.errors)
 
 
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:

@@ -17,14 +17,14 @@ from fedalloy.report.gains import Floats, Gains
 from fedalloy.report.gains_table import signed
 
 GAIN, LOSS, SIZE = "#009E73", "#D55E00", "#AEB5BD"
-PALE = 0.35  # of what is within one standard error
+PALE = 0.35  # of what is within two standard errors
 
 
 @styled
 def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
     """The gain of each client over the first reference as a bar, over the second as a ring, losers on the left.
 
-    A bar is pale where the gain or loss is within one standard error.
+    A bar is pale where the gain or loss is within two standard errors.
     """
     bars, *others = both
     order = np.argsort(bars.points, kind="stable")

@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.report.format import MISSING, number, shortened
+from fedalloy.report.format import MISSING, all_shortened, number, shortened
 from fedalloy.report.gains import Gains, leading
 
 ALL, ENDS = 30, 10  # so many clients are listed in a terminal; of more than that, so many from either end
@@ -41,9 +41,10 @@ class Listing:
 
 def summary(found: Sequence[Gains]) -> Listing:
     """One line for each method and reference: how many clients gain and lose, and by how much."""
+    shown = all_shortened(name for one in found for name in (one.name, one.reference))
     body = [
         [
-            *(shortened(one.name), shortened(one.reference)),
+            *(shown[one.name], shown[one.reference]),
             *(_counted(one, side) for side in (one.gaining, one.losing)),
             *(signed(float(measure(one.points))) for measure in (np.median, np.min, np.max)),
         ]
@@ -54,7 +55,7 @@ def summary(found: Sequence[Gains]) -> Listing:
         ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
         body,
         words=2,
-        note="In brackets: by more than one standard error.",
+        note="In brackets: by more than two standard errors.",
     )
 
 

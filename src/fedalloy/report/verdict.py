@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedalloy.report.format import listed, number, role, series_names
-from fedalloy.report.gains import Gains, amp
+from fedalloy.report.gains import CLEARLY, Gains, amp
 from fedalloy.results import CombinedRow, Row, combine
 
 NAMED = 4  # more clients than that are counted instead
@@ -79,7 +79,7 @@ def _do(count: int, verb: str) -> str:
 
 
 def _clearly(own: Gains, side: Sequence[int]) -> str:
-    """How many of these gains or losses exceed one standard error, unless all do."""
+    """How many of these gains or losses exceed two standard errors, unless all do."""
     clear = int(own.clear[side].sum())
     if clear == len(side):
         return ""
@@ -90,7 +90,8 @@ def _doubt(leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
     lead = abs(amp(leader) - amp(local))
     if lead < math.hypot(*(line.columns["amp"].std or 0.0 for line in (leader, local))) * 100:
         return " (less than the spread over seeds)"
-    return " (less than the standard error of the test)" if own is not None and lead < own.total_error else ""
+    unclear = own is not None and lead < CLEARLY * own.total_error
+    return " (less than two standard errors of the test)" if unclear else ""
 
 
 def _against_local(name: str, leader: CombinedRow, local: CombinedRow, doubt: str) -> str:
