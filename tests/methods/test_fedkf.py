@@ -6,27 +6,52 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from fedalloy import tree
 from fedalloy.core import Message, act, run
 from fedalloy.costs import payload
-from fedalloy.data_free import activation_loss, entropy_loss, one_hot_loss
+from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.losses import kl
 from fedalloy.methods import FedAvg, FedKF, FedKFMinus
-from fedalloy.models import create
+from fedalloy.models import FeatureNet, create
+from fedalloy.optimisers import adam, kept_moments
 from fedalloy.participation import Participation
 from fedalloy.probe import with_batch_norm
-from fedalloy.training import LocalWork, params
+from fedalloy.training import LocalWork, load, params
 from fedalloy.tree import equal
 
 HALF = Participation(policy="fraction", fraction=0.5)
 QUICK = {"noise": 8, "width": 4}
+ONE_STEP = LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1)
+# None of them is 1 or a default, so that one that is forgotten shows.
+ODD = {"gamma": 3.0, "lambda_1": 0.3, "lambda_2": 0.2, "generator_lr": 0.01, **QUICK}
 
 
 def network():
     return create("mlp", classes=3, channels=1, size=8, hidden=8)
+
+
+def normed():
+    """With BatchNorm, whose modes differ, and without dropout, so that every pass can be repeated by hand."""
+    features = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return FeatureNet(features, nn.Sequential(nn.Linear(64, 3)), (64,))
+
+
+def normed_pair():
+    """A student and a teacher in eval mode, whose running statistics are those of no batch."""
+    torch.manual_seed(3)
+    student, teacher = normed(), normed().eval().requires_grad_(False)
+    teacher.features[1].running_mean.fill_(0.5)
+    teacher.features[1].running_var.fill_(3.0)
+    return student, teacher
+
+
+def trace(*rounds):
+    return Participation(policy="trace", trace=rounds)
 
 
 @pytest.fixture
@@ -37,6 +62,20 @@ def setting(small_setting, random_sites):
         return small_setting([], sites=sites, networks=[net], work=work, participation=participation, **options)
 
     return make
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Every message from now on, the replies included."""
+    seen: list[Message] = []
+    real = Message.__post_init__
+
+    def note(message):
+        real(message)
+        seen.append(message)
+
+    monkeypatch.setattr(Message, "__post_init__", note)
+    return seen
 
 
 # --- what it equals ---------------------------------------------------------------------------------------------------
@@ -68,6 +107,14 @@ def test_with_some_active_the_two_differ(setting, play):
     one, other = (play(cls(**QUICK), setting(), 3) for cls in (FedKF, FedKFMinus))
     assert equal(one.states[1]["model"], other.states[1]["model"])  # round 1 is FedAvg's
     assert not equal(one.model, other.model)
+
+
+def test_fedkf_minus_needs_no_cache(setting, play):
+    with_cache, without = (play(FedKFMinus(oca=oca, **QUICK), setting(), 3) for oca in (True, False))
+    for a, b in zip(with_cache.states, without.states, strict=True):
+        assert equal(a["model"], b["model"])
+        assert b["cache"] == {}
+    assert len(with_cache.states[-1]["cache"]) == 4
 
 
 def test_the_first_round_is_fedavg_unless_the_paper_is_followed(setting, play):
@@ -103,129 +150,175 @@ def test_bytes_are_those_of_the_papers_messages(cls, models_down, small_setting,
     assert (counts.generator_forward, counts.generator_backward) == (2, 2)
 
 
-def test_no_message_holds_a_generator_unless_the_server_trains_it(setting, monkeypatch):
-    seen: list[set[str]] = []
-    real = Message.__post_init__
-
-    def note(message):
-        real(message)
-        seen.append(set(payload(message.body)))
-
-    monkeypatch.setattr(Message, "__post_init__", note)
+def test_no_message_holds_a_generator_unless_the_server_trains_it(setting, messages):
     run(FedKF(kd_start=1, **QUICK), Serial(setting()), 3)
-    assert seen
-    assert all("generator" not in kinds for kinds in seen)
-    seen.clear()
+    assert messages
+    assert all("generator" not in payload(m.body) for m in messages)
+    messages.clear()
     run(FedKF(kd_start=1, generator_side="server", server_steps=2, **QUICK), Serial(setting()), 2)
-    assert any("generator" in kinds for kinds in seen)
+    assert any("generator" in payload(m.body) for m in messages)
 
 
 def test_the_generator_learns_stays_and_goes_on(setting):
-    federation, method = setting(), FedKF(kd_start=1, **QUICK)
+    federation, method = setting(participation=trace([0, 1], [0, 2])), FedKF(kd_start=1, **QUICK)
     engine = Serial(federation)
+
+    def steps(client):
+        """How many steps a generator's weights and its moments have seen."""
+        kept = engine.memories[client]
+        return int(kept["generator"]["layers.0.num_batches_tracked"]), float(kept["moments"]["0"]["step"])
+
     state = run(method, engine, 1)
     first = {k: tree.digest(m) for k, m in engine.memories.items()}
-    active = federation.active(1)
-    assert sorted(first) == active  # who was not asked has no generator yet
+    assert sorted(first) == [0, 1]  # who was not asked has no generator yet
     start = params(method.new_generator(federation.client(0, 1, {})))
-    for k in active:
-        kept = engine.memories[k]
-        assert not equal(kept["generator"], start)
-        assert float(kept["moments"]["0"]["step"]) == federation.steps(k)
+    for k in (0, 1):
+        assert not equal(engine.memories[k]["generator"], start)
+        assert steps(k) == (federation.steps(k), federation.steps(k))
     run(method, engine, 2, state)
-    for k in federation.ids:
-        if k in active and k not in federation.active(2):
-            assert tree.digest(engine.memories[k]) == first[k]
-    both = [k for k in active if k in federation.active(2)]
-    for k in both:
-        assert float(engine.memories[k]["moments"]["0"]["step"]) == 2 * federation.steps(k)
+    assert tree.digest(engine.memories[1]) == first[1]
+    assert steps(0) == (2 * federation.steps(0), 2 * federation.steps(0))
+    assert steps(2) == (federation.steps(2), federation.steps(2))
 
 
 # --- the equations ----------------------------------------------------------------------------------------------------
 
 
-def one_step(method, federation, teacher, student):
-    """What one step of one client makes of its model and generator."""
-    me = federation.client(0, 2, {})
-    answer = act(method, me, Message("train", 0, {"model": student, "teacher": teacher}))
-    return answer.body["model"], answer.keep["generator"]
+def trained(method, me, **sent):
+    """A client's reply to what it is sent."""
+    return act(method, me, Message("train", me.id, sent))
 
 
-@pytest.mark.parametrize("variant", ["recommended", "paper", "reference"])
-def test_one_step_by_hand(variant, setting):
-    federation = setting(work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
-    method = FedKF(variant=variant, **QUICK)
-    torch.manual_seed(3)
-    student, teacher = network(), network()
-    me = federation.client(0, 2, {})
-    # The same by hand: the same batch, the same noise, the equations written out.
-    generator = method.new_generator(me).train()
+def same(ours, by_hand, atol=1e-6):
+    """Check weights, statistics or moments against those computed in another order."""
+    assert list(ours) == list(by_hand)
+    for name, wanted in by_hand.items():
+        assert torch.allclose(ours[name].float(), wanted.float(), rtol=1e-4, atol=atol), name
+
+
+def generator_step(kept, generator, optimiser, loss):
+    """Take the generator's step by hand and check what was kept of the same step."""
+    loss.backward()
+    optimiser.step()
+    moments = kept_moments(optimiser)
+    assert len(kept["moments"]) == len(moments)
+    for number, wanted in moments.items():
+        same(kept["moments"][number], wanted)
+    # A bias before BatchNorm has no gradient but rounding errors, and Adam's steps do not depend on their size.
+    idle = ("layers.1.bias", "layers.4.bias")
+    ours, by_hand = ({n: t for n, t in w.items() if n not in idle} for w in (kept["generator"], params(generator)))
+    same(ours, by_hand, atol=1e-4)  # a hundredth of a step
+
+
+def student_step(student, me, images, answers, gamma):
+    """Eq. 8 written out, with the statistics of the real batch alone; returns the student one step further."""
     x, y = me.train.take(torch.randperm(me.n, generator=me.rng("batches"))[:4])
-    images = generator(torch.randn(4, 8, generator=me.rng("generator")))
-    for p in teacher.parameters():
-        p.requires_grad_(False)
-    feature = teacher.features(images)
-    answers = teacher.head(feature)
+    own = F.cross_entropy(student.train()(x), y)
+    statistics = {name: t.clone() for name, t in student.named_buffers()}
     p = answers.softmax(1).detach()
     distance = (p * (p.log() - student(images.detach()).log_softmax(1))).sum(1).mean()
-    loss = torch.nn.functional.cross_entropy(student(x), y) + distance
-    gradients = torch.autograd.grad(loss, list(student.parameters()))
-    expected = [w - 0.1 * g for w, g in zip(student.parameters(), gradients, strict=True)]
-    paper = variant == "paper"
-    total = (
-        entropy_loss(answers, normalised=not paper)
-        + 0.1 * one_hot_loss(answers)
-        + 0.1 * activation_loss(feature, summed=paper)
-    )
-    optimiser = torch.optim.Adam(generator.parameters(), lr=1e-3)
-    total.backward()
-    optimiser.step()
-    model, made = one_step(method, federation, params(teacher), params(student))
-    for value, wanted in zip(model.values(), expected, strict=True):
-        assert torch.allclose(value, wanted, atol=1e-6)
-    for name, wanted in generator.state_dict().items():
-        assert torch.allclose(made[name].float(), wanted.float(), atol=1e-6), name
+    gradients = torch.autograd.grad(own + gamma * distance, list(student.parameters()))
+    moved = {name: w - 0.1 * g for (name, w), g in zip(student.named_parameters(), gradients, strict=True)}
+    return {name: (moved | statistics)[name].detach() for name in student.state_dict()}
+
+
+def judgement(feature, answers, *, plain=False, summed=False):
+    """Eq. 5 with the weights of `ODD`."""
+    entropy, activation = entropy_loss(answers, normalised=not plain), activation_loss(feature, summed=summed)
+    return entropy + 0.3 * one_hot_loss(answers) + 0.2 * activation
+
+
+@pytest.mark.parametrize(
+    ("options", "plain", "summed"),
+    [
+        ({}, False, False),
+        ({"variant": "paper"}, True, True),
+        ({"variant": "reference"}, False, False),
+        ({"entropy": "plain"}, True, False),
+        ({"activation": "sum"}, False, True),
+        ({"variant": "paper", "entropy": "normalised"}, False, True),
+        ({"variant": "paper", "activation": "mean"}, True, False),
+        ({"adversarial": True}, False, False),
+    ],
+)
+def test_a_step_in_each_of_two_rounds_by_hand(options, plain, summed, setting):
+    federation, method = setting(net=normed, work=ONE_STEP), FedKF(**options, **ODD)
+    memory = {}
+    for round in (2, 3):
+        student, teacher = normed_pair()
+        me = federation.client(0, round, memory)
+        answer = trained(method, me, model=params(student), teacher=params(teacher))
+        # The same by hand: the same batch, the same noise, the equations written out.
+        generator = method.new_generator(me).train()
+        if memory:
+            load(generator, memory["generator"])
+        optimiser = adam(generator.parameters(), 0.01, moments=memory.get("moments"))
+        images = generator(torch.randn(4, 8, generator=me.rng("generator")))
+        feature, answers = judged(teacher, images)
+        expected = student_step(student, me, images, answers, 3.0)
+        same(answer.body["model"], expected)
+        total = judgement(feature, answers, plain=plain, summed=summed)
+        if "adversarial" in options:
+            total = total - 3.0 * kl(answers.detach(), load(student, expected)(images))
+        generator_step(answer.keep, generator, optimiser, total)
+        memory = answer.keep
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0, 1000.0])
+def test_each_term_keeps_to_its_side_of_zero(scale):
+    draw = torch.Generator().manual_seed(0)
+    for rows, classes in [(1, 2), (4, 3), (64, 26)]:
+        logits = scale * torch.randn(rows, classes, generator=draw)
+        assert -1e-6 <= entropy_loss(logits) <= 1 + 1e-6
+        assert one_hot_loss(logits) >= 0
+        assert activation_loss(logits) <= 0
+        assert activation_loss(logits, summed=True) <= 0
 
 
 def test_a_student_like_its_teacher_feels_no_pull_at_the_first_step(setting):
-    federation = setting(work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
-    start = params(network())
-    pulled, _ = one_step(FedKFMinus(gamma=100.0, **QUICK), federation, start, start)
-    plain, _ = one_step(FedKFMinus(gamma=0.0, **QUICK), federation, start, start)
+    me, start = setting(work=ONE_STEP).client(0, 2, {}), params(network())
+    pulled, plain = (trained(FedKFMinus(gamma=g, **QUICK), me, model=start).body["model"] for g in (100.0, 0.0))
     for name in start:
         assert torch.allclose(pulled[name], plain[name], atol=1e-4)
 
 
-def test_the_teacher_is_the_average_of_the_cache(setting, monkeypatch):
+def test_the_teacher_is_the_average_of_the_cache(setting, messages):
     federation, method = setting(), FedKF(**QUICK)
     engine = Serial(federation)
     state = run(method, engine, 2)
-    sent: list[Message] = []
-    real = Message.__post_init__
-    monkeypatch.setattr(Message, "__post_init__", lambda m: (real(m), sent.append(m))[0])
+    messages.clear()
     method.round(state, engine.open(method, 3))
-    asked = [m for m in sent if "teacher" in m]
+    asked = [m for m in messages if "teacher" in m]
     assert len(asked) == len(federation.active(3))
     assert all(equal(m["teacher"], method.models(state)["oca"]) for m in asked)
     assert all(equal(m["model"], state["model"]) for m in asked)
 
 
+def test_the_papers_second_teacher_is_mostly_the_first_model(setting, play, messages):
+    federation, method = setting(participation=trace([0, 2])), FedKF(variant="paper", **QUICK)
+    states = play(method, federation, 2).states
+    teachers = [m["teacher"] for m in messages if "teacher" in m]
+    assert len(teachers) == 2  # in the first round it is the model itself
+    n, first, cache = federation.sizes, states[0]["model"], states[1]["cache"]
+    known = [cache["0"], first, cache["2"], first]
+    for name in first:
+        mean = sum(size * w[name] for size, w in zip(n, known, strict=True)) / sum(n)
+        assert all(torch.allclose(teacher[name], mean, atol=1e-6) for teacher in teachers)
+
+
 def test_the_adversarial_term_moves_the_generator_away_from_the_student(setting):
-    federation = setting(work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.0001))
+    me = setting(work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.0001)).client(0, 2, {})
     torch.manual_seed(1)
     teacher, student = params(network()), params(network())
-    options = {"lambda_1": 0.0, "lambda_2": 0.0, "generator_lr": 1e-3, **QUICK}
-    _, plain = one_step(FedKF(adversarial=False, **options), federation, teacher, student)
-    model, against = one_step(FedKF(adversarial=True, gamma=1.0, **options), federation, teacher, student)
-    assert not equal(plain, against)
-    me = federation.client(0, 2, {})
-    nets = [me.net(w).eval() for w in (teacher, model)]
+    options = {"lambda_1": 0.0, "lambda_2": 0.0, **QUICK}
+    plain, against = (
+        trained(FedKF(adversarial=yes, **options), me, model=student, teacher=teacher) for yes in (False, True)
+    )
+    nets = [me.net(w).eval() for w in (teacher, against.body["model"])]
     z = torch.randn(64, 8, generator=torch.Generator().manual_seed(5))
 
-    def distance(weights):
-        generator = FedKF(**QUICK).new_generator(me)
-        generator.load_state_dict(weights)
-        images = generator.train()(z)
+    def distance(answer):
+        images = load(FedKF(**QUICK).new_generator(me), answer.keep["generator"]).train()(z)
         return kl(nets[0](images), nets[1](images)).item()
 
     assert distance(against) > distance(plain)
@@ -262,6 +355,44 @@ def test_a_generator_of_the_server_is_the_same_for_all_and_stays_as_it_was_sent(
     assert float(busiest["moments"]["0"]["step"]) == max(federation.steps(k) for k in federation.active(1))
 
 
+def test_the_servers_step_by_hand(setting):
+    federation = setting(net=normed, work=ONE_STEP, participation=trace([0, 1], [2, 3]))
+    method, engine = FedKF(generator_side="server", server_steps=1, **ODD), Serial(federation)
+    state = run(method, engine, 2)
+    fed = engine.open(method, 3)
+    after = method.round(state, fed)
+    # The same by hand: the second step of the generator, from what was kept of the first.
+    views = method.models(state)
+    assert not equal(views["aca"], views["oca"])
+    teacher = load(normed(), views["oca"]).eval()
+    generator = load(method.new_generator(fed), state["generator"]).train()
+    optimiser = adam(generator.parameters(), 0.01, moments=state["moments"])
+    images = generator(torch.randn(4, 8, generator=fed.rng("generator")))
+    generator_step(after.body, generator, optimiser, judgement(*judged(teacher, images)))
+
+
+def test_a_client_learns_on_images_of_the_servers_generator_in_eval_mode(setting):
+    me, method = setting(net=normed, work=ONE_STEP).client(0, 2, {}), FedKF(generator_side="server", **ODD)
+    replies = []
+    for seed in (1, 2):
+        student, teacher = normed_pair()
+        torch.manual_seed(seed)
+        generator = method.new_generator(me).eval()
+        for weight in generator.parameters():
+            nn.init.normal_(weight)
+        sent = {"model": params(student), "teacher": params(teacher), "generator": params(generator)}
+        replies.append(trained(method, me, **sent).body["model"])
+        images = generator(torch.randn(4, 8, generator=me.rng("generator")))
+        same(replies[-1], student_step(student, me, images, teacher(images), 3.0))
+    assert not equal(*replies)
+
+
+def test_a_round_without_clients_teaches_the_server_nothing(setting, play):
+    federation = setting(participation=trace([0], []))
+    _, first, second = play(FedKF(generator_side="server", kd_start=1, **QUICK), federation, 2).states
+    assert equal(first.body, second.body)
+
+
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -274,6 +405,7 @@ def test_a_generator_of_the_server_is_the_same_for_all_and_stays_as_it_was_sent(
         ({"activation": "mena"}, "did you mean 'mean'"),
         ({"width": 1}, "width of at least 2"),
         ({"generator_lr": 0.0}, "generator_lr = 0.0 must be positive"),
+        ({"adversarial": True, "generator_side": "server"}, "adversarial = true would do nothing"),
     ],
 )
 def test_impossible_options_are_refused(options, sentence):

@@ -47,7 +47,8 @@ class FedAvg(Method):
     The sum over the cache is taken exactly, in ascending id, up to `exact_up_to` clients; beyond, a running sum is
     moved by what the active clients changed and taken anew every 100 rounds. It is as reproducible, but differs from
     the exact one in the last bits. `cache_dtype = "bfloat16"` halves the cache; OCA then carries rounding errors of
-    about 0.2 % of each weight, and no longer equals ACA when all clients take part. Neither touches the training.
+    about 0.2 % of each weight, and no longer equals ACA when all clients take part. Neither touches the training,
+    except where OCA is the teacher, as in FedKF.
 
     `weights = "disco"` weighs clients as FedDisco does (Ye et al., ICML 2023), under every method that averages;
     clients then also send how many samples of each class they hold. See `feddisco` for `disco_a` to `disco_normalise`.
@@ -55,7 +56,8 @@ class FedAvg(Method):
     What one client can do to the average can be bounded, under every method that inherits it:
 
     * `combine`: the weighted `mean`, or the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), which
-      drops the floor(`trim` * K) largest and smallest values of K clients. These two weigh all clients alike, whatever
+      drops the floor(`trim` * K) largest and smallest values of K active clients. With so few clients that this is 0,
+      fewer than 1 / `trim`, nobody is dropped and nothing bounded. These two weigh all clients alike, whatever
       `weights` says, since a size is only what a client says; weights by FedDisco are therefore refused with them.
     * `clip`: an update longer than this, over all parameters and float buffers, is scaled down to it; `"median"` takes
       the median of the round's norms. The cache holds the models as they then are.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,9 @@ class FedKF(FedAvg):
     In each step a client's generator makes one batch of images; the student learns from its real batch and from the
     teacher's answers to the images, L = L_CE + gamma L_KL (Eq. 8), and the generator learns from the same answers,
     L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5). One batch serves both, as the paper's Table IX implies; the order
-    of the two updates then makes no difference. The generator stays with the client, moments included, and is never
-    sent. The teacher (OCA) is frozen for the round. The views `aca` and `oca` are the two rows of the paper's tables.
+    of the two updates then makes no difference, except to the adversarial term, which here meets the student after its
+    step. The generator stays with the client, moments included, and is never sent. The teacher (OCA) is frozen for the
+    round. The views `aca` and `oca` are the two rows of the paper's tables.
 
     Where paper and code differ, `variant` chooses, and a switch given by hand overrides it:
 
@@ -54,9 +55,10 @@ class FedKF(FedAvg):
     | `cache_init` | seen_only | init_model (Algorithm 1) | seen_only |
 
     `generator_side = "server"` is the design that the paper rejects: the server trains one generator against the
-    teacher and sends it to the clients, which use it as it is. It takes `server_steps` steps a round, or as many as the
-    busiest client if 0. `width` and `bn_eps` shape the generator; FedKF's code has noise of 100 numbers for EMNIST, of
-    1000 for CIFAR.
+    teacher and sends it to the clients, which use it as it is, in eval mode. It takes `server_steps` steps a round, or
+    as many as the busiest client if 0. A server's generator has no adversarial term, also with `variant = "reference"`,
+    since it has no student to work against. `width` and `bn_eps` shape the generator; FedKF's code has noise of 100
+    numbers for EMNIST, of 1000 for CIFAR.
 
     >>> FedKF(variant="paper").kd_from, FedKF(variant="paper", kd_start=3).kd_from
     (1, 3)
@@ -76,11 +78,17 @@ class FedKF(FedAvg):
     activation: Literal["mean", "sum"] | None = None
     entropy: Literal["normalised", "plain"] | None = None
     adversarial: bool | None = None
+    taught_by_all: ClassVar[bool] = True  # the teacher is OCA, which needs the cache
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.oca:
+        if self.taught_by_all and not self.oca:
             raise UsageError(f"{self.name}.oca = false is impossible: the average of all clients is the teacher")
+        if self.adversarial and self.generator_side == "server":
+            raise UsageError(
+                f"{self.name}.adversarial = true would do nothing: the server's generator has no student to work "
+                f"against; leave it out, or write generator_side = 'client'"
+            )
         for name in ("gamma", "lambda_1", "lambda_2", "server_steps"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{self.name}.{name} = {getattr(self, name)} must not be negative")
@@ -104,7 +112,7 @@ class FedKF(FedAvg):
         return self.adversarial if self.adversarial is not None else self.variant == "reference" and shape[0] == 3
 
     def init(self, fed: Federation) -> Tree:
-        """All cache slots and generators start alike (Algorithm 1, line 2)."""
+        """All generators and cache slots start alike (Algorithm 1, line 2); with `seen_only` the cache starts empty."""
         if self.generator_side == "client":
             return super().init(fed)
         return {**super().init(fed), "generator": params(self.new_generator(fed)), "moments": {}}
@@ -124,8 +132,8 @@ class FedKF(FedAvg):
         return s.next(model=self.aggregate(s, replies, fed), **self.cached(s, replies), **changes)
 
     def teacher(self, s: State) -> dict[str, Tree]:
-        """The OCA model; before anybody has trained it is the model itself, which need not be sent twice."""
-        return {"teacher": self.overall(s)} if s["cache"] else {}
+        """The OCA model, or nothing where the teacher is the model itself, which need not be sent twice."""
+        return {"teacher": self.overall(s)} if self.taught_by_all and s["cache"] else {}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
@@ -193,7 +201,7 @@ class FedKF(FedAvg):
         generator = load(self.new_generator(fed), s["generator"]).train()
         optimiser = adam(generator.parameters(), self.generator_lr, moments=s["moments"])
         noise, device = fed.rng("generator"), next(teacher.parameters()).device
-        for _ in range(self.server_steps or max(fed.steps(k) for k in fed.sample())):
+        for _ in range(self.server_steps or max((fed.steps(k) for k in fed.sample()), default=0)):
             z = torch.randn(fed.work.batch, self.noise, generator=noise)
             feature, answers = judged(teacher, generator(z.to(device, non_blocking=True)))
             optimiser.zero_grad()
@@ -225,12 +233,11 @@ class FedKFMinus(FedKF):
     """FedKF with the received model as the teacher, so that nothing more is sent than in FedAvg.
 
     Student and teacher start alike; the teacher stays as it was while the student moves. With full participation it is
-    FedKF to the bit.
+    FedKF to the bit, as long as every reply arrives and the cache is exact. The cache is only for the view `oca`: with
+    `oca = false` no client's model is kept.
 
     >>> FedKFMinus().gamma
     1.0
     """
 
-    def teacher(self, s: State) -> dict[str, Tree]:
-        """Nothing: clients take the model that they receive anyway."""
-        return {}
+    taught_by_all: ClassVar[bool] = False
