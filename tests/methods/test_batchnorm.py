@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedProx
+from fedalloy.core import State
+from fedalloy.methods import KDIA, QFFL, FedAvg, FedAvgM, FedGKD, FedProx
 from fedalloy.models import create
+from fedalloy.participation import Participation
 from fedalloy.training import LocalWork
+from fedalloy.trifreqs import tri_freqs
 
 AVERAGING = [FedAvg(), FedAvg(weights="uniform"), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
 SIZES = [3, 6]
@@ -63,6 +66,42 @@ def test_averaged_statistics_are_used_in_evaluation_and_trained_on_from(small_se
     # With still weights a running mean goes from 0 towards the data's, and further in the second round.
     assert first.norm() > 0
     assert second.norm() > first.norm()
+
+
+def of_kdia(state):
+    """KDIA's teacher, the cached models it is made of, and their weights."""
+    seen = sorted(int(k) for k in state["cache"])
+    weights = tri_freqs(*(state[name].tolist() for name in ("last", "times", "sizes")))
+    return KDIA().overall(state), [state["cache"][str(k)] for k in seen], [weights[k] for k in seen]
+
+
+def of_fedgkd(state):
+    """FedGKD's teacher, and the global models of which it is the mean."""
+    models = list(state["recent"].values())
+    return FedGKD().teacher(state)["teacher"], models, [1 / len(models)] * len(models)
+
+
+@pytest.mark.parametrize(
+    ("method", "of"), [(KDIA(lambda_gen=0), of_kdia), (FedGKD(), of_fedgkd)], ids=["kdia", "fedgkd"]
+)
+def test_a_teachers_statistics_are_weighted_like_its_weights(method, of, small_setting, small, play):
+    setting = small_setting(
+        [3, 6, 9, 12],
+        networks=[lambda: small(batch_norm=True)],
+        work=LocalWork(batch=3, lr=0.1),
+        participation=Participation(policy="fraction", fraction=0.5),
+    )
+    last = play(method, setting, 3).states[-1]
+    server = {**last["model"], "norm.num_batches_tracked": torch.tensor(41)}  # such as no other model has
+    teacher, models, weights = of(State(3, {**last.body, "model": server}))
+    assert len(models) > 2
+    assert sum(weights) == pytest.approx(1)
+    assert teacher.pop("norm.num_batches_tracked").item() == 41
+    for name, ours in teacher.items():
+        mean = sum(p * m[name].double() for p, m in zip(weights, models, strict=True))
+        assert torch.allclose(ours.double(), mean, rtol=1e-6, atol=1e-7)
+    for name in ("norm.running_mean", "norm.running_var", "out.weight"):
+        assert not torch.allclose(teacher[name], server[name], rtol=1e-3)
 
 
 def test_a_client_with_one_sample_sends_the_statistics_it_received(small_setting, small, play):

@@ -20,8 +20,8 @@ from fedalloy.methods.fedgen import average_ce, diversity_loss, label_distributi
 from fedalloy.models import FeatureNet, create
 from fedalloy.participation import Participation
 from fedalloy.setting import Site
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import equal
+from fedalloy.training import LocalWork, frozen, load, params
+from fedalloy.tree import digest, equal
 
 SMALL = {"noise": 3, "hidden": 8, "generator_steps": 3, "generator_batch": 6}
 
@@ -50,7 +50,9 @@ def test_label_distribution_by_hand():
     assert label_distribution(counts).tolist() == pytest.approx([0.6, 0.4, 0.0])
     # By size: 8 (6, 2, 0) + 2 (0, 2, 0) = (48, 20, 0).
     assert label_distribution(counts, [8, 2]).tolist() == pytest.approx([48 / 68, 20 / 68, 0.0])
-    assert label_distribution(counts).dtype == torch.float32
+    # Uniformly over the labels that somebody holds, however few: counts from 1, the largest of label 2 is not above 1.
+    assert label_distribution(counts, uniform=True).tolist() == [0.5, 0.5, 0.0]
+    assert label_distribution(counts).dtype == label_distribution(counts, uniform=True).dtype == torch.float32
 
 
 def test_averaged_logits_by_hand():
@@ -71,19 +73,20 @@ def test_equal_heads_speak_as_one():
 
 
 def test_weighted_ce_weighs_each_label_by_itself():
-    # CE of head k on samples (0, 1): (a, b) and (c, d). Client 0 has all of label 0 and 1/4 of label 1.
+    # CE of head k on samples (0, 1): (a, b) and (c, d). Counting from 1, the clients hold 8 to 1 and 2 to 4.
     logits = torch.tensor([[[0.0, 1.0], [0.5, 0.0]], [[2.0, 0.0], [0.0, 3.0]]])
     labels, counts = torch.tensor([0, 1]), [torch.tensor([7, 1]), torch.tensor([0, 3])]
     (a, b), (c, d) = ((math.log(1 + math.exp(x)) for x in pair) for pair in ((1.0, 0.5), (-2.0, -3.0)))
     ours = weighted_ce(logits, labels, counts).item()
-    assert ours == pytest.approx((1.0 * a + 0.25 * b) / 2 + (0.0 * c + 0.75 * d) / 2, abs=1e-6)
+    assert ours == pytest.approx((8 / 9 * a + 2 / 6 * b) / 2 + (1 / 9 * c + 4 / 6 * d) / 2, abs=1e-6)
     # The product of means, to which the weights fall together by a slip in broadcasting, is something else.
-    assert abs(ours - ((a + b) / 2 * (1.0 + 0.25) / 2 + (c + d) / 2 * (0.0 + 0.75) / 2)) > 0.04
+    assert abs(ours - ((a + b) / 2 * (8 / 9 + 2 / 6) / 2 + (c + d) / 2 * (1 / 9 + 4 / 6) / 2)) > 0.03
 
 
-def test_weighted_ce_knows_labels_that_nobody_has():
+def test_weighted_ce_weighs_all_alike_where_nobody_has_a_label():
     counts = [torch.tensor([2, 0, 1]), torch.tensor([2, 0, 3])]
-    assert weighted_ce(torch.zeros(2, 2, 3), torch.tensor([0, 2]), counts).item() == pytest.approx(math.log(3))
+    sure_and_not = torch.tensor([[[0.0, 50.0, 0.0]], [[50.0, 0.0, 0.0]]])
+    assert weighted_ce(sure_and_not, torch.tensor([1]), counts).item() == pytest.approx(25.0)
 
 
 def test_diversity_by_hand():
@@ -203,12 +206,22 @@ def test_the_label_distribution_is_what_labels_are_drawn_from(skewed):
     assert [int(b.argmax()) for b in biases] == [0, 1, 2]
 
 
-def test_training_leaves_the_generator_as_it_was_sent(skewed):
-    generator = params(FeatureGenerator((5,), 3, 3, 8))
-    before = {name: t.clone() for name, t in generator.items()}
-    body = {"model": params(plain()), "generator": generator, "labels": torch.ones(3) / 3}
+def test_the_generator_answers_in_eval_mode_and_does_not_change(skewed, monkeypatch):
+    answering = []
+
+    def noted(net):
+        answering.append((net, digest(net.state_dict())))
+        return frozen(net)
+
+    monkeypatch.setitem(FedGen.train.__globals__, "frozen", noted)
+    sent = params(FeatureGenerator((5,), 3, 3, 8))
+    before = digest(sent)
+    body = {"model": params(plain()), "generator": sent, "labels": torch.ones(3) / 3}
     FedGen(**SMALL).train(skewed.client(0, 2, {}), Message("train", 0, body))
-    assert equal(generator, before)  # with BatchNorm's statistics, which a pass in training mode would move
+    [(generator, loaded)] = answering
+    assert not generator.training
+    # With BatchNorm's statistics, which a pass in training mode would move in the client's copy.
+    assert digest(generator.state_dict()) == loaded == before == digest(sent)
 
 
 # The degenerate cases
@@ -284,6 +297,7 @@ def taught(method, setting, rounds=1):
         {},
         {"diversity": 0.0, "weights": "uniform"},
         {"server_loss": "weighted_ce", "generator_weight_decay": 0.01},
+        {"server_loss": "weighted_ce", "labels": "uniform", "generator_lr_decay": 0.5},
         {"variant": "reference"},
         {"variant": "paper", "relu": False},
     ],
@@ -305,6 +319,8 @@ def test_the_generator_learns_as_written(options, network, skewed):
         counts, n = torch.stack([r["counts"] for r in replies]).double(), torch.tensor([r["n"] for r in replies])
         a = n / n.sum() if "weights" not in options else torch.ones(len(n)) / len(n)
         mixed = (counts * n[:, None] if options.get("variant") == "reference" else counts).sum(0)
+        mixed = mixed.sign() if options.get("labels") == "uniform" else mixed
+        optimiser.param_groups[0]["lr"] = 1e-4 * options.get("generator_lr_decay", 1.0) ** (t - 1)
         labels = (mixed / mixed.sum()).float()
         assert torch.allclose(state["labels"], labels)
         assert state["labels"].sum().item() == pytest.approx(1.0, abs=1e-6)
@@ -316,10 +332,10 @@ def test_the_generator_learns_as_written(options, network, skewed):
             eps = draw(6, 3, generator=stream)
             z = generator(eps, y)
             if options.get("server_loss") == "weighted_ce":
-                loss = torch.tensor(0.0)
+                loss, smooth = torch.tensor(0.0), counts + 1
                 for k, net in enumerate(nets):
                     each = F.cross_entropy(net.head(z), y, reduction="none")
-                    loss = loss + sum(each[b] * counts[k, y[b]] / counts[:, y[b]].sum() for b in range(6)) / 6
+                    loss = loss + sum(each[b] * smooth[k, y[b]] / smooth[:, y[b]].sum() for b in range(6)) / 6
             else:
                 loss = F.cross_entropy(sum(a[k] * net.head(z) for k, net in enumerate(nets)), y)
             pairs = [(eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(6) for j in range(6)]
@@ -392,18 +408,22 @@ def test_the_server_passes_each_head_in_each_step(network, skewed, play):
 # The contract
 
 
-@pytest.mark.parametrize("options", [{"latent_kl": True, "server_loss": "weighted_ce"}, {"weights": "disco"}], ids=str)
+OWN_CODE = {"latent_kl": True, "server_loss": "weighted_ce", "labels": "uniform", "generator_lr_decay": 0.98}
+
+
+@pytest.mark.parametrize("options", [OWN_CODE, {"weights": "disco"}], ids=str)
 def test_contract(options):
     check_method(FedGen(noise=2, hidden=4, generator_steps=1, generator_batch=4, **options))
 
 
 def test_variants():
-    kinds = {
-        v: (FedGen(variant=v).noise_kind, FedGen(variant=v).by_size) for v in ("recommended", "paper", "reference")
-    }
-    assert kinds == {"recommended": ("uniform", False), "paper": ("normal", False), "reference": ("uniform", True)}
-    by_hand = FedGen(variant="reference", distribution="normal", labels="counts")
-    assert (by_hand.noise_kind, by_hand.by_size) == ("normal", False)
+    def kinds(**options):
+        return FedGen(**options).noise_kind, FedGen(**options).label_kind
+
+    assert kinds() == kinds(variant="recommended") == ("uniform", "counts")
+    assert kinds(variant="paper") == ("normal", "counts")
+    assert kinds(variant="reference") == ("uniform", "counts_by_size")
+    assert kinds(variant="reference", distribution="normal", labels="uniform") == ("normal", "uniform")
 
 
 def test_a_network_without_a_cut_is_refused(small_setting, small, play):
@@ -420,6 +440,7 @@ def test_a_network_without_a_cut_is_refused(small_setting, small, play):
         ({"noise": 0}, r"fedgen\.noise = 0 must be at least 1"),
         ({"generator_lr": 0.0}, r"fedgen\.generator_lr = 0.0 must be positive"),
         ({"latent_weight": 0.0}, r"fedgen\.latent_weight = 0.0 must be positive"),
+        ({"generator_lr_decay": 0.0}, r"fedgen\.generator_lr_decay = 0.0 must be positive"),
         ({"labels": "count"}, r"fedgen\.labels = 'count' is unknown; did you mean 'counts'\?"),
     ],
 )

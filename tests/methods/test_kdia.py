@@ -19,9 +19,10 @@ from fedalloy.methods import KDIA, FedAvg
 from fedalloy.methods.kdia import client_labels, diversity_loss
 from fedalloy.models import FeatureNet, create
 from fedalloy.participation import Participation
+from fedalloy.setting import Site
 from fedalloy.similarity import feature_similarity
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import equal
+from fedalloy.training import LocalWork, frozen, load, params
+from fedalloy.tree import digest, equal
 from fedalloy.trifreqs import tri_freqs
 
 TINY = dict(KDIA.card.quick)  # two epochs of three batches of four
@@ -36,6 +37,13 @@ def plain_net(classes=3):
         nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, classes)),
         (5,),
     )
+
+
+def rich_net():
+    """BatchNorm and dropout on both sides of the cut, where a second pass would leave a trace."""
+    features = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.ReLU())
+    head = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3))
+    return FeatureNet(features, head, (5,))
 
 
 # --- triFreqs ---------------------------------------------------------------------------------------------------------
@@ -221,6 +229,67 @@ def test_the_divergence_by_hand_without_a_factor_of_the_temperature(options, exp
     assert logits.grad.abs().max() > 0
 
 
+def sigmoid(z):
+    return 1 / (1 + math.exp(-z))
+
+
+def forward_pull(student, teacher, tau):
+    """d KL(teacher || student) by the student's first logit, of two classes whose second logit is 0."""
+    return (sigmoid(student / tau) - sigmoid(teacher / tau)) / tau
+
+
+def reverse_pull(student, teacher, tau):
+    """d KL(student || teacher), the same: KL = q (log q - log p) + ..., so that dKL/dq is a difference of logits."""
+    q = sigmoid(student / tau)
+    return q * (1 - q) / tau * (student - teacher) / tau
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize(("direction", "pull"), [("forward", forward_pull), ("reverse", reverse_pull)])
+def test_a_step_by_hand(direction, pull, tau, rows, small_setting):
+    """Eq. 13 on one sample: the feature (1, 0) of class 0, beside the generated feature (1/2, 1/2).
+
+    The student's head is the identity, the teacher's logits are (3, 0). A head's row gets the gradient of its logit
+    times the feature, so that the second column shows the generated feature alone.
+    """
+    data = rows([[1.0, 0.0]], [0])
+
+    def network():
+        return FeatureNet(nn.Sequential(nn.ReLU()), nn.Sequential(nn.Linear(2, 2)), (2,))
+
+    work = LocalWork(batch=1, lr=0.1)
+    me = small_setting([], sites=[Site(data, data)], networks=[network], classes=2, work=work).client(0, 2, {})
+    generator = ConditionalGenerator((2,), classes=2, noise=4, width=8)
+    nn.init.zeros_(generator.layers[-2].weight)  # before the sigmoid, which makes 1/2 of 0
+    sent = {
+        "model": {"head.0.weight": torch.eye(2), "head.0.bias": torch.zeros(2)},
+        "teacher": {"head.0.weight": torch.tensor([[3.0, 0.0], [0.0, 0.0]]), "head.0.bias": torch.zeros(2)},
+        "generator": params(generator),
+    }
+    method = KDIA(lambda_kd=0.7, lambda_gen=0.3, tau=tau, kd_direction=direction, **TINY)
+    model = method.train(me, Message("train", 0, sent)).body["model"]
+    real = sigmoid(1) - 1 + 0.7 * pull(1.0, 3.0, tau)
+    generated = 0.3 * (0.5 - (next(client_labels(me)).item() == 0))
+    by_row = torch.tensor([[real + generated / 2, generated / 2, real + generated]])
+    moved = torch.cat([model["head.0.weight"] - torch.eye(2), model["head.0.bias"][:, None]], 1)
+    assert torch.allclose(moved, -0.1 * torch.cat([by_row, -by_row]), rtol=0, atol=1e-6)
+
+
+def test_teacher_and_generator_answer_in_eval_mode_and_do_not_change(small_setting, play, monkeypatch):
+    answering = []
+
+    def noted(net):
+        answering.append((net, digest(net.state_dict())))
+        return frozen(net)
+
+    monkeypatch.setitem(KDIA.train.__globals__, "frozen", noted)
+    play(KDIA(**TINY), small_setting([6, 8], networks=[rich_net]), 2)
+    assert [isinstance(net, ConditionalGenerator) for net, _ in answering] == [False, True] * 2 * 2
+    for net, before in answering:
+        assert not net.training
+        assert digest(net.state_dict()) == before
+
+
 def one_client(small_setting, sizes=(9,), **options):
     return small_setting(sizes, networks=[plain_net], **options).client(0, 1, {})
 
@@ -260,7 +329,7 @@ def test_a_client_changes_nothing_that_it_was_sent(small_setting):
     sent = {"model": params(net), "teacher": params(net), "generator": params(method.new_generator(me, net))}
     kept = {name: {key: w.clone() for key, w in part.items()} for name, part in sent.items()}
     answer = method.train(me, Message("train", 0, sent))
-    assert equal(sent, kept)
+    assert equal(sent, kept)  # loading copies; that the copies do not change either is tested above
     assert set(answer.body) == {"model", "n"}
     assert answer.keep is None
 
@@ -269,7 +338,7 @@ def test_a_client_changes_nothing_that_it_was_sent(small_setting):
 
 
 def drawn(small_setting, n, **work):
-    me = one_client(small_setting, (n,), work=LocalWork(batch=4, epochs=3, **work))
+    me = one_client(small_setting, (n,), work=LocalWork(**{"batch": 4, "epochs": 3, **work}))
     labels = list(client_labels(me))
     assert all(0 <= int(y) < 3 for part in labels for y in part)
     return me, labels
@@ -290,12 +359,19 @@ def test_dropped_samples_get_no_labels(small_setting):
     assert torch.equal(torch.cat(labels[:2]).sort().values, torch.cat(labels[2:4]).sort().values)
 
 
-@pytest.mark.parametrize("n", [1, 3, 4])
-def test_a_small_client_draws_labels_for_all_its_epochs(n, small_setting):
-    me, labels = drawn(small_setting, n)
-    assert [len(part) for part in labels] == [n] * 3
-    expected = torch.randint(3, (3 * n,), generator=me.rng("generator/labels"))
+@pytest.mark.parametrize(("n", "drop_last"), [(1, False), (3, False), (4, False), (5, False), (5, True)])
+def test_a_client_whose_epoch_is_one_batch_draws_labels_for_all_its_epochs(n, drop_last, small_setting):
+    me, labels = drawn(small_setting, n, drop_last=drop_last)
+    visited = 4 if drop_last else n  # of five samples the last one joins the batch of four, unless it is dropped
+    assert [len(part) for part in labels] == [visited] * 3
+    expected = torch.randint(3, (3 * visited,), generator=me.rng("generator/labels"))
     assert torch.equal(torch.cat(labels), expected)
+
+
+def test_with_batches_of_one_sample_two_samples_are_two_batches(small_setting):
+    _, labels = drawn(small_setting, 2, batch=1)
+    pools = torch.stack(labels).view(3, 2).sort(1).values
+    assert torch.equal(pools, pools[:1].expand(3, 2))
 
 
 def test_the_servers_pool_is_what_an_epoch_consumes(small_setting, play):
@@ -321,33 +397,68 @@ def test_diversity_by_hand():
     assert diversity_loss(noise, torch.zeros(4, 1)).item() == pytest.approx(1e5, rel=1e-6)
 
 
-@pytest.mark.parametrize(("share", "same"), [(0.25, True), (0.5, False)])
-def test_the_generator_meets_the_weighted_logits_of_the_active_heads(share, same, small_setting, play, monkeypatch):
-    """Six steps of `teach` against the same steps written out, client by client; the clients hold 10 and 30 samples.
+@pytest.fixture
+def teaching(monkeypatch, small_setting, play):
+    """A run whose server takes SGD, since Adam would turn rounding errors of vanishing gradients into whole steps."""
+    sgd = lambda weights, lr, decay: torch.optim.SGD(weights, lr=lr, weight_decay=decay)  # noqa: E731
+    monkeypatch.setitem(KDIA.teach.__globals__, "adam", sgd)
 
-    By SGD, because Adam's steps would turn rounding errors of vanishing gradients into whole steps.
-    """
-    monkeypatch.setattr("fedalloy.methods.kdia.adam", lambda weights, lr, decay: torch.optim.SGD(weights, 0.1))
-    method = KDIA(**TINY)
-    setting = small_setting([10, 30], networks=[plain_net], work=LocalWork(epochs=5, batch=10, lr=0.5))
-    played = play(method, setting, 1)
-    (start, after), fed = played.states, played.rounds[0]
-    generator = load(method.new_generator(fed, plain_net()), start["generator"]).train()
-    sgd = torch.optim.SGD(generator.parameters(), 0.1)
-    heads = [load(plain_net(), after["cache"][k]).head.eval() for k in "01"]
+    def teaching(sizes, rounds, **options):
+        method = KDIA(**TINY, generator_lr=0.1, **options)
+        work = LocalWork(epochs=5, batch=10, lr=0.5)
+        participation = Participation(policy="fraction", fraction=2 / len(sizes))
+        setting = small_setting(sizes, networks=[plain_net], work=work, participation=participation)
+        return method, play(method, setting, rounds)
+
+    return teaching
+
+
+def taught_by(shares, method, played, t, decay):
+    """Whether the generator of round t is what six steps against these clients' heads give, written out one by one."""
+    before, after, fed = played.states[t - 1], played.states[t], played.rounds[t - 1]
+    generator = load(method.new_generator(fed, plain_net()), before["generator"]).train()
+    sgd = torch.optim.SGD(generator.parameters(), lr=0.1, weight_decay=decay)
+    heads = {k: load(plain_net(), after["cache"][str(k)]).head.eval() for k in shares}
     noise = fed.rng("generator/noise")
     for y in method.server_labels(fed):
         eps = torch.randn(4, 4, generator=noise)
         z = generator(eps, y)
-        loss = ce(share * heads[0](z) + (1 - share) * heads[1](z), y) + diversity_loss(eps, z)
+        loss = ce(sum(share * heads[k](z) for k, share in shares.items()), y) + diversity_loss(eps, z)
         sgd.zero_grad()
         loss.backward()
         sgd.step()
+    assert not equal(before["generator"], after["generator"])
     written_out = generator.state_dict()
-    assert (
-        all(torch.allclose(w, after["generator"][name], rtol=0, atol=1e-5) for name, w in written_out.items()) is same
-    )
-    assert not equal(start["generator"], after["generator"])
+    return all(torch.allclose(w, after["generator"][name], rtol=0, atol=1e-5) for name, w in written_out.items())
+
+
+@pytest.mark.parametrize(("share", "same"), [(0.25, True), (0.5, False)])
+def test_the_generator_meets_the_weighted_logits_of_the_active_heads(share, same, teaching):
+    """The clients hold 10 and 30 samples."""
+    method, played = teaching([10, 30], 1)
+    assert taught_by({0: share, 1: 1 - share}, method, played, 1, decay=1e-5) is same
+
+
+def test_the_generators_weights_decay(teaching):
+    method, played = teaching([10, 30], 1, generator_weight_decay=0.05)
+    assert taught_by({0: 0.25, 1: 0.75}, method, played, 1, decay=0.05)
+    assert not taught_by({0: 0.25, 1: 0.75}, method, played, 1, decay=0.0)
+    assert KDIA().generator_weight_decay == 1e-5
+
+
+def test_only_the_heads_of_this_round_teach_the_generator(teaching):
+    """Two of four clients answer in each round, not the same; the models of the others are cached."""
+    sizes = [10, 30, 20, 15]
+    method, played = teaching(sizes, 2)
+    first, second = (sorted(r.active) for r in played.rounds)
+    assert first != second
+
+    def by(clients):
+        shares = {k: sizes[k] / sum(sizes[k] for k in clients) for k in clients}
+        return taught_by(shares, method, played, 2, decay=1e-5)
+
+    assert by(second)
+    assert not by(sorted({*first, *second}))
 
 
 def test_the_generator_lasts_but_its_adam_does_not(small_setting, play):
@@ -386,11 +497,16 @@ def test_it_learns_to_please_the_heads(small_setting, play):
     assert losses[1] < 0.3
 
 
-def test_the_clients_models_are_left_as_they_were_sent(small_setting, play):
-    setting = small_setting([10, 30], networks=[plain_net])
-    with_generator, without = (play(KDIA(lambda_gen=g, **TINY), setting, 1).states[1] for g in (1e-30, 0))
-    assert equal(with_generator["cache"], without["cache"])  # a weight of 1e-30 is lost in rounding
-    assert equal(with_generator["model"], without["model"])
+@pytest.mark.parametrize("lambda_kd", [0.0, 0.5])
+@pytest.mark.parametrize("network", [plain_net, rich_net])
+def test_a_generator_that_weighs_nothing_leaves_no_trace(network, lambda_kd, small_setting, play):
+    """Neither in streams nor in running statistics, nor, at the server, in the clients' models."""
+    setting = small_setting([10, 30], networks=[network], work=LocalWork(epochs=2, batch=5, lr=0.1, momentum=0.9))
+    # A weight of 1e-300 is zero in float32, but not in Python, so that the term is there.
+    idle, without = (play(KDIA(lambda_kd=lambda_kd, lambda_gen=g, **TINY), setting, 2) for g in (1e-300, 0))
+    for a, b in zip(idle.states, without.states, strict=True):
+        assert equal({"model": a["model"], "cache": a["cache"]}, {"model": b["model"], "cache": b["cache"]})
+    assert idle.rounds[1].ledger.clients.generator_forward > 0
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class GrowingConv(nn.ConvTranspose2d):
 class ConditionalGenerator(nn.Module):
     """Four transposed convolutions from (noise, label embedding) to a feature map, with a sigmoid at the end.
 
-    The sigmoid keeps generated features in (0, 1) although real ones, after a ReLU, are unbounded: the paper's choice.
+    The sigmoid keeps generated features in (0, 1) although real ones, after a ReLU, are unbounded: KDIA's code has it.
     The kernels grow the map from 1x1 to the feature's size, by one pixel a layer for KDIA's 5x5; for features that are
     vectors all kernels are 1x1.
 

@@ -1,4 +1,4 @@
-"""FedGen: the server's generator of features carries what all clients' heads know to every client."""
+"""FedGen: the server's generator of features carries what the clients' heads know to other clients."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from fedalloy.optimisers import adam, kept_moments
 from fedalloy.training import aside, fit, frozen, load, params
 from fedalloy.tree import Tree
 
+LabelKind = Literal["counts", "counts_by_size", "uniform"]
+
 
 @method(
     "fedgen",
@@ -37,12 +39,14 @@ from fedalloy.tree import Tree
     ),
 )
 class FedGen(FedAvg):
-    """FedAvg whose clients train their heads also on features that the server generates for every label.
+    """FedAvg whose clients train their heads also on features that the server generates.
 
-    After each round the server teaches its generator G(eps, y), from noise and a label to a feature, to please the
-    clients' heads together. In the next round a client minimises CE on its data plus `weight` times the CE of its head
-    on features for labels of the whole federation; G is frozen, and the gradient reaches the head only. In the first
-    round, or until a first reply has come, there is no generator yet and all is FedAvg, also what is sent.
+    After each round the server teaches its generator G(eps, y), from noise and a label to a feature, to please together
+    the heads of the clients that replied. In the next round a client minimises CE on its data plus `weight` times the
+    CE of its head on features whose labels are distributed as in the data of those that replied; a class that none of
+    them holds does not occur. G is frozen, and the gradient reaches the head only. In the first round, or until a first
+    reply has come, there is no generator yet: clients are sent what FedAvg sends and train as in FedAvg, but their
+    label counts go up from the first round on.
 
     `variant` chooses where the paper and the code differ, and a switch given by hand overrides it. The reference is
     FedKF's code, whose tables hold FedGen's published figures here.
@@ -54,13 +58,22 @@ class FedGen(FedAvg):
 
     The label counts are those of a client's whole training set; both codes count the labels of the round's batches.
 
-    FedGen's own code differs more. `server_loss = "weighted_ce"` adds up the heads' losses, each weighted by the
-    client's share of the samples with that label, as was intended there: a slip in broadcasting multiplies the means
-    instead. The default averages the heads' logits first, with the weights of the models' average. `latent_kl` is its
-    client loss: the CE on generated features is weighted by alpha_t = max(1e-4, 10 * 0.98^t), and beta_t KL(head(G(eps,
-    y)) || h(x)), y the real batch's labels, is added, where beta_t starts from `latent_weight` (10 on MNIST, 1 on
-    EMNIST). Its generator has a weight decay of 0.01, batches of 32 and no `relu` at its end, since its features have
-    passed none. FedKF's have, and for CIFAR its code takes `noise = 64` and `hidden = 512`.
+    FedGen's own code differs more, and each difference is an option of its own:
+
+    * `server_loss = "weighted_ce"` adds up the heads' losses, each weighted by the client's share of the samples with
+      that label, where every count starts at 1. So it was intended there; a slip in broadcasting multiplies the means
+      instead. The default averages the heads' logits first, with the weights of the models' average.
+    * `labels = "uniform"` draws equally often every label that a client which replied holds (there: whose largest count
+      exceeds the 1 from which it starts), at the server and at the clients. There the clients draw from the labels of
+      the whole federation, which nobody knows here.
+    * `generator_lr_decay = 0.98`: in round t the generator's rate is `generator_lr` times its power t - 1.
+    * `latent_kl` is its client loss: the CE on generated features is weighted by alpha_t = max(1e-4, 10 * 0.98^t), and
+      beta_t KL(head(G(eps, y)) || h(x)), y the real batch's labels, is added, where beta_t starts from `latent_weight`
+      (10 on MNIST, 1 on EMNIST). Here t is 1 in the first round; FedGen's server counts from 0.
+    * `generator_weight_decay = 0.01`, `generator_batch = 32`, and `relu = false` since its features have passed none.
+
+    Its end of generated features after 20 local steps, which are all it takes by default, is left out. FedKF's features
+    have passed a ReLU, and for CIFAR its code takes `noise = 64` and `hidden = 512`.
 
     >>> FedGen(variant="paper").noise_kind, FedGen(variant="paper", distribution="uniform").noise_kind
     ('normal', 'uniform')
@@ -72,6 +85,7 @@ class FedGen(FedAvg):
     hidden: int = 256
     relu: bool = True
     generator_lr: float = 1e-4
+    generator_lr_decay: float = 1.0
     generator_weight_decay: float = 0.0
     generator_steps: int = 50
     generator_batch: int = 64
@@ -80,7 +94,7 @@ class FedGen(FedAvg):
     latent_weight: float = 1.0
     variant: Literal["recommended", "paper", "reference"] = "recommended"
     distribution: Literal["uniform", "normal"] | None = None
-    labels: Literal["counts", "counts_by_size"] | None = None
+    labels: LabelKind | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +105,7 @@ class FedGen(FedAvg):
         for name, least in (("noise", 1), ("hidden", 1), ("generator_steps", 1), ("generator_batch", 2)):
             if getattr(self, name) < least:
                 raise UsageError(f"fedgen.{name} = {getattr(self, name)} must be at least {least}")
-        for name in ("generator_lr", "latent_weight"):
+        for name in ("generator_lr", "generator_lr_decay", "latent_weight"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"fedgen.{name} = {getattr(self, name)} must be positive")
 
@@ -101,9 +115,9 @@ class FedGen(FedAvg):
         return self.distribution or ("normal" if self.variant == "paper" else "uniform")
 
     @property
-    def by_size(self) -> bool:
-        """Whether each client's label counts are multiplied by its size before they are added up."""
-        return (self.labels or ("counts_by_size" if self.variant == "reference" else "counts")) == "counts_by_size"
+    def label_kind(self) -> LabelKind:
+        """What the distribution of the labels follows."""
+        return self.labels or ("counts_by_size" if self.variant == "reference" else "counts")
 
     def init(self, fed: Federation) -> Tree:
         """FedAvg's start; the generator comes with the first replies."""
@@ -126,7 +140,7 @@ class FedGen(FedAvg):
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
-        """Local SGD on CE(h(x), y) + weight * CE(head(G(eps, y~)), y~), y~ drawn from the global label distribution."""
+        """Local SGD on CE(h(x), y) + weight * CE(head(G(eps, y~)), y~), y~ drawn from the distribution received."""
         net = in_two_parts(me.net(msg["model"]), self.name)
         if "generator" not in msg:
             fit(net, me, lambda x, y: ce(net(x), y))
@@ -160,11 +174,13 @@ class FedGen(FedAvg):
         net = in_two_parts(fed.build(), self.name)
         heads = stacked_heads(net, self.received(s, replies))
         sizes, counts = [r["n"] for r in replies], [r["counts"] for r in replies]
-        a, labels = shares(self.weigh(sizes, counts)), label_distribution(counts, sizes if self.by_size else None)
+        by_size, uniform = self.label_kind == "counts_by_size", self.label_kind == "uniform"
+        a, labels = shares(self.weigh(sizes, counts)), label_distribution(counts, sizes if by_size else None, uniform)
         generator = self.new_generator(fed, net).train()
         if "generator" in s.body:
             load(generator, s["generator"])
-        optimiser = adam(generator.parameters(), self.generator_lr, self.generator_weight_decay, s.body.get("moments"))
+        rate = self.generator_lr * self.generator_lr_decay**s.round  # rounds before this one
+        optimiser = adam(generator.parameters(), rate, self.generator_weight_decay, s.body.get("moments"))
         device, stream = next(generator.parameters()).device, fed.rng("generated")
         for _ in range(self.generator_steps):
             y = torch.multinomial(labels, self.generator_batch, replacement=True, generator=stream).to(device)
@@ -194,16 +210,22 @@ class FedGen(FedAvg):
         return draw(len(labels), self.noise, generator=stream).to(labels.device)
 
 
-def label_distribution(counts: Sequence[Tensor], sizes: Sequence[int] | None = None) -> Tensor:
-    """The labels' shares among all clients' samples; with sizes, each client's counts are multiplied by its own.
+def label_distribution(counts: Sequence[Tensor], sizes: Sequence[int] | None = None, uniform: bool = False) -> Tensor:
+    """The labels' shares among these clients' samples; with sizes, each client's counts are multiplied by its own.
+
+    A label that none of them holds has probability 0; `uniform` makes those of all others equal.
 
     >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])])
     tensor([0.2500, 0.7500])
     >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])], sizes=[10, 30])
     tensor([0.1000, 0.9000])
+    >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])], uniform=True)
+    tensor([0.5000, 0.5000])
     """
     total = sum(c.double() * n for c, n in zip(counts, sizes or [1] * len(counts), strict=True))
     assert isinstance(total, Tensor)
+    if uniform:
+        total = (total > 0).double()
     return (total / total.sum()).float().cpu()
 
 
@@ -219,13 +241,15 @@ def average_ce(logits: Tensor, labels: Tensor, weights: Sequence[float]) -> Tens
 def weighted_ce(logits: Tensor, labels: Tensor, counts: Sequence[Tensor]) -> Tensor:
     """sum_k mean_b weight[y_b, k] CE(head_k(z_b), y_b), the weight being client k's share of the samples labelled y_b.
 
+    Counts start at 1, so that a client without that label has a small say.
+
     >>> one_sure, other_wrong = torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])
     >>> heads = torch.stack([one_sure, other_wrong])
-    >>> weighted_ce(heads, torch.tensor([0]), [torch.tensor([3, 0]), torch.tensor([1, 9])])
+    >>> weighted_ce(heads, torch.tensor([0]), [torch.tensor([2, 0]), torch.tensor([0, 9])])
     tensor(12.5000)
     """
-    table = torch.stack(list(counts)).to(logits)
-    weights = (table / table.sum(0).clamp(min=1))[:, labels]  # a label that nobody has is never drawn
+    table = torch.stack(list(counts)).to(logits) + 1
+    weights = (table / table.sum(0))[:, labels]
     losses = torch.stack([F.cross_entropy(of_one, labels, reduction="none") for of_one in logits])
     return (weights * losses).sum(0).mean()
 
@@ -246,5 +270,5 @@ def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
 
 
 def _decayed(start: float, round: int) -> float:
-    """The schedule of both weights in FedGen's own client loss."""
+    """The schedule of both weights in FedGen's own client loss; rounds count from 1, there from 0."""
     return max(1e-4, start * 0.98**round)

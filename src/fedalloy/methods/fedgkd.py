@@ -32,7 +32,8 @@ class FedGKD(FedAvg):
     The server buffers the last `buffer` (M) global models, the current one included, and sends their uniform mean as
     the teacher. The local loss is CE + gamma/2 KL(teacher || student), both at temperature tau, without a factor tau^2
     (the authors' code has it; its tau is 1). The teacher is frozen for the round. It is sent only where it differs from
-    the model: never with M = 1, and otherwise from the third round on, which doubles the downlink.
+    the model: never with M = 1, and otherwise from the third round on, with `"full_buffer"` from round M + 1, which
+    doubles the downlink.
 
     The untrained first model is not buffered. With `start = "available"` clients distil as soon as there is a trained
     model, from round 2, as in the authors' code; with `"full_buffer"` only when M of them exist, from round M + 1, as

@@ -63,10 +63,10 @@ class KDIA(FedAvg):
 
     Chosen where text and code leave no sensible choice: the heads' logits are weighted by p_k (Eq. 3 divides by K
     again, which only shrinks them), the server's pool holds as many labels as an epoch consumes (Algorithm 1 asks for
-    fewer), clients draw fresh noise for every batch, and one with no more samples than a batch (Algorithm 2: with
-    fewer) draws fresh labels for every epoch. Contrary to the paper, neither does the teacher become FedAvg's average
-    when all take part, unless all hold equally much data, nor is the geometric mean robust to zeros: a client that was
-    never seen weighs nothing. The teacher is always summed exactly, whatever `exact_up_to` says.
+    fewer), clients draw fresh noise for every batch, and one whose epoch is a single batch (Algorithm 2: with fewer
+    samples than a batch) draws fresh labels for every epoch. Contrary to the paper, neither does the teacher become
+    FedAvg's average when all take part, unless all hold equally much data, nor is the geometric mean robust to zeros: a
+    client that was never seen weighs nothing. The teacher is always summed exactly, whatever `exact_up_to` says.
 
     >>> KDIA(variant="reference").schedule, KDIA(variant="reference", generator_epochs=5).schedule
     ((20, 100), (5, 100))
@@ -251,11 +251,14 @@ class KDIA(FedAvg):
 def client_labels(me: Client) -> Iterator[Tensor]:
     """The labels for each batch's generated features: as many as an epoch has samples, shuffled in every epoch.
 
-    A client whose epoch is a single batch gets fresh ones in every epoch instead (Algorithm 2, lines 2 to 5).
+    A client whose epoch is a single batch gets fresh ones in every epoch instead (Algorithm 2, lines 2 to 5). By the
+    letter it has at most a batch of samples (n <= batch; the paper: fewer). Here one sample more is a single batch too,
+    since a last batch of one sample joins the one before it.
     """
     n, batch, draw = me.n, me.work.batch, me.rng("generator/labels")
     visited = n - n % batch if me.work.drop_last and n > batch else n
-    if visited <= batch:
+    joined = n % batch == 1
+    if visited <= batch + joined:
         return iter(torch.randint(me.classes, (me.steps, visited), generator=draw))
     return _from_pool(me.classes, visited, batch, me.steps, draw)
 
