@@ -117,10 +117,11 @@ def _training(dice: random.Random) -> dict[str, Any]:
 
 def _participation(dice: random.Random, clients: int) -> dict[str, Any]:
     policy = dice.choice(("full", "fraction", "bernoulli", "weakest", "trace", "legacy"))
-    values: dict[str, Any] = {"policy": policy, "fraction": dice.choice((0.01, 0.3, 0.5, 1.0))}
+    fraction = dice.choice((0.01, 0.3, 0.5, 1.0))
+    values: dict[str, Any] = {"policy": policy, "fraction": 1.0 if policy in ("full", "trace") else fraction}
     if policy == "trace":
         values["trace"] = [sorted(dice.sample(range(clients), dice.randrange(clients + 1)))]
-    if dice.random() < 0.2:
+    if policy == "weakest" and dice.random() < 0.5:
         values["tiers"] = [dice.randrange(3) for _ in range(clients)]
     if dice.random() < 0.2:
         values["late_drop"] = dice.choice((0.1, 0.9))

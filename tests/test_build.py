@@ -96,6 +96,10 @@ WRONG = [
     (["partition=dirichlet", "partition.balanced=maybe"], "partition.balanced = 'maybe' must be a valid boolean"),
     (["partition=classes"], "the partition 'classes' needs per_client"),
     (["partition.clients=601"], "601 clients cannot share 600 rows; write clients=600 or fewer"),
+    (
+        ["partition=dirichlet", "partition.clients=100"],
+        "600 rows are too few for 100 clients with at least 10 each; write clients=60 or fewer, or min_size=6 or less",
+    ),
     (["partition.clients=0"], "clients = 0 must be a whole number of at least 1"),
     (["partition.test_fraction=1"], "test_fraction = 1.0 must be at least 0 and below 1"),
     (["partition.validation=1"], "validation = 1.0 must be at least 0 and below 1"),
@@ -106,7 +110,10 @@ WRONG = [
         "client 3 would get no rows; raise alpha or lower the number of clients",
     ),
     (["participation.policy=trace", "participation.trace=[[9]]"], "participation.trace names client 9; ids run from"),
-    (["participation.tiers=[1]"], "participation.tiers has 1 entries for 4 clients; give one each"),
+    (
+        ["participation.policy=weakest", "participation.tiers=[1]"],
+        "participation.tiers has 1 entries for 4 clients; give one each",
+    ),
     (["public=own", "public.sample=5"], "public has no key 'sample'; did you mean 'samples'?"),
     (["public=own", "public.samples=600"], "public.samples = 600 leaves nothing of the 600 rows for the clients"),
     (["public=tiny"], "public.samples = 1000, but 'tiny' has 600; write that many or fewer"),
@@ -217,6 +224,21 @@ def test_oblong_images_need_a_size_or_a_network_of_ones_own() -> None:
         tried(built(dataset=oblong).setting)
     assert built("data.size=6", dataset=oblong).setting.sites[0].train.x.shape[2:] == (6, 6)
     tried(built(dataset=oblong, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, 2))).setting)
+
+
+def test_what_is_no_data_set_or_makes_no_network_is_refused_with_what_to_write() -> None:
+    x = np.random.default_rng(0).random((40, 6))
+    with pytest.raises(UsageError, match=r"dataset is a tuple; write dataset=from_arrays\(x, y\)"):
+        built(dataset=(x, np.arange(40) % 2))
+    for wrong in (nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), "mlp"):
+        with pytest.raises(UsageError, match=r"must be a function that makes one, .* write network=lambda: "):
+            built(network=wrong)
+
+
+def test_feature_vectors_are_not_resized(own_file: Callable[..., Path]) -> None:
+    file = own_file(x=np.random.default_rng(0).random((60, 4)))
+    with pytest.raises(UsageError, match=r"holds feature vectors.*leave out data\.size"):
+        built(f"data={file}", "data.size=8")
 
 
 def test_the_name_of_a_network_of_ones_own_is_that_of_what_makes_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,12 +17,16 @@ import pytest
 
 import fedalloy
 from fedalloy import build as build_module
-from fedalloy import config
+from fedalloy import config, core
+from fedalloy.attacks import ATTACKS
 from fedalloy.cli import main
-from fedalloy.config import Experiment
+from fedalloy.config import Experiment, build_method
 from fedalloy.data import load
+from fedalloy.listing import _options
 from fedalloy.methods import FedAvg
+from fedalloy.plugins import PREFIX
 from fedalloy.report import html
+from fedalloy.report.format import MISSING
 from fedalloy.results import read
 
 TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "partition.alpha=1.0", "rounds=2")
@@ -156,7 +161,32 @@ def test_resume_goes_on(quick: Command, run: Path) -> None:
     assert "3/3" in answer.out
     assert len(read(run).rounds) == 3
     assert (run / "report.html").exists()
-    assert quick("resume", str(run), "--rounds", "1").code == 2
+    answer = quick("resume", str(run), "--rounds", "1")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err == f"fedalloy: '{run}' has completed 3 rounds; write --rounds 3 or more\n"
+    answer = quick("run", *TINY, "rounds=1", "--out", str(run))
+    assert (answer.code, answer.out) == (2, "")
+    told = f"'{run}' has completed 3 rounds; write rounds = 3 or more, or choose another folder"
+    assert answer.err == f"fedalloy: {told}\n"
+
+
+def test_run_saves_a_method_of_the_file_under_its_label(quick: Command, tmp_path: Path) -> None:
+    (tmp_path / "my.toml").write_text('[methods.strong]\nname = "fedprox"\nmu = 1.0\n[methods.fedprox]\n')
+    words = ("run", "my.toml", *TINY, "rounds=1")
+    assert quick(*words, "method=strong").out.startswith("strong, seed 0")
+    quick(*words, "method=fedprox")
+    quick(*words, "method=strong", "method.mu=2.0")
+    labels = {folder.name: read(folder).label for folder in (tmp_path / "runs").iterdir()}
+    assert labels == {"strong-seed0": "strong", "fedprox-seed0": "FedProx", "fedprox-seed0-2": "FedProx"}
+
+
+def test_skipped_rounds_are_told(fed: Command) -> None:
+    words = ("quorum.fraction=1", "participation.late_drop=0.9")
+    sentence = "FedAvg, seed 0: 2 of 2 rounds were skipped and left the model as it was, first in round 1: "
+    answer = fed("run", *TINY, *words, "--out", "run")
+    assert answer.code == 0
+    assert f"\n{sentence}" in answer.out
+    assert sentence in Path("run/report.html").read_text()
 
 
 def test_report_says_how_many_rounds_a_target_took(fed: Command, run: Path) -> None:
@@ -165,7 +195,8 @@ def test_report_says_how_many_rounds_a_target_took(fed: Command, run: Path) -> N
     heading, _, line = asked.out.strip().splitlines()[:3]
     assert line[: heading.index("To target") + len("To target")].split()[-1] == "1"  # any AMP is above one per cent
     assert "To target" in (Path("report.html")).read_text()
-    assert "To target" not in fed("report", str(run), "--target", "1").out  # nobody came there
+    heading, _, line = fed("report", str(run), "--target", "1").out.strip().splitlines()[:3]  # nobody came there
+    assert line[: heading.index("To target") + len("To target")].split()[-1] == MISSING
     assert fed("report", str(run), "--target", "75").code == 2
 
 
@@ -204,6 +235,16 @@ def test_compare_without_methods_sets_the_bounds_beside_the_method(quick: Comman
         *("centralised-seed5", "centralised-seed6", "fedprox-seed5", "fedprox-seed6", "local-seed5", "local-seed6")
     ]
     assert read(runs / "fedprox-seed5").meta["experiment"]["method"]["mu"] == 3.0
+
+
+def test_compare_takes_a_method_that_it_is_told_to_run(quick: Command, tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(
+        'data = "tiny"\nmodel = "mlp"\nrounds = 1\n[partition]\nclients = 3\nalpha = 1.0\n'
+        "[methods.local]\n[methods.fedprox]\nmu = 0.5\n"
+    )
+    words = ("method=fedavgm", "method.momentum=0.5", "--methods", "local,fedavgm", "--out", "out")
+    assert quick("compare", "two.toml", *words).code == 0
+    assert read(tmp_path / "out" / "runs" / "fedavgm-seed0").meta["experiment"]["method"]["momentum"] == 0.5
 
 
 def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +308,41 @@ def test_lists(fed: Command) -> None:
     assert "fedprox" in fed("list", "--where", "any_network=no", "--where", "paper=mlsys").out
     assert "simple-cnn" in fed("list", "models").out
     assert "fashion-mini" in fed("list", "data").out
-    assert "alpha" in fed("list", "partitions").out
+    partitions = fed("list", "partitions").out
+    assert "alpha (must be given), min_size=10, balanced=true" in partitions
+    assert "ids" not in partitions  # they come from the data
+
+
+def test_a_list_can_be_filtered_by_yes_no_and_words(fed: Command) -> None:
+    def names(*filters: str) -> set[str]:
+        out = fed("list", *(word for text in filters for word in ("--where", text))).out
+        return {line.split()[0] for line in out.splitlines() if line[:1].strip()}
+
+    assert {"fedkf", "fedgkd"} <= names("public=no", "distils=yes")
+    assert {"fedavg", "local"} <= names("distils=no")
+    assert not names("distils=yes") & names("distils=no")
+    assert names("distils=yes") | names("distils=no") == names() == names("paper=yes")
+    assert "local" in names("up=no")  # it says that nothing is sent
+    assert "fedkf" in names("distils=generated images")
+    assert "fedavg" not in names("remembers=yes")
+    nothing = fed("list", "--where", "public=yes", "--where", "distils=no")
+    assert (nothing.code, nothing.out.count("\n")) == (0, 1)
+    assert nothing.out.startswith("no method fits public=yes and distils=no; ")
+
+
+def test_what_a_list_says_of_options_can_be_typed(fed: Command) -> None:
+    methods = fed("list").out
+    assert "None" not in methods
+    assert "True" not in methods
+    assert "False" not in methods
+    assert "weights=size (or uniform, disco), oca=true, cache_init (unset; or seen_only, init_model, global)" in methods
+    assert "hidden=[64]" in fed("list", "models").out
+    for name, cls in core.methods.items():
+        said = _options(cls)
+        if said:
+            typed = [part.split(" (")[0] for part in re.split(r", (?=\w+[= ])", said) if "=" in part.split(" (")[0]]
+            words = [f"method={name}", *(f"method.{part}" for part in typed)]
+            assert build_method(config.experiment(config.override({}, words)).method) == cls()
 
 
 def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:
@@ -284,6 +359,32 @@ def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path
     assert answer.code == 0
     assert "FedAvg" in answer.out
     assert "<html" in (tmp_path / "page.html").read_text()
+
+
+def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path: Path) -> None:
+    for number, words in enumerate((["seed=1"], ["training.lr=0.5"], ["method=fedprox", "training.lr=0.5"])):
+        fedalloy.simulate(config.experiment(config.override({}, (*TINY, *words))), tmp_path / str(number))
+    answer = fed("report", str(run), "0")
+    assert "±" in answer.out
+    assert "training.lr" not in answer.out
+    answer = fed("report", str(run), "0", "1")
+    assert "FedAvg, training.lr = 0.05  ACA" in answer.out
+    assert "FedAvg, training.lr = 0.5   ACA" in answer.out
+    assert "compare:" not in answer.out
+    assert "FedAvg, training.lr = 0.5 (ACA)" in Path("report.html").read_text()
+    sentence = "do not compare: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
+    assert sentence in fed("report", str(run), "2").out
+    assert sentence in Path("report.html").read_text()
+    answer = fed("report", str(run), "1", "1")
+    assert answer.code == 2
+    assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
+
+
+def test_the_best_on_validation_needs_validation_data(fed: Command, run: Path) -> None:
+    answer = fed("report", str(run), "--select", "best on validation")
+    assert (answer.code, answer.out) == (2, "")
+    assert "run with partition.validation = 0.1" in answer.err
+    assert not Path("report.html").exists()
 
 
 def test_export_writes_a_model_that_a_run_can_start_from(quick: Command, run: Path) -> None:
@@ -315,6 +416,95 @@ def test_a_plugin_serves_every_command(quick: Command, tmp_path: Path, monkeypat
     assert quick("run", *split, "model=mlp", "rounds=1", "--out", "out", "--plugin", "mine.py").code == 0
     assert "--plugin mine.py" in (tmp_path / "out" / "report.html").read_text()
     assert quick("resume", "out", "--rounds", "2", "--plugin", "mine.py").code == 0
+
+
+BAD = '''
+from fedalloy import Card, FedAvg, action, method
+
+
+@method("badm", label="Bad", card=Card(paper="none", up="model, n", down="model"))
+class Bad(FedAvg):
+    """Fails at one client."""
+
+    @action
+    def train(self, me, msg):
+        if me.id == 3:
+            {}["oops"]
+        return super().train(me, msg)
+
+
+@method("bads", label="Bad", card=Card(paper="none", up="model, n", down="model"))
+class BadServer(FedAvg):
+    """Fails at the server."""
+
+    def aggregate(self, s, replies, fed):
+        raise FileNotFoundError("gone")
+'''
+
+
+@pytest.fixture
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Methods are as they are now again when this is called, and after the test."""
+    before = dict(core.methods._things)  # type: ignore[attr-defined]
+
+    def forget() -> None:
+        monkeypatch.setattr(core.methods, "_things", dict(before))
+        for name in [name for name in sys.modules if name.startswith(PREFIX)]:
+            del sys.modules[name]
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def bad(tmp_path: Path, forget: Callable[[], None]) -> Path:
+    (tmp_path / "badm.py").write_text(BAD)
+    return tmp_path / "badm.py"
+
+
+@pytest.mark.parametrize("engine", ["serial", "threads", "pool"])
+def test_what_a_plugin_does_wrong_is_told_with_its_line(fed: Command, bad: Path, engine: str) -> None:
+    words = ("run", *TINY, "method=badm", "--plugin", bad.name, f"engine={engine}", "workers=1", "--out", "out")
+    answer = fed(*words)
+    sentence = "badm.py, line 12: KeyError: 'oops' (client 3, action 'train'); --debug shows the whole traceback"
+    assert (answer.code, answer.err) == (1, f"fedalloy: {sentence}\n")
+    assert 'badm.py", line 12, in train' in fed("--debug", *words).err
+
+
+def test_what_a_plugin_does_wrong_at_the_server_is_no_fault_of_the_disk(fed: Command, bad: Path) -> None:
+    answer = fed("run", *TINY, "method=bads", "--plugin", bad.name, "--out", "out")
+    assert answer.code == 1
+    assert answer.err.startswith("fedalloy: badm.py, line 21: FileNotFoundError: gone; --debug")
+
+
+def test_a_run_of_a_plugin_says_that_it_needs_it_again(
+    quick: Command, tmp_path: Path, forget: Callable[[], None]
+) -> None:
+    (tmp_path / "half.py").write_text(
+        "from fedalloy import Card, FedAvg, method\n\n\n"
+        '@method("halfway", label="Half", card=Card(paper="none", up="model, n", down="model"))\n'
+        'class Half(FedAvg):\n    """FedAvg under another name."""\n'
+    )
+    plugin = ("--plugin", "half.py")
+    assert quick("run", *TINY, "method=halfway", *plugin, "--out", "out").code == 0
+    for command in ("resume", "export", "doctor", "draw"):
+        forget()
+        answer = quick(command, "out")
+        assert answer.code == 2
+        assert "method 'halfway' is none of fedalloy's; a plug-in's method needs --plugin" in answer.out + answer.err
+        told = quick(command, "out", *plugin)
+        assert "halfway makes nothing that can be drawn" in told.err if command == "draw" else told.code == 0
+    forget()
+    assert quick("report", "out").code == 0  # a page needs no method
+    assert quick("run", *TINY, "method=halfway").err.endswith("selective-fd; one of your own needs --plugin FILE.py\n")
+
+
+def test_nobody_tested_is_one_line_and_no_warning(fed: Command, recwarn: pytest.WarningsRecorder) -> None:
+    answer = fed("run", *TINY, "rounds=1", "partition.test_fraction=0", "--out", "out")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.count("No client has test samples, so that AMP, FM and WLP are unknown; raise partition.") == 1
+    assert not recwarn.list
 
 
 def test_a_method_without_the_public_set_it_needs(
@@ -356,10 +546,27 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "data=tiny", "model=mpl"), 2, "there is no model 'mpl'; did you mean 'mlp'?"),
     (("run", "data=tiny", "partition=iidd"), 2, "there is no partition 'iidd'; did you mean 'iid'?"),
     (("run", "data=missing.npz"), 3, "there is no file 'missing.npz'"),
+    (("run", "data=some.csv"), 2, "there is no data set 'some.csv', and a file of your own must be an .npz file"),
+    (("run", "method=qqq"), 2, "there is no method 'qqq'; choose one of: "),
     (("run", "data=broken.npz"), 3, "'broken.npz' cannot be read as an .npz file"),
     (("run", "data=labels.npz", "data.classes=2"), 3, "data set 'labels': training label 0 is 7, but with 2 classes"),
     (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, "there is no model file 'no.safetensors'"),
     (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
+    (("run", *TINY, "--out", "."), 2, "'.' is not empty, but holds no run: there is 'broken.npz' and 4 more; choose"),
+    (("run", "--rounds", "3"), 2, "--rounds is a key of the experiment, not an option; write rounds=3"),
+    (("compare", "--training.lr=0.1", "-s", "2"), 2, "--training.lr is a key of the experiment, not an option; write"),
+    (("run", "--rounds"), 2, "--rounds is a key of the experiment, not an option; write rounds=..."),
+    (("report", "--rounds", "3"), 2, "No such option '--rounds'."),
+    (("run", "participation.fraction=0.5"), 2, 'participation.fraction has no effect with policy = "full"; write par'),
+    (("run", "memory=4"), 2, "memory = 4 is 4 bytes; give at least 1 MB, for instance memory = "),
+    (("compare", "two.toml", "method=qffl"), 2, "method=qffl has no effect: what is compared is [methods]; write --m"),
+    (("compare", "two.toml", "method.mu=3"), 2, "method.mu=3 has no effect on what is compared; write methods.fedprox"),
+    (
+        ("compare", "two.toml", "-m", "local,fedavg", "method=qffl"),
+        2,
+        "method=qffl has no effect: what is compared is --methods; write --methods local,fedavg,qffl\n",
+    ),
+    (("bench-attacks", "method=qffl"), 2, "method=qffl has no effect: what is compared is [methods]; write --methods"),
     (("run", "--plugin", "missing.py"), 2, "the plug-in 'missing.py' is not a Python file that can be read"),
     (("compare", *TINY, "--seeds", "x"), 2, "--seeds x must be a count (3) or a list (0,1,7)"),
     (("compare", *TINY, "--seeds", "0"), 2, "--seeds 0 must be a positive count (3) or a list of different seeds"),
@@ -386,6 +593,7 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
 ) -> None:
     (tmp_path / "broken.toml").write_text("rounds = = 3")
     (tmp_path / "good.toml").write_text('data = "tiny"\nmodel = "mlp"\nrounds = 1\n')
+    (tmp_path / "two.toml").write_text('data = "tiny"\nmethod = "fedprox"\n[methods.local]\n[methods.fedavg]\n')
     (tmp_path / "broken.npz").write_bytes(b"PK\x03\x04 and then nothing")
     np.savez(tmp_path / "labels.npz", x=np.zeros((4, 2, 2)), y=np.array([7, 0, 0, 1]))
     before = sorted(tmp_path.rglob("*"))
@@ -475,6 +683,15 @@ def test_version_and_help(fed: Command) -> None:
     for command in words.split():
         assert command in fed("--help").out
         assert fed(command, "--help").code == 0
+
+
+def test_help_says_what_may_be_left_out_and_what_attacks_there_are(fed: Command) -> None:
+    for command in ("run", "compare", "partition", "bench-attacks"):
+        assert f"Usage: fedalloy {command} [OPTIONS] [EXPERIMENT.toml] [KEY=VALUE]...\n" in fed(command, "--help").out
+    assert "Usage: fedalloy table [OPTIONS] EXPERIMENT.toml [KEY=VALUE]...\n" in fed("table", "--help").out
+    assert "..." not in fed("--help").out.partition("Commands:")[2]  # every summary is whole
+    told = " ".join(fed("bench-attacks", "--help").out.split())
+    assert f"under each attack: {', '.join(ATTACKS)}." in told
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -62,9 +62,15 @@ def test_a_tree_moves_and_what_is_there_is_not_copied() -> None:
     assert devices(tree.to_device({"a": {"w": w}}, "meta")) == {"meta"}
 
 
-@pytest.mark.parametrize("device", ["cude", "cuda:99"])
-def test_a_device_that_is_not_there_is_refused(device: str) -> None:
-    with pytest.raises(UsageError, match=f"device = '{device}' cannot be used here"):
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UsageError, match="device = 'cude' cannot be used here"):
+        build(experiment({"data": "tiny", "model": "mlp", "device": "cude"}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:99"])
+def test_a_machine_without_a_gpu_says_so(device: str) -> None:
+    with pytest.raises(UsageError, match=f"device = '{device}', but this machine has no CUDA device; write \"cpu\""):
         build(experiment({"data": "tiny", "model": "mlp", "device": device}))
 
 

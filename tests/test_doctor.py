@@ -160,7 +160,12 @@ def own_data(folder: Path) -> None:
         (write("run.json", "{"), "run.json", 3, "is not valid JSON"),
         (write("run.json", '{"format": 9, "name": "a", "label": "a", "seed": 0}'), "run.json", 3, "has the format 9"),
         (write("run.json", '{"format": 1, "name": "a", "label": "a", "seed": 0}'), "run.json", 3, "says nothing of"),
-        (other_method, "run.json", 2, "did you mean 'fedavg'?"),
+        (
+            other_method,
+            "run.json",
+            2,
+            "method 'fedavgg' is none of fedalloy's; a plug-in's method needs --plugin FILE.py",
+        ),
         (write("rounds.jsonl", 'no record\n{"round": 2}\n'), "records", 3, "line 1 of"),
         (lambda folder: change(folder, versions=[1]), "run.json", 3, "says nothing of versions"),
         (lambda folder: change(folder, versions={}, status=""), "resume", 5, "made with fedalloy None, here is"),

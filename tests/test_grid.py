@@ -54,9 +54,15 @@ def test_axes_that_make_no_sense_are_refused(axes: Any, sentence: str) -> None:
         cells({"axes": axes})
 
 
-def run(label: str, seed: int, amp: float, published: list[Any], alpha: float) -> Run:
-    view = {"amp": amp, "alma": amp / 2, "test": None, "validation": None, "fm": 0.0, "wlp": 0.0, "bottom10": 0.0}
-    record = {"round": 1, "views": {"personal": {**view, "worst_client": 0, "loss": 0.0}}, "bytes": {}, "seconds": {}}
+def run(
+    label: str, seed: int, amp: float, published: list[Any], alpha: float, amps: dict[str, float] | None = None
+) -> Run:
+    zeros = dict.fromkeys(("fm", "wlp", "bottom10", "worst_client", "loss"), 0.0)
+    views = {
+        name: {"amp": amp, "alma": amp / 2, "test": None, "validation": None, **zeros}
+        for name, amp in (amps or {"personal": amp}).items()
+    }
+    record = {"round": 1, "views": views, "bytes": {}, "seconds": {}}
     meta = {"label": label, "seed": seed, "experiment": {"published": published, "partition": {"alpha": alpha}}}
     return Run(meta, (record,))
 
@@ -80,9 +86,85 @@ def test_our_figures_stand_beside_the_published_ones_of_their_cell() -> None:
     assert table.table().row_count == 3
 
 
+def test_every_published_view_of_a_method_has_its_columns_and_a_gap_is_shown() -> None:
+    paper = [
+        {
+            "source": "Paper",
+            "where": {"partition.alpha": 0.1},
+            "metrics": ["amp"],
+            "rows": [
+                *(["FedMD+Global", "global", "59.76"], ["FedMD+Global", "distilled", "54.77"]),
+                *(["FedMD+Global", "personal", "32.13"], ["FedAvg", "aca", "61.00"], ["Elsewhere", "aca", "1.00"]),
+            ],
+        }
+    ]
+
+    def runs(alpha: float) -> list[Run]:
+        views = {"global": 0.6, "distilled": 0.5, "personal": 0.2}
+        return [
+            run("FedMD+Global", 0, 0.0, paper, alpha, views),
+            run("FedAvg", 0, 0.0, paper, alpha, {"aca": 0.4, "oca": 0.7}),
+            run("Local", 0, 0.3, paper, alpha, {"personal": 0.3, "odd": 0.35}),
+        ]
+
+    table = grid(["alpha"], [(["0.1"], runs(0.1)), (["1"], runs(1.0)), (["none"], runs(1.0)[2:])])
+    ours = ("FedMD+Global (global)", "FedMD+Global (distilled)", "FedMD+Global (personal)")
+    pairs = [heading for view in ours for heading in (view, "paper")]
+    assert table.headings == ["alpha", *pairs, "gap", "FedAvg", "paper", "Local", "paper"]
+    shown = ("60.00", "59.76", "50.00", "54.77", "20.00", "32.13", "30.00", "40.00", "61.00", "35.00", MISSING)
+    assert table.body[0] == ["0.1", *shown]
+    # Where nothing is published, the same views are shown; what was not run has no figure.
+    assert table.body[1] == ["1", *(MISSING if i in (1, 3, 5, 8) else text for i, text in enumerate(shown))]
+    assert table.body[2] == ["none", *[MISSING] * 9, "35.00", MISSING]
+
+
 def test_without_published_tables_there_is_one_column_for_each_method() -> None:
     table = grid(["n"], [(["2"], [run("Local", 0, 0.5, [], 1.0)])])
     assert (table.headings, list(table.body)) == (["n", "Local"], [["2", "50.00"]])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ('"partition.alhpa" = 2.0', "partition has no key 'alhpa'; did you mean 'alpha'?"),
+        ('"partition" = "classes"', "the partition 'classes' needs per_client; write per_client=..."),
+        ('"data" = "tinny"', "there is no data set 'tinny'; did you mean 'tiny'?"),
+        ('"data.augment" = "kdai"', "there is no augmentation 'kdai'; "),
+        ('"model.hiden" = [3]', "model has no key 'hiden'; did you mean 'hidden'?"),
+        ('"public.sampels" = 9', "public has no key 'sampels'; did you mean 'samples'?"),
+    ],
+)
+def test_the_last_cell_is_checked_before_the_first_one_runs(
+    change: str, sentence: str, tmp_path: Path, capsys: Any
+) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        f"""
+        data = "tiny"
+        model = "mlp"
+        rounds = 1
+        partition = {{ clients = 2, alpha = 1.0 }}
+        [[axes]]
+        name = "alpha"
+        values = [{{ label = "1", set = {{ "partition.alpha" = 1.0 }} }}, {{ label = "2", set = {{ {change} }} }}]
+        """
+    )
+    with pytest.raises(SystemExit) as left:
+        main(["table", str(file), "--out", str(tmp_path / "out")])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.startswith(f"fedalloy: {sentence}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_would_not_run_is_refused(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "small.toml").write_text(
+        '[methods.local]\n[[axes]]\nname = "alpha"\nvalues = [{ label = "1", set = { "partition.alpha" = 1.0 } }]\n'
+    )
+    with pytest.raises(SystemExit) as left:
+        main(["table", str(tmp_path / "small.toml"), "method=qffl"])
+    assert left.value.code == 2
+    sentence = "method=qffl has no effect: what is compared is [methods]; write [methods.qffl] in the file"
+    assert capsys.readouterr().err == f"fedalloy: {sentence}\n"
 
 
 def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path, capsys: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedalloy.core import run
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.methods import QFFL, Centralised, FedAvg, FedAvgM, FedProx, Local
-from fedalloy.participation import Participation
+from fedalloy.participation import USED_BY, Participation, Policy
 from fedalloy.training import LocalWork
 from fedalloy.tree import clone, equal
 
@@ -215,11 +216,33 @@ def test_nobody_in_time_is_a_round_without_change(small_setting):
         ({"speeds": [1.0]}, r"participation\.deadline .* and participation\.speeds .* go together"),
         ({"policy": "trace"}, r"participation\.policy = 'trace' and a non-empty participation\.trace go together"),
         ({"trace": [[0]]}, r"participation\.policy = 'trace' and a non-empty participation\.trace go together"),
+        (
+            {"fraction": 0.5},
+            r'participation\.fraction has no effect with policy = "full"; write participation\.policy = "fraction", or '
+            r"leave fraction at 1\.0",
+        ),
+        ({"policy": "trace", "trace": [[0]], "fraction": 0.5}, r'fraction has no effect with policy = "trace"'),
+        (
+            {"policy": "fraction", "fraction": 0.5, "tiers": [1, 2]},
+            r'tiers has no effect with policy = "fraction"; write participation\.policy = "weakest", or leave tiers ',
+        ),
     ],
 )
 def test_impossible_values_are_refused_in_a_sentence(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         Participation(**options)
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_each_policy_takes_its_own_options_and_every_default(policy):
+    options = {"trace": [[0]]} if policy == "trace" else {}
+    Participation(policy=policy, fraction=1.0, tiers=None, late_drop=0.1, deadline=1.0, speeds=[1.0], **options)
+    for name, value in (("fraction", 0.5), ("tiers", [1])):
+        if policy in USED_BY[name]:
+            Participation(policy=policy, **{name: value}, **options)
+        else:
+            with pytest.raises(UsageError, match=f"{name} has no effect"):
+                Participation(policy=policy, **{name: value}, **options)
 
 
 @pytest.mark.parametrize(

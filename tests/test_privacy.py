@@ -439,7 +439,7 @@ def test_a_client_stops_before_its_budget_is_exceeded() -> None:
             ((noise, ((rate, steps),)),) = [(noise, by.items()) for noise, by in ledger.items()]
             assert epsilon({noise: {rate: steps + setting.steps(k)}}, 1e-5) > 9.0
     reasons = {bad["reason"] for fed in rounds for bad in fed.quarantined}
-    assert reasons == {"its privacy budget of 9.0 is spent"}
+    assert reasons == {"one more round would exceed its privacy budget of 9.0"}
 
 
 def test_a_client_without_budget_counts_as_absent() -> None:

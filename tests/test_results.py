@@ -170,6 +170,16 @@ def test_without_a_validation_share_that_column_is_empty(three_rounds: list[dict
         run.clients("aca", "accuracy", "best on validation")
 
 
+def test_rounds_are_not_chosen_by_validation_data_that_nobody_has(three_rounds: list[dict[str, Any]]) -> None:
+    blind, sighted = make(three_rounds), make([record(1, aca=view(0.5, validation=0.5))])
+    for selection in results.SELECTIONS:
+        results.check_selection([blind, sighted], selection)
+        results.check_selection([], selection)
+    results.check_selection([blind], "best on test")
+    with pytest.raises(UsageError, match=r"no run has kept validation data.* partition\.validation = 0\.1"):
+        results.check_selection([blind, blind], "best on validation")
+
+
 def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds: list[dict[str, Any]]) -> None:
     (row,) = results.rows(make(three_rounds), target=0.6)
     assert row == results.Row(
@@ -195,6 +205,7 @@ def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds
         bytes_total=510,
         seconds=3.0,
         flops=3e9,
+        target=0.6,
     )
 
 
@@ -259,7 +270,7 @@ def test_combine_keeps_selections_apart(three_rounds: list[dict[str, Any]]) -> N
 
 def test_combine_refuses_one_seed_twice(three_rounds: list[dict[str, Any]]) -> None:
     row = results.rows(make(three_rounds))
-    with pytest.raises(UsageError, match=r"FedAvg .* have the seed 0; give runs .* different labels"):
+    with pytest.raises(UsageError, match=r"FedAvg .* have the seed 0; leave one of them out, or .* told_apart"):
         results.combine(row + row)
 
 

@@ -124,7 +124,8 @@ def test_run_json_says_what_was_run(tmp_path: Path) -> None:
     assert meta["model"]["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert meta["model"]["flops_per_sample"] == 2 * (64 * 16 + 16 * 10)
     assert meta["model"]["input"] == [1, 8, 8]
-    assert meta["data"] == {"name": "tiny", "note": "", "rows": 600}
+    scale = {name: list(getattr(load("tiny"), name)) for name in ("mean", "std")}
+    assert meta["data"] == {"name": "tiny", "note": "", "rows": 600, **scale}
     assert set(meta["digests"]) == {"data", "partition", "initial model"}
 
 
@@ -165,6 +166,24 @@ def test_a_folder_with_a_run_or_its_remains_is_refused(tmp_path: Path) -> None:
         simulate(tiny(), tmp_path / "run")
 
 
+def test_a_folder_with_other_files_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    for name in ("notes.txt", ".hidden"):
+        (tmp_path / name).write_text("keep me")
+        with pytest.raises(UsageError, match=r"is not empty, but holds no run: there is '.*'.*; choose another folder"):
+            simulate(tiny("rounds=1"), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "notes.txt"]
+
+
+def test_an_empty_folder_takes_a_run_and_so_does_one_where_a_start_was_killed(tmp_path: Path) -> None:
+    simulate(tiny("rounds=1"), tmp_path)
+    assert len(read(tmp_path).rounds) == 1
+    killed = tmp_path / "killed"
+    (killed / "checkpoints").mkdir(parents=True)
+    for name in ("run.lock", ".run.json.part"):
+        (killed / name).write_text("")
+    assert len(simulate(tiny("rounds=1"), killed).rounds) == 1
+
+
 @pytest.mark.parametrize("words", [["data=tinny"], ["model=mpl"], ["partition.clients=601"], ["model.hidden=[0]"]])
 def test_what_cannot_be_built_leaves_no_folder(tmp_path: Path, words: list[str]) -> None:
     with pytest.raises(UsageError):
@@ -187,12 +206,9 @@ Broken = dataclasses.dataclass(frozen=True, kw_only=True)(Broken)  # not registe
 
 
 def test_a_run_that_fails_in_its_first_round_leaves_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep me")
-    for folder in ("new", "mine"):
-        with pytest.raises(UsageError, match="no more"):
-            simulate(tiny(), tmp_path / folder, method=Broken(when=1))
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["mine", "notes.txt"]
+    with pytest.raises(UsageError, match="no more"):
+        simulate(tiny(), tmp_path / "new", method=Broken(when=1))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_fails_later_keeps_its_rounds(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedalloy import build as build_module
-from fedalloy import runner, spill, tree
+from fedalloy import config, runner, spill, tree
 from fedalloy.checkpoints import Checkpoints
 from fedalloy.comparison import compare
 from fedalloy.config import experiment, override
@@ -274,7 +274,10 @@ def spills(monkeypatch: pytest.MonkeyPatch, small_segments: None) -> list[Spill]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
-def test_a_budget_changes_no_bit(method: str, tmp_path: Path, spills: list[Spill]) -> None:
+def test_a_budget_changes_no_bit(
+    method: str, tmp_path: Path, spills: list[Spill], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "LEAST_MEMORY", 0)  # these models are small
     plain = simulate(override(TINY, [f"method={method}"]), tmp_path / "plain")
     assert not spills[-1].segments
     files = {p.name: p.stat().st_size for p in (tmp_path / "plain" / "checkpoints").glob("*.safetensors")}
@@ -306,7 +309,7 @@ def test_a_message_to_a_worker_is_read_from_the_file() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_a_resumed_run_lets_go_of_what_it_began_with(method: str, tmp_path: Path, spills: list[Spill]) -> None:
-    exp = override(TINY, [f"method={method}", "participation.policy=full", "memory=0", "rounds=6"])
+    exp = override(TINY, [f"method={method}", "participation={}", "memory=0", "rounds=6"])
     with pytest.raises(KeyboardInterrupt):
         simulate(exp, tmp_path / "run", watch=stop_after(1))
     seen: list[int] = []
@@ -416,6 +419,11 @@ def test_an_experiment_refuses_nonsense_before_it_runs() -> None:
     with pytest.raises(UsageError, match="memory = 'much' is no size"):
         experiment({"memory": "much"})
     assert experiment({"memory": "4GB"}).to_dict()["memory"] == "4GB"
+    for size, bytes_ in ((4, "4"), ("999 KB", "999,000")):
+        with pytest.raises(UsageError, match=f'memory = {size!r} is {bytes_} bytes; .* for instance memory = "4GB"'):
+            experiment({"memory": size})
+    for least in (0, "1MB", 10**6):
+        assert experiment({"memory": least}).memory == least
     assert "memory" not in experiment({}).to_dict()
 
 

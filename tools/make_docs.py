@@ -40,7 +40,7 @@ SENTENCES: dict[type, dict[str, str]] = {
         "where it is worth its start. All give the same bits.",
         "workers": "How many clients run side by side; by default one per core.",
         "memory": "How much RAM the clients' last models and memories may take, for instance `4GB` or `512MiB`; what "
-        "comes beyond it lies in temporary files. It changes no bit.",
+        "comes beyond it lies in temporary files. At least `1MB`, or 0 to keep nothing in RAM. It changes no bit.",
         "layout": "Memory layout of the networks: `auto` is `channels_last` for CNNs without GroupNorm, else `nchw`. "
         "It changes the last bits.",
         "device": "Where data and networks lie: `cpu`, `cuda`; the data is moved there once. Not yet tried on a GPU.",
@@ -206,8 +206,9 @@ INTRODUCTION = """\
 <!-- Made by tools/make_docs.py from the methods' cards and docstrings; edit those instead. -->
 
 Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows the same table, and
-`fedalloy list --where any_network=yes` only the methods that let clients have different networks. "Up" and "down" say
-what travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
+`fedalloy list --where any_network=yes` only the methods that let clients have different networks; of a text, `yes`
+means that there is one, `no` that there is none, and another word is looked for in it. "Up" and "down" say what
+travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
 "Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
 
 Options are keys of `[method]`, or of the method's own table under `[methods]`."""

@@ -22,7 +22,7 @@ from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader
 from fedalloy.data.label_space import LabelSpace
-from fedalloy.data.partition import Partition, partitions, split
+from fedalloy.data.partition import Partition, complete, partitions, split
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.errors import UsageError
@@ -47,6 +47,7 @@ class Built:
 
 def build(exp: Experiment, dataset: Dataset | None = None, network: Network | None = None) -> Built:
     """Build what an experiment names; a data set or a network of your own replaces the one it names."""
+    _refuse_other_kinds(dataset, network)
     data = _load(exp.data) if dataset is None else dataset
     pool, holdout = tensors(data, size=exp.data.size)
     pool, holdout = _moved(pool, exp.device), _moved(holdout, exp.device) if holdout is not None else None
@@ -92,12 +93,59 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     )
 
 
+def _refuse_other_kinds(dataset: object, network: object) -> None:
+    if dataset is not None and not isinstance(dataset, Dataset):
+        raise UsageError(
+            f"dataset is a {type(dataset).__name__}; write dataset=from_arrays(x, y), from_torch(pairs) or load(name)"
+        )
+    if network is not None and (isinstance(network, nn.Module) or not callable(network)):
+        raise UsageError(
+            f"network is a {type(network).__name__}, but must be a function that makes one, since the server and every "
+            "client need their own; write network=lambda: nn.Sequential(...), or the name of a class of yours"
+        )
+
+
 def _moved(samples: Samples, device: str) -> Samples:
     try:
         return samples.to(device)
     except (RuntimeError, AssertionError) as error:  # an unknown name, or no such hardware
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UsageError(f"device = '{device}', but this machine has no CUDA device; write \"cpu\"") from error
         reason = str(error).splitlines()[0]
         raise UsageError(f'device = \'{device}\' cannot be used here: {reason}; write "cpu" or "cuda"') from error
+
+
+def check_names(exp: Experiment) -> None:
+    """Refuse names and options that do not exist; no data is loaded for it.
+
+    >>> check_names(Experiment(partition=PartitionPart(name="iid", options={"alhpa": 1.0})))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: partition has no key 'alhpa'; choose one of: clients, name, seed, test, \
+test_fraction, test_samples, validation
+    """
+    check_options(exp.data, reader(exp.data.name), "data")
+    augmentation(exp.data.augment, ())
+    options = _partition_options(exp.partition)
+    complete(exp.partition.name, options if exp.partition.name != "natural" else {**options, "ids": ()})
+    for part in exp.models:
+        _model_options(Choice(name=part.name, options=part.options), "models")
+    _model_options(exp.model, "model")
+    if exp.public is not None:
+        _public_options(exp.public)
+
+
+def _partition_options(part: PartitionPart) -> dict[str, Any]:
+    return check_options(part, partitions[part.name], "partition", ("labels", "clients", "seed", "ids"))
+
+
+def _model_options(choice: Choice, where: str) -> dict[str, Any]:
+    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+
+
+def _public_options(part: PublicPart) -> dict[str, Any]:
+    # Rows of the private data have no options.
+    return check_options(part, reader(part.data) if part.data != "own" else lambda: None, "public")
 
 
 def _load(part: DataPart) -> Dataset:
@@ -126,8 +174,7 @@ def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, cli
 
 def network_of(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
     """What makes the chosen network for these samples and this many outputs."""
-    given = ("classes", "channels", "size")
-    options = check_options(choice, models.models[choice.name], where, given)
+    options = _model_options(choice, where)
     _, channels, height, width = pool.x.shape
 
     if height != width:
@@ -191,8 +238,7 @@ def _shape(batch: Tensor) -> str:
 
 
 def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: int) -> Partition:
-    taken = ("labels", "clients", "seed", "ids")
-    given: dict[str, Any] = check_options(part, partitions[part.name], "partition", taken)
+    given = _partition_options(part)
     clients = part.clients
     if part.name == "natural":
         if data.client_ids is None:
@@ -239,7 +285,7 @@ def _site(
 def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
     """Rows of the private data for a public set: equally many of each class, drawn at random."""
     assert exp.public is not None
-    check_options(exp.public, lambda: None, "public")  # rows of the private data have no options
+    _public_options(exp.public)
     wanted = exp.public.samples
     if wanted >= len(data.y):
         raise UsageError(f"public.samples = {wanted} leaves nothing of the {len(data.y)} rows for the clients")
@@ -261,7 +307,7 @@ def public_of(
         return None, None
     if aside is not None:
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
-    other = _read(part.data, check_options(part, reader(part.data), "public"))
+    other = _read(part.data, _public_options(part))
     if other.x.shape[1] != data.x.shape[1]:
         raise UsageError(
             f"the public set '{part.data}' has {other.x.shape[1]} channels and '{data.name}' {data.x.shape[1]}; "

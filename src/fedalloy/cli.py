@@ -16,7 +16,7 @@ import click
 
 from fedalloy import __version__
 from fedalloy.deploy.commands import COMMANDS as DEPLOY
-from fedalloy.errors import FedalloyError, InterruptionError, TerminationError, UsageError
+from fedalloy.errors import FedalloyError, InterruptionError, PluginError, TerminationError, UsageError
 from fedalloy.terminal import (
     Terminated,
     as_typed,
@@ -28,6 +28,7 @@ from fedalloy.terminal import (
     parted,
     plugged,
     read_runs,
+    refuse_idle_method,
     resumable,
     say,
     screen,
@@ -40,11 +41,13 @@ if TYPE_CHECKING:
     from fedalloy.config import Experiment
     from fedalloy.results import Run
 
+FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 PLUGIN = click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that registers things of your own."
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+WHOLE = "--debug shows the whole traceback"
 
 
 class NearestGroup(click.Group):
@@ -74,7 +77,10 @@ def cli(debug: bool) -> None:
 @cli.command()
 @OUT
 def demo(out: str | None) -> None:
-    """Compare four methods on built-in data, offline, in under a minute."""
+    """Compare four methods on built-in data, offline.
+
+    It takes less than a minute.
+    """
     from fedalloy import config
 
     folder = Path(out) if out else fresh(Path(), "fedalloy-demo")
@@ -89,7 +95,7 @@ What next?
 
 
 @cli.command("run")
-@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@FILE
 @OVERRIDES
 @OUT
 @PLUGIN
@@ -105,22 +111,24 @@ def run_command(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     from fedalloy.build import build
-    from fedalloy.comparison import slug
+    from fedalloy.comparison import key_of, label_of, slug
     from fedalloy.config import build_method
     from fedalloy.progress import Display
     from fedalloy.runner import resume as go_on
     from fedalloy.runner import settled, simulate
 
-    folder = Path(out) if out else fresh(Path("runs"), f"{slug(exp.method.name)}-seed{exp.seed}")
+    key = key_of(exp)
+    label = label_of(key, exp.method)
+    folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
     method = build_method(exp.method)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
     with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
-        watch = display.begin(method.label, exp.seed)
+        watch = display.begin(label, exp.seed)
         if begun:
             run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
         else:
-            run = simulate(exp, folder, built=built, watch=watch, say=say)
+            run = simulate(exp, folder, label=label, built=built, watch=watch, say=say)
     show([run])
     if profile:
         from fedalloy.report.profile import profile_table
@@ -130,7 +138,7 @@ def run_command(
 
 
 @cli.command()
-@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@FILE
 @OVERRIDES
 @click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
 @click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
@@ -144,13 +152,15 @@ def compare(
     out: str | None,
     plugins: tuple[str, ...],
 ) -> None:
-    """Compare methods on one experiment: same data, same clients in every round, mean and spread over seeds.
+    """Compare methods on one experiment.
 
-    A comparison that was interrupted goes on where it stopped when it is given the same folder.
+    All have the same data and the same clients in every round; the table shows mean and spread over seeds. A comparison
+    that was interrupted goes on where it stopped when it is given the same folder.
     """
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
         names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
@@ -165,12 +175,14 @@ def compare(
 @OUT
 @PLUGIN
 def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | None, plugins: tuple[str, ...]) -> None:
-    """Run an experiment in every cell of its [[axes]], as a paper's table: our figures beside the published ones.
+    """Run an experiment in every cell of its [[axes]].
 
-    A table that was interrupted goes on where it stopped when it is given the same folder.
+    The table is like a paper's, with our figures beside the published ones. A table that was interrupted goes on where
+    it stopped when it is given the same folder.
     """
     load_plugins(plugins)
     from fedalloy import comparison
+    from fedalloy.build import check_names
     from fedalloy.config import experiment, override, read_toml
     from fedalloy.files import make_folder, write_atomically
     from fedalloy.grid import cells
@@ -179,6 +191,9 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
 
     axes, found = cells(override(read_toml(file), overrides))
     experiments = [experiment(cell.values) for cell in found]
+    refuse_idle_method(experiments[0], overrides, has_names=False)
+    for exp in experiments:  # the last cell's mistake is better found now than after all others have run
+        check_names(exp)
     folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
     make_folder(folder)
     chosen = chosen_seeds(seeds, experiments[0].seed)
@@ -205,13 +220,19 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @click.option("--rounds", type=int, help="Go on to this round instead of the one that was planned.")
 @PLUGIN
 def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
-    """Go on with an interrupted run, to the same bits as if it had never stopped."""
+    """Go on with an interrupted run.
+
+    The end result has the same bits as if it had never stopped.
+    """
     load_plugins(plugins)
     from fedalloy.progress import Display
+    from fedalloy.runner import completed
     from fedalloy.runner import resume as go_on
     from fedalloy.store import described
 
     before = described(folder)
+    if rounds is not None and 0 < rounds < (done := completed(folder)):
+        raise UsageError(f"'{folder}' has completed {done} rounds; write --rounds {done} or more")
     total = rounds or before["experiment"]["rounds"]
     with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
         run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
@@ -225,20 +246,31 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @click.option("--privacy", is_flag=True, help="Say of each method what leaves a client, and what it is sent.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets or partitions, e.g. `fedalloy list --where any_network=yes`."""
+    """List methods, models, data sets or partitions.
+
+    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. Of an entry that is a
+    text, yes means that there is one, no that there is none, and any other word is looked for in it.
+    """
     load_plugins(plugins)
     from fedalloy.listing import listing
 
-    screen().print(listing(what, filters, privacy=privacy))
+    table = listing(what, filters, privacy=privacy)
+    if filters and not table.row_count:
+        say(f"no method fits {' and '.join(filters)}; `fedalloy list` shows them all")
+    else:
+        screen().print(table)
 
 
 @cli.command()
-@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@FILE
 @OVERRIDES
 @OUT
 @PLUGIN
 def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
-    """Show how an experiment's data is split among its clients, as numbers and pictures."""
+    """Show how an experiment's data is split among clients.
+
+    It prints numbers and draws pictures.
+    """
     exp = given_experiment(*parted(file, overrides), plugins)
     from fedalloy.build import build
     from fedalloy.files import make_folder, write_json
@@ -271,7 +303,10 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
 )
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
 def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
-    """Write one page about finished runs; a folder of runs counts as all of them."""
+    """Write one page about finished runs.
+
+    A folder of runs counts as all of them.
+    """
     runs = read_runs(folders)
     show(runs, select, target)
     write_page(runs, Path(out), as_typed("report", *folders), select, target)
@@ -286,7 +321,10 @@ def report(folders: tuple[str, ...], select: Any, target: float | None, out: str
 def draw_command(
     folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
 ) -> None:
-    """Draw what a run makes: images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD)."""
+    """Draw what a run makes besides a model.
+
+    Images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD).
+    """
     load_plugins(plugins)
     from fedalloy.draw import draw
 
@@ -301,19 +339,26 @@ def draw_command(
 @click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write; default: in the run's folder.")
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
-    """Write a trained model as safetensors, with the lines that load it."""
+    """Write a trained model as safetensors.
+
+    The lines that load it are shown.
+    """
     load_plugins(plugins)
     from fedalloy.export import export_model
 
     path, lines = export_model(Path(folder), view, client, Path(out) if out else None)
-    say(f"written: {path}\n\n{lines}\n\nA run starts from it with `fedalloy run start={path}`.")
+    again = f"`fedalloy run EXPERIMENT.toml start={path}`"
+    say(f"written: {path}\n\n{lines}\n\nA run with the same model starts from it: {again}.")
 
 
 @cli.command()
 @click.argument("name", metavar="METHOD")
 @PLUGIN
 def check(name: str, plugins: tuple[str, ...]) -> None:
-    """Check that a method keeps the contract that exactness and resuming rest on."""
+    """Check that a method keeps the contract.
+
+    Exactness and resuming rest on it.
+    """
     load_plugins(plugins)
     from fedalloy.check import checks_passed
     from fedalloy.config import Choice, build_method
@@ -330,7 +375,10 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
 @click.argument("paths", metavar="[FOLDER]...", nargs=-1)
 @PLUGIN
 def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Check this machine and its data, or folders of runs or data sets; nothing is written."""
+    """Check this machine and its data, or folders.
+
+    A folder may hold a run, several runs or data sets. Nothing is written.
+    """
     from fedalloy.doctor import examine, exit_code
     from fedalloy.plugins import load_file
 
@@ -343,7 +391,7 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
 
 
 @cli.command("bench-attacks")
-@click.argument("file", metavar="EXPERIMENT.toml", required=False)
+@FILE
 @OVERRIDES
 @click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
 @click.option("--attacks", "-a", help="Names of attacks, separated by commas; default: all.")
@@ -359,17 +407,23 @@ def bench_attacks(
     seeds: str,
     out: str | None,
 ) -> None:
-    """How much accuracy methods keep when some clients attack, with and without the options that bound them."""
+    """Measure how much accuracy methods keep under attack.
+
+    Each method runs with and without the options that bound an attacker, once without attackers and once under each
+    attack: sign-flip, scaled-logits, rank-flip, label-flip, free-rider, nan.
+    """
     from fedalloy.attack_bench import bench_experiment, report_attacks
 
-    exp = bench_experiment(*parted(file, overrides))
+    file, overrides = parted(file, overrides)
+    exp = bench_experiment(file, overrides)
     some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
+    refuse_idle_method(exp, overrides, some[0])
     report_attacks(
         exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
     )
 
 
-cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites, by Flower; each keeps its data."))
+cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites, by Flower. Each keeps its data."))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -379,6 +433,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     with orderly_end():
         try:
             cli.main(given, prog_name="fedalloy", standalone_mode=False)
+        except PluginError as error:
+            _fail(f"{error}; {WHOLE}", error.code, debug, error)
         except FedalloyError as error:
             _fail(str(error), error.code, debug, error)
         except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
@@ -386,15 +442,45 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             _fail("interrupted", (TerminationError if told else InterruptionError).code, debug)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
+        except click.NoSuchOption as error:
+            _fail(_as_override(error, given), 2, debug, error)
         except click.ClickException as error:
             _fail(error.format_message(), 2, debug, error)
         except BrokenPipeError:
             sys.exit(0)
-        except OSError as error:
-            _fail(f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4, debug, error)
         except Exception as error:
-            _fail(f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1, debug, error)
+            _fail(*_fault(error), debug, error)
     sys.exit(0)
+
+
+def _fault(error: Exception) -> tuple[str, int]:
+    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
+    from fedalloy.plugins import blamed
+
+    if (sentence := blamed(error)) is not None:
+        return f"{sentence}; {WHOLE}", PluginError.code
+    if isinstance(error, OSError):
+        return f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4
+    return f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1
+
+
+def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
+    """What is wrong with an unknown option, and how to write it where it is a key of the experiment."""
+    key = error.option_name.lstrip("-")
+    takes_keys = error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params)
+    if not takes_keys or key.split(".")[0] not in _keys():
+        return error.format_message()
+    words = [*(part for word in given for part in word.split("=", 1)), "..."]
+    value = words[words.index(error.option_name) + 1]
+    return f"{error.option_name} is a key of the experiment, not an option; write {key}={value}"
+
+
+def _keys() -> list[str]:
+    from dataclasses import fields
+
+    from fedalloy.config import Experiment
+
+    return [f.name for f in fields(Experiment)]
 
 
 def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:
@@ -447,12 +533,13 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
 
 def _begun(exp: Experiment, folder: Path) -> bool:
     """Whether a folder holds a run of this experiment, which is then said; another's is refused."""
-    from fedalloy.runner import refuse_other
+    from fedalloy.runner import refuse_other, refuse_shorter
     from fedalloy.store import described
 
     if not (folder / "run.json").exists():
         return False
     refuse_other(exp, folder)
+    refuse_shorter(exp.rounds, folder)
     meta = described(folder)
     enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
     over = meta["status"] == "done" and enough

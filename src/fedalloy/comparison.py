@@ -14,8 +14,8 @@ from fedalloy.core import Network
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
-from fedalloy.results import Run, read
-from fedalloy.runner import Watch, refuse_other, resume, settled, simulate
+from fedalloy.results import Run
+from fedalloy.runner import Watch, refuse_other, refuse_shorter, resume, settled, simulate
 from fedalloy.store import Say
 from fedalloy.training import one_thread
 
@@ -53,7 +53,7 @@ def compare(
         objects = [build_method(choice) for choice in choices.values()]
         with engine_for(objects, built.setting, exp.rounds, exp.engine, exp.workers, say, one) as engine:
             for key, choice in choices.items():
-                label = build_method(choice).label if key == choice.name else key
+                label = label_of(key, choice)
                 watch = begin(label, seed) if begin is not None else None
                 place = _place(folder, key, seed)
                 if place is not None and (place / "run.json").exists():
@@ -76,6 +76,22 @@ def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Cho
     return {name: own.get(name, Choice(name=name)) for name in names}
 
 
+def key_of(exp: Experiment) -> str:
+    """The key that the experiment's method has under [methods]; if it does not stand there, its name.
+
+    >>> methods = {"mild": {"name": "fedprox", "mu": 0.001}}
+    >>> [key_of(experiment({"method": {"name": "fedprox", "mu": mu}, "methods": methods})) for mu in (0.001, 1.0)]
+    ['mild', 'fedprox']
+    """
+    keys = [key for key, choice in exp.methods.items() if choice == exp.method]
+    return keys[0] if keys and exp.method.name not in keys else exp.method.name
+
+
+def label_of(key: str, choice: Choice) -> str:
+    """How tables show a method: by its own label, or by a key that is not its name."""
+    return build_method(choice).label if key == choice.name else key
+
+
 def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None) -> None:
     """Refuse a network that does not fit, methods that cannot run, and a folder that holds runs of something else."""
     tried(built.setting)
@@ -89,15 +105,7 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
         place = _place(folder, key, exp.seed)
         if place is not None and (place / "run.json").exists():
             refuse_other(settled(exp, built, method), place)
-            _refuse_shorter(exp, place)
-
-
-def _refuse_shorter(exp: Experiment, place: Path) -> None:
-    done = len(read(place).rounds)
-    if done > exp.rounds:
-        raise UsageError(
-            f"'{place}' has completed {done} rounds; write rounds = {done} or more, or choose another folder"
-        )
+            refuse_shorter(exp.rounds, place)
 
 
 def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:

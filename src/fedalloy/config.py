@@ -22,7 +22,7 @@ from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.privacy import Privacy
 from fedalloy.quorum import Quorum
-from fedalloy.registry import suggest
+from fedalloy.registry import LONGEST, suggest
 from fedalloy.spill import parse_size
 from fedalloy.training import LocalWork
 
@@ -33,6 +33,7 @@ DEEPEST = 16  # tables or lists within each other; an experiment needs four
 LONGEST_KEY = 100  # letters
 LONGEST_TEXT = 500
 LONGEST_SHOWN = 200
+LEAST_MEMORY = 10**6  # bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ class Experiment:
     device: str = "cpu"
     data: DataPart = field(default_factory=DataPart)
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
-    model: Choice = field(default_factory=lambda: Choice(name="simple-cnn"))
+    model: Choice = field(default_factory=lambda: Choice(name="lenet5"))
     models: tuple[ModelPart, ...] = ()
     budget: Budget | None = None
     method: Choice = field(default_factory=lambda: Choice(name="fedavg"))
@@ -190,7 +191,7 @@ class Experiment:
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers = {self.workers} must be at least 1; leave it out for one per core")
         if self.memory is not None:
-            parse_size(self.memory)
+            _check_memory(self.memory)
         if self.evaluate_every < 1:
             raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
         _check_seed("seed", self.seed)
@@ -246,6 +247,20 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     for choice in (exp.method, *exp.methods.values()):
         build_method(choice)
     return exp
+
+
+def recorded(meta: Mapping[str, Any]) -> Experiment:
+    """The experiment of a run as its `run.json` has it; a method that is unknown here was a plug-in's."""
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
+    part = meta["experiment"].get("method")
+    name = part.get("name") if isinstance(part, Mapping) else part
+    if isinstance(name, str) and name not in methods:
+        raise UsageError(
+            f"the run's method {name[:LONGEST]!r} is none of fedalloy's; a plug-in's method needs --plugin FILE.py, "
+            "and in Python its file must be imported first"
+        )
+    return experiment(meta["experiment"])
 
 
 def _refuse_unwritable(value: Any, where: str, around: tuple[int, ...] = ()) -> None:
@@ -327,7 +342,7 @@ def check_options(
     """
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
     refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
-    hints = _hints(maker)
+    hints = type_hints(maker)
     return {key: _typed(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
 
@@ -335,7 +350,7 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """Build a dataclass from values of the right types; anything else is refused in a sentence."""
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
-    hints = _hints(cls)
+    hints = type_hints(cls)
     typed = {key: _typed(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     for f in fields:
         if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
@@ -343,7 +358,8 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     return cls(**typed)
 
 
-def _hints(thing: Any) -> dict[str, Any]:
+def type_hints(thing: Any) -> dict[str, Any]:
+    """The types of a function's or a dataclass's arguments by name, as far as they can be found."""
     try:
         return typing.get_type_hints(thing)
     except NameError:  # a user's annotations that exist for the type checker only
@@ -481,6 +497,15 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) 
         if key not in known:
             hint = suggest(str(key), list(known)) if known else "it has none"
             raise UsageError(f"{where} has no key {_shown(key)}; {hint}")
+
+
+def _check_memory(size: str | int) -> None:
+    found = parse_size(size)
+    if 0 < found < LEAST_MEMORY:  # 4 was meant as 4GB
+        raise UsageError(
+            f'memory = {size!r} is {found:,} bytes; give at least 1 MB, for instance memory = "4GB", or 0 to keep '
+            "nothing in RAM"
+        )
 
 
 def _check_seed(where: str, seed: int) -> None:

@@ -305,7 +305,8 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
     """Let a client carry out a message; every engine does it through this function.
 
     A client that is alone in its process has torch's global stream seeded, for layers that know no other. Under
-    [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone.
+    [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone. What goes
+    wrong gets a note of whose action it was.
     """
     do = getattr(method, message.action, None)
     if not getattr(do, "is_action", False):
@@ -316,6 +317,9 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
             answer = do(me, message)
         except BudgetSpentError as spent:
             answer = Reply({LEDGER: str(spent)})
+        except Exception as error:
+            error.add_note(f"client {me.id}, action '{message.action}'")
+            raise
     if not isinstance(answer, Reply):
         raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
     return answer if me.account is None else Reply(answer.body, closed(me.account, me.memory, answer.keep))

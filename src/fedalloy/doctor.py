@@ -24,7 +24,7 @@ import torch
 
 from fedalloy import plugins
 from fedalloy.checkpoints import Checkpoints, read_checkpoint
-from fedalloy.config import Experiment, experiment
+from fedalloy.config import Experiment, recorded
 from fedalloy.data import datasets, fetch, files, load
 from fedalloy.data.fetch import RemoteFile
 from fedalloy.engine.cores import usable_cores
@@ -284,7 +284,7 @@ def run(folder: Path) -> list[Finding]:
 def _run_findings(folder: Path) -> list[Finding]:
     try:
         meta = described(folder)
-        exp = experiment(meta["experiment"])
+        exp = recorded(meta)
     except BROKEN as error:
         return [_wrong("run.json", error), *_checkpoints(folder), _lock(folder)]
     state = f"{meta['label']}, seed {meta['seed']}, {meta.get('status', 'of unknown status')}"

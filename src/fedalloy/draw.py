@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import fedalloy.methods  # noqa: F401  # registers the built-in methods
 from fedalloy import rng
 from fedalloy.build import Built, build
-from fedalloy.config import build_method, experiment
+from fedalloy.config import build_method, recorded
 from fedalloy.core import Method, Network, State, methods
 from fedalloy.data.samples import Dataset, Samples
 from fedalloy.errors import DataError, UsageError
@@ -129,7 +129,7 @@ def _fusion(run: Opened) -> dict[str, Figure]:
 
 def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Opened:
     meta = described(folder)
-    exp = experiment(meta["experiment"])
+    exp = recorded(meta)
     saved = Store(folder).restore()
     if saved is None:
         raise DataError(f"the run in '{folder}' has not completed a round")
@@ -164,7 +164,7 @@ def _by_class(made: Samples, setting: Setting, names: Sequence[str], title: str)
 
 
 def _teacher(s: State, method: FedKF | DataFreeKD) -> Tree:
-    """The model that the generator learned from: OCA for FedKF, else the one model there is."""
+    """The newest teacher, OCA for FedKF, else the model; the generator learned from that of its own last round."""
     sent = method.teacher(s) if isinstance(method, FedKF) else {}
     return cast(Tree, sent.get("teacher", s["model"]))
 

@@ -33,6 +33,10 @@ class CheckpointError(FedalloyError):
     code = 5
 
 
+class PluginError(FedalloyError):
+    """What a user's own file raised while a client was at work in another process; the sentence says where."""
+
+
 class InterruptionError(FedalloyError):
     """The user stopped a command that can be gone on with; the sentence says how."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedalloy.config import type_hints
 from fedalloy.core import Card, Method, methods
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
@@ -18,6 +19,8 @@ from fedalloy.errors import UsageError
 from fedalloy.methods import FedAvg
 from fedalloy.models import models
 from fedalloy.registry import suggest
+
+NOTHING = ("", "no", "nothing")  # how a card says that there is none
 
 
 def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) -> Table:
@@ -51,14 +54,13 @@ def _methods(filters: Sequence[str]) -> Table:
             *(["needs networks with features and a head"] if card.features else []),
             *([f"distils: {card.distils}"] if card.distils != "no" else []),
         ]
-        options = ", ".join(f"{f.name}={f.default}" for f in dataclasses.fields(cls))  # type: ignore[arg-type]  # @method makes it a dataclass
         _add(
             table,
             name,
             f"{cls.label}: {card.paper}",
             f"up: {card.up}; down: {card.down}; leaves the client: {card.leaves_client}",
             "; ".join(needs),
-            options,
+            _options(cls),
         )
     return table
 
@@ -99,7 +101,13 @@ def _filter(text: str) -> tuple[str, str]:
 
 
 def _fits(have: Any, want: str) -> bool:
-    return _yes(have) == want if isinstance(have, bool) else want in str(have).lower()
+    """Whether an entry of a card is what is wanted: yes, no, or a word of a text.
+
+    >>> [_fits("the global model", want) for want in ("yes", "no", "global")], _fits("nothing", "no")
+    ([True, False, True], True)
+    """
+    there = have not in NOTHING if isinstance(have, str) else bool(have)
+    return _yes(there) == want if isinstance(have, bool) or want in ("yes", "no") else want in str(have).lower()
 
 
 def _models() -> Table:
@@ -119,7 +127,7 @@ def _data() -> Table:
 def _partitions() -> Table:
     table = _table()
     for name, function in partitions.items():
-        _add(table, name, _first_line(function), _options(function, skip=("labels", "clients", "seed")))
+        _add(table, name, _first_line(function), _options(function, skip=("labels", "clients", "seed", "ids")))
     return table
 
 
@@ -132,13 +140,38 @@ def _add(table: Table, name: str, *lines: str) -> None:
     table.add_row(Text(name, style="bold"), body)
 
 
-def _options(function: Callable[..., Any], skip: Iterable[str] = ()) -> str:
+def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
+    """The options of what makes a thing, as they are written on the command line.
+
+    >>> def ring(*, classes: int, width: int | None = None, kind: Literal["flat", "round"] = "flat", thin=True): ...
+    >>> _options(ring, skip=["classes"])
+    'width (unset), kind=flat (or round), thin=true'
+    """
+    hints = type_hints(maker)
     shown = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if name not in skip:
-            required = parameter.default is inspect.Parameter.empty
-            shown.append(name if required else f"{name}={parameter.default}")
+    for name, parameter in inspect.signature(maker).parameters.items():
+        if name in skip:
+            continue
+        value = parameter.default
+        others = ", ".join(word for word in _words(hints.get(name)) if word != value)
+        if value is inspect.Parameter.empty:
+            shown.append(f"{name} (must be given{others and f': {others}'})")
+        elif value is None:
+            shown.append(f"{name} (unset{others and f'; or {others}'})")
+        else:
+            shown.append(f"{name}={_written(value)}{others and f' (or {others})'}")
     return ", ".join(shown)
+
+
+def _words(hint: Any) -> list[str]:
+    """The words that a type allows, alone or beside others such as numbers."""
+    return [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(_written, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _first_line(thing: object) -> str:

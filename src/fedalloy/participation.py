@@ -13,6 +13,7 @@ from fedalloy.errors import UsageError
 from fedalloy.registry import refuse_unknown_choices
 
 Policy = Literal["full", "fraction", "bernoulli", "weakest", "trace", "legacy"]
+USED_BY = {"fraction": ("fraction", "bernoulli", "weakest", "legacy"), "tiers": ("weakest",)}  # others refuse them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,13 @@ class Participation:
             raise UsageError(f"participation.deadline = {self.deadline} must be a positive number of seconds")
         if (self.policy == "trace") != bool(self.trace):
             raise UsageError("participation.policy = 'trace' and a non-empty participation.trace go together")
+        for name, policies in USED_BY.items():
+            default = getattr(type(self), name)
+            if getattr(self, name) != default and self.policy not in policies:
+                raise UsageError(
+                    f'participation.{name} has no effect with policy = "{self.policy}"; write participation.policy = '
+                    f'"{policies[0]}", or leave {name} {"out" if default is None else f"at {default}"}'
+                )
 
     def check(self, clients: int) -> None:
         """Refuse lists that do not fit the number of clients."""

@@ -44,6 +44,20 @@ def load_installed() -> None:
             raise UsageError(f"the installed plug-in '{entry.value}' failed: {_named(error)}") from error
 
 
+def blamed(error: BaseException) -> str | None:
+    """Where a user's own file failed, and how: its innermost line on the way to an error, if there is one."""
+    files, place = loaded_files(), None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename in files:
+            place = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
+        trace = trace.tb_next
+    if place is None:
+        return None
+    notes = "; ".join(getattr(error, "__notes__", ()))  # such as whose action it was
+    return f"{place}: {_named(error)}{f' ({notes})' if notes else ''}"
+
+
 def _named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 

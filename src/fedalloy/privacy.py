@@ -142,7 +142,7 @@ class Account:
         after = {**self.spent, noise: {**by, repr(rate): by.get(repr(rate), 0) + steps}}
         budget = self.privacy.budget
         if budget is not None and epsilon(after, self.privacy.delta) > budget:
-            raise BudgetSpentError(f"its privacy budget of {budget} is spent")
+            raise BudgetSpentError(f"one more round would exceed its privacy budget of {budget}")
         self.spent, self.charged = after, True
 
 

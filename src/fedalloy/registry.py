@@ -55,7 +55,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __getitem__(self, name: str) -> T:
         if name in self._things:
             return self._things[name]
-        raise UsageError(f"there is no {self.kind} {name[:LONGEST]!r}; {suggest(name, self._things)}")
+        hint = suggest(name, self._things)
+        own = "" if hint.endswith("?") else "; one of your own needs --plugin FILE.py"
+        raise UsageError(f"there is no {self.kind} {name[:LONGEST]!r}; {hint}{own}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._things))

@@ -134,6 +134,16 @@ def best_round(run: Run, view: str, selection: Selection) -> int | None:
     return None if np.isnan(values).all() else int(rounds[np.nanargmax(values)])
 
 
+def check_selection(runs: Iterable[Run], selection: Selection) -> None:
+    """Refuse to choose rounds by validation data that no run has."""
+    chosen = {best_round(run, view, selection) for run in runs for view in run.views}
+    if selection == "best on validation" and chosen == {None}:
+        raise UsageError(
+            "no run has kept validation data, so no round is the best on it; run with partition.validation = 0.1, "
+            "or select 'last'"
+        )
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of a table: what one view of one run reached in the selected round, and what the whole run cost."""
@@ -160,6 +170,7 @@ class Row:
     bytes_total: float | None
     seconds: float | None
     flops: float | None
+    target: float | None = None  # what rounds_to_target counts to
 
 
 # An id has no mean, everything else in a row has.
@@ -206,7 +217,10 @@ class CombinedRow:
 
 
 def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
-    """Group rows by method, view and selection, in order of first appearance, and average over seeds.
+    """Group rows by label, view and selection, in order of first appearance, and average over seeds.
+
+    A row does not know its experiment: of runs that differ in more than the seed, pass those of
+    `fedalloy.differences.told_apart(runs)`.
 
     >>> scores = dict.fromkeys(("fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss"), 0.5)
     >>> amp = lambda value: ({"round": 1, "views": {"aca": {"amp": value, **scores}}},)
@@ -220,8 +234,8 @@ def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
         group = groups.setdefault((row.label, row.view, row.selection), {})
         if row.seed in group:
             raise UsageError(
-                f"two runs of {row.label} (view '{row.view}') have the seed {row.seed}; "
-                "give runs that differ in something else different labels"
+                f"two runs of {row.label} (view '{row.view}') have the seed {row.seed}; leave one of them out, "
+                "or make the rows of told_apart(runs)"
             )
         group[row.seed] = row
     return [
@@ -289,6 +303,7 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         bytes_total=run.total("bytes"),
         seconds=run.total("seconds", "total"),
         flops=run.total("flops"),
+        target=target,
     )
 
 

@@ -52,6 +52,7 @@ class Store:
         self.checkpoints = folder / "checkpoints"
         self.logs = (self.rounds, self.checkpoints / "rounds.jsonl")  # the same, twice
         self.quarantine = folder / "quarantine"
+        self.lock = folder / "run.lock"
         self._saved = Checkpoints(self.checkpoints)
         self._experiment = ""
         self._whole: Manifest | None = None  # of the checkpoint that was restored,
@@ -66,18 +67,25 @@ class Store:
             if inner.is_symlink():  # what is written there would lie elsewhere
                 raise StorageError(f"'{inner}' is a link; a run writes into its own folder only, so remove the link")
         try:
-            with locked(self.folder / "run.lock"):
+            with locked(self.lock):
                 yield
         finally:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
 
     def create(self, meta: Mapping[str, Any]) -> None:
-        """Make the folder for a new run; a folder with a run in it is refused."""
+        """Make the folder for a new run; one with a run or with anything else in it is refused."""
         if self.meta.exists():
             raise UsageError(f"'{self.folder}' holds a run; `fedalloy resume {self.folder}` goes on with it")
         if any(log.exists() for log in self.logs) or self._saved.generations():
             raise UsageError(f"'{self.folder}' holds the remains of a run; choose another folder")
+        # A process that was killed right here may have left these.
+        ours = {self.lock, self.checkpoints, self.quarantine, temporary_of(self.meta)}
+        if others := sorted(path.name for path in self.folder.glob("*") if path not in ours):
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise UsageError(
+                f"'{self.folder}' is not empty, but holds no run: there is '{others[0]}'{more}; choose another folder"
+            )
         content = as_json(meta)  # before the folder is made: what cannot be written leaves nothing behind
         self._experiment = experiment_digest(meta)
         try:

@@ -36,6 +36,29 @@ def given_experiment(file: str | None, overrides: Sequence[str], plugins: Sequen
     return experiment(override(read_toml(file) if file else {}, overrides))
 
 
+def refuse_idle_method(
+    exp: Experiment, overrides: Sequence[str], names: Sequence[str] | None = None, *, has_names: bool = True
+) -> None:
+    """Refuse a change of `method` where others are compared: those that --methods names, or those under [methods].
+
+    `has_names` says whether the command has the option --methods.
+    """
+    from fedalloy.comparison import chosen
+
+    if exp.method in chosen(exp, names).values() and (names is not None or not exp.methods):
+        return
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key in ("method", "method.name"):
+            listed = ",".join([*(names or []), value])
+            instead = f"--methods {listed}" if has_names else f"[methods.{value}] in the file"
+            compared = "[methods]" if names is None else "--methods"
+            raise UsageError(f"{text} has no effect: what is compared is {compared}; write {instead}")
+        if key.startswith("method."):
+            option = text.removeprefix("method.")
+            raise UsageError(f"{text} has no effect on what is compared; write methods.{exp.method.name}.{option}")
+
+
 def load_plugins(files: Sequence[str]) -> None:
     """Load what is installed, and these files."""
     from fedalloy.plugins import load_file, load_installed
@@ -102,18 +125,26 @@ def resumable(*words: str) -> Iterator[None]:
 
 def show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
     """Print the comparison of runs, with published figures and what each client gains."""
+    from fedalloy.differences import told_apart, unequal
+    from fedalloy.report.facts import warnings
     from fedalloy.report.gains import gains
     from fedalloy.report.gains_table import ALL, each_client, summary
     from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
     from fedalloy.report.verdict import verdict
-    from fedalloy.results import rows
+    from fedalloy.results import check_selection, rows
 
+    runs = [run for run in runs if run.views]
+    check_selection(runs, select)
+    differences = unequal(runs)
+    runs = told_apart(runs)
     table = [row for run in runs for row in rows(run, select, target)]
     names = {run.label: run.name for run in runs}
     console = screen()
     console.print()
     console.print(comparison_table(table, width=console.width, names=names))
+    for sentence in [*warnings(runs), *differences]:
+        say(sentence)
     for other in beside(runs, table):
         console.print()
         console.print(other.table())
@@ -123,7 +154,7 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
             console.print()
             console.print(listing.table())
         console.print()
-        console.print(verdict(table, names=names, clients=found), highlight=False)
+        console.print(verdict(table, names=names, clients=found), highlight=False, markup=False)
 
 
 def write_page(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:

@@ -131,7 +131,10 @@ def test_first_per_class_takes_the_first_of_each(labels: list[int], k: int) -> N
         ((4, 9, 8, 3), np.uint8, (4, 3, 9, 8)),
         ((4, 3, 9, 8), np.uint8, (4, 3, 9, 8)),
         ((4, 3, 9, 3), np.uint8, (4, 3, 9, 3)),  # ambiguous: channels first wins
-        ((4, 9, 8, 3), np.float32, (4, 9, 8, 3)),  # only uint8 images are ever turned
+        ((4, 9, 8, 3), np.float32, (4, 3, 9, 8)),
+        ((4, 9, 8, 1), np.float64, (4, 1, 9, 8)),
+        ((4, 16, 1, 1), np.float32, (4, 16, 1, 1)),  # features, not the last axis alone
+        ((4, 8, 3, 3), np.float32, (4, 8, 3, 3)),
     ],
 )
 def test_the_shape_rule(shape: tuple[int, ...], dtype: type, expected: tuple[int, ...]) -> None:
@@ -139,8 +142,9 @@ def test_the_shape_rule(shape: tuple[int, ...], dtype: type, expected: tuple[int
     assert from_arrays(x, np.arange(4)).x.shape == expected
 
 
-def test_channels_last_images_keep_their_pixels() -> None:
-    x = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3), np.uint8)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_channels_last_images_keep_their_pixels(dtype: type) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (2, 5, 6, 3)).astype(dtype)
     assert np.array_equal(from_arrays(x, [0, 1]).x[1, 2], x[1, :, :, 2])
 
 
@@ -171,12 +175,52 @@ def test_from_arrays_measures_and_infers() -> None:
         (np.zeros((0, 3)), [], "the training part is empty"),
         (np.zeros((2, 3)), [0, -1], "training label 1 is -1"),
         (np.full((2, 3), np.nan), [0, 1], "training sample 0 holds NaN"),
+        (
+            np.zeros((2, 3)),
+            [0, 10_000_000],
+            "the label 10000000 would make 10000001 classes of 2 rows; labels are class",
+        ),
+        (np.zeros((2, 3)), [0, 1000], "labels are class numbers from 0, so write y = numpy.unique"),
     ],
 )
 def test_wrong_arrays_are_refused(x: np.ndarray, y: list[float], sentence: str) -> None:
     with pytest.raises(DataError) as caught:
         from_arrays(x, y)
     assert sentence in str(caught.value)
+
+
+def test_many_classes_are_believed_where_they_are_given_or_rows_are_many() -> None:
+    assert from_arrays(np.zeros((2, 3)), [0, 999]).classes == 1000
+    assert from_arrays(np.zeros((2, 3)), [0, 5000], classes=5001).classes == 5001
+    assert from_arrays(np.zeros((1502, 3)), [*range(1501), 1501]).classes == 1502
+    with pytest.raises(DataError, match="the label 5000 would make 5001 classes of 2 rows"):
+        from_arrays(np.zeros((2, 3)), [0, 1], x_test=np.zeros((1, 3)), y_test=[5000])
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        ((torch.tensor(0.5), 1), "must be whole numbers"),
+        (("cat", "dog"), "must be whole numbers"),
+        ((torch.eye(2)[0], 1), "a label is not one number"),
+    ],
+)
+def test_labels_of_a_torch_data_set_are_as_strict(labels: tuple[object, object], sentence: str) -> None:
+    pairs = [(torch.rand(3), label) for label in labels]
+    with pytest.raises(DataError, match=sentence):
+        from_torch(pairs)  # type: ignore[arg-type]
+
+
+def test_from_torch_takes_whole_labels_of_any_kind() -> None:
+    for labels in ([1.0, 0.0], [True, False], [torch.tensor([1]), torch.tensor(0)], [np.int8(1), 0]):
+        assert from_torch([(torch.rand(3), label) for label in labels]).y.tolist() == [1, 0]  # type: ignore[arg-type]
+
+
+def test_feature_vectors_have_no_size() -> None:
+    data = from_arrays(np.eye(4), [0, 1, 0, 1], name="wards")
+    assert tensors(data, size=1)[0].x.shape == (4, 4, 1, 1)
+    with pytest.raises(UsageError, match=r"'wards' holds feature vectors, .* to 8 x 8; leave out data\.size"):
+        tensors(data, size=8)
 
 
 def test_from_torch() -> None:
@@ -207,6 +251,14 @@ def test_a_users_own_file(tmp_path: Path) -> None:
         load(path, clases=7)
     with pytest.raises(DataError, match="there is no file"):
         load(tmp_path / "absent.npz")
+
+
+@pytest.mark.parametrize("name", ["data.csv", "folder/data", "./tiny"])
+def test_a_file_that_is_no_npz_is_told_what_to_become(name: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"there is no data set '{name}', and .* must be an \.npz file; write one with"
+    ):
+        load(name)
 
 
 def test_the_catalogue_is_complete() -> None:

@@ -387,7 +387,10 @@ def test_natural_ids_are_not_recorded_as_an_option():
         ({"alhpa": 1}, "the partition 'dirichlet' has no option 'alhpa'; did you mean 'alpha'?"),
         ({"ids": SMALL}, "the partition 'dirichlet' has no option 'ids'; choose one of: alpha, balanced, min_size"),
         ({"name": "dirichelt"}, "there is no partition 'dirichelt'; did you mean 'dirichlet'?"),
-        ({"min_size": 300}, "min_size = 300 must be a whole number from 0 to 250"),
+        (
+            {"min_size": 300},
+            "1,000 rows are too few for 4 clients with at least 300 each; write clients=3 or fewer, or min_size=250 or",
+        ),
         ({"test_samples": 5}, "test_samples needs test_labels to draw from"),
         ({"test_labels": [0, 1], "test_samples": 5}, "test_samples = 5 must be a whole number from 1 to 2"),
         ({"test_labels": []}, "test_labels must be a non-empty list of class numbers"),

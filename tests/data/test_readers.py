@@ -256,3 +256,10 @@ def test_an_npz_is_never_unpickled(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DataError, match=r"u\.npz' cannot be read as an \.npz file"):
         readers.read_npz(path)
+    for content in (b"x,y\n1,0\n", b"", b"\x93NUMPY\x01\x00"):
+        path.write_bytes(content)
+        with pytest.raises(
+            DataError, match=r"u\.npz' is no \.npz file; write one with numpy\.savez_compressed"
+        ) as caught:
+            readers.read_npz(path)
+        assert "unsafe" not in str(caught.value)

@@ -95,7 +95,7 @@ def test_a_folder_of_images_is_read_by_class(channels: int, tmp_path: Path) -> N
     ("name", "content", "sentence"),
     [
         ("gone.npz", None, "there is no data at"),
-        ("a.npz", b"not a zip", "cannot be read"),
+        ("a.npz", b"not a zip", "is no .npz file"),
         ("a.parquet", b"", "neither an .npz file"),
         ("a.csv", b"a,b\n", "no rows below its first line"),
         ("a.csv", b"a,b\n1,0\n1\n", "line 3 has 1 columns"),

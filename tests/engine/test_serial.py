@@ -106,6 +106,13 @@ def test_an_action_must_return_a_reply(engine):
         opened(engine).ask("wrong", [0])
 
 
+def test_what_goes_wrong_in_an_action_has_a_note_of_whose_it_was(setting):
+    fed = Serial(setting).open(FedAvg(), 1)
+    with pytest.raises(KeyError) as caught:
+        fed.ask("train", [1], nothing=1)
+    assert caught.value.__notes__ == ["client 1, action 'train'"]
+
+
 def test_what_cannot_travel_is_refused_before_anything_is_sent(engine):
     fed = opened(engine)
     with pytest.raises(UsageError, match="message 'echo' of client 2/word: a list cannot travel"):

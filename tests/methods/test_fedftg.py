@@ -442,6 +442,18 @@ def test_any_network_of_equal_parameters_will_do(setting, play):
 # --- the contract -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_defaults_are_the_papers_and_the_codes(variant):
+    """Their rates, steps and sizes, for CIFAR-10 where they depend on the data."""
+    method = FedFTG(variant=variant)
+    assert (method.lambda_cls, method.lambda_dis) == (1.0, 1.0)
+    assert (method.iterations, method.generator_steps, method.student_steps) == (10, 1, 5)
+    assert (method.server_lr, method.server_weight_decay, method.generator_lr, method.decay) == (0.1, 1e-3, 0.01, 0.998)
+    assert (method.noise, method.generator_batch, method.width) == (100, 50, 128)
+    assert method.weights == "size"
+    assert FedFTG().variant == "recommended"
+
+
 def test_contract_of_the_reference():
     check_method(FedFTG(variant="reference", **{**TINY, "student_steps": 1}), small_settings()[1])
 

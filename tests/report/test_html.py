@@ -67,8 +67,8 @@ def test_ids_are_unique_and_every_reference_has_one(page):
 
 def test_what_the_page_says_and_in_which_order(text):
     parts = [
-        *("<h1>Toy</h1>", "Federating pays for 2 of 2 clients: FedAvg (OCA) leads local training by 30.0 points"),
-        " of AMP and closes 60 % of the gap",
+        *("<h1>Toy</h1>", "Federating pays for 2 of 2 clients (none clearly): FedAvg (OCA) leads local training by "),
+        "30.0 points of AMP and closes 60 % of the gap",
         *("Comparison</h2>", "How the methods learned", "How each client fares"),
         *("What each client gains</h2>", "How the data was split"),
         *("Communication and time", "Settings</h2>", "What the numbers mean", "How to repeat it"),
@@ -134,6 +134,25 @@ def test_nothing_to_report(make_run):
 def test_an_unfinished_run_is_announced(make_run):
     run = make_run(label="FedAvg", status="running", experiment={"rounds": 30})
     assert "FedAvg, seed 0, is not finished: it stands here with 2 of 30 rounds." in render([run], title="")
+
+
+def test_runs_that_are_told_apart_have_no_deviation_over_seeds(make_run):
+    def render_runs(*lrs):
+        runs = [make_run(seed=seed, experiment={"training": {"lr": lr}}) for seed, lr in enumerate(lrs)]
+        return render(runs, title="")
+
+    assert "one standard deviation over 2 seeds" in render_runs(0.1, 0.1)
+    text = render_runs(0.1, 0.5)
+    assert "one standard deviation" not in text
+    assert {"fedavg, training.lr = 0.1", "fedavg, training.lr = 0.5"} <= set(Page(text).words)
+
+
+def test_why_accuracies_are_unknown_is_said(make_run):
+    clients = {"train_sizes": [30, 10], "test_sizes": [0, 0], "class_counts": [[30, 0], [5, 5]]}
+    blind = make_run(label="Blind", clients=clients, views={"oca": [[float("nan"), float("nan")]]})
+    assert facts.untested([make_run()]) == []
+    assert facts.untested([make_run(), blind])[0].startswith("No client of Blind has test samples, so that AMP")
+    assert "No client has test samples, so that AMP, FM and WLP are unknown; raise" in render([blind], title="")
 
 
 def test_a_run_that_recorded_little_is_still_shown(make_run):

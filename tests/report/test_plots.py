@@ -105,6 +105,14 @@ def test_untested_clients_and_single_rounds_are_drawn(make_run):
     assert [client for client, _ in series_of([run])[0].clients()] == [0, 2]
 
 
+def test_nobody_tested_is_drawn_without_a_word(make_run, recwarn):
+    run = make_run(views={"oca": [[float("nan"), float("nan")]]})
+    for draw in (learning_curves, client_picture, cost_picture):
+        for width in (WIDE, NARROW):
+            assert to_svg(draw([run], width=width)).startswith("<svg")
+    assert not recwarn.list
+
+
 def test_a_label_is_only_ever_text(make_run):
     svg = to_svg(learning_curves([make_run(label="$x_{<script>\n\x07")]))
     root = ElementTree.fromstring(svg)

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedalloy.report.format import TIMES
+from fedalloy.report.format import MISSING, TIMES
 from fedalloy.report.table import cells, comparison_table, markdown, records
 
 FM = f"FM {TIMES}10³"
@@ -31,6 +31,19 @@ def test_cells_of_one_row(make_row):
         *("65.00", "79.00", "1.50 kB", "3.2 s", "30"),
     ]
     assert not any(cell.best for cell in body[0])  # nobody to be better than
+
+
+def test_a_target_that_nobody_reached_has_its_column(make_row):
+    assert "To target" not in cells([make_row()])[0]
+    headings, body = cells([make_row(target=0.9)])
+    assert body[0][headings.index("To target")].text == MISSING
+
+
+def test_long_labels_stay_apart(make_row):
+    labels = [f"FedAvg, training.lr = {lr}, training.batch = 32" for lr in (0.1, 0.01)]
+    _, body = cells([make_row(label) for label in labels])
+    assert len({line[0].text for line in body}) == 2
+    assert all("…" in line[0].text for line in body)
 
 
 def test_the_best_value_of_each_column(make_row):

@@ -13,6 +13,7 @@ from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
 
 _CHANNELS = (1, 3, 4)
+_MANY = 1000  # classes that any data may have, however few rows it has
 
 
 def from_arrays(
@@ -34,10 +35,11 @@ def from_arrays(
 
     * N x D: feature vectors. Every feature becomes a channel of one pixel, so each has its own mean and std.
     * N x H x W: grey images.
-    * N x C x H x W: images. uint8 images whose *last* axis alone is 1, 3 or 4 long are read as N x H x W x C.
+    * N x C x H x W: images. Where the *last* axis alone is 1, 3 or 4 long, they are read as N x H x W x C.
 
     uint8 pixels are scaled to [0, 1]; other numbers are kept as they are, as float32. Mean and std are those of the
-    training part unless they are given; `classes` is the largest label plus one.
+    training part unless they are given. `classes` is the largest label plus one; a label of 1000 or more that is no
+    smaller than the number of rows is an id or a code and no class, and is refused unless `classes` is given.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
     >>> data.x.shape, data.mean, data.std
@@ -54,8 +56,13 @@ def from_arrays(
         own_mean, own_std = statistics(inputs)
         mean, std = own_mean if mean is None else mean, own_std if std is None else std
     if classes is None:
-        largest = [int(part.max()) for part in (labels, test_labels) if part is not None and part.size]
-        classes = max(2, 1 + max(largest, default=0))
+        largest = max((int(part.max()) for part in (labels, test_labels) if part is not None and part.size), default=0)
+        if largest >= max(_MANY, len(labels)):
+            raise DataError(
+                f"data set '{name}': the label {largest} would make {largest + 1} classes of {len(labels)} rows; "
+                "labels are class numbers from 0, so write y = numpy.unique(y, return_inverse=True)[1], or give classes"
+            )
+        classes = max(2, 1 + largest)
     return Dataset(
         name,
         inputs,
@@ -119,14 +126,14 @@ def _inputs(name: str, x: ArrayLike) -> Array:
         a = a[:, :, None, None]
     elif a.ndim == 3:
         a = a[:, None]
-    elif a.ndim == 4 and a.dtype == np.uint8 and a.shape[3] in _CHANNELS and a.shape[1] not in _CHANNELS:
+    elif [length in _CHANNELS for length in a.shape[1:]] == [False, False, True]:
         a = a.transpose(0, 3, 1, 2)
     return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
 
 
 def _labels(name: str, y: ArrayLike) -> Array:
     a = np.asarray(y)
-    whole: Array = a.astype(np.int64) if a.dtype.kind in "uif" and np.isfinite(a).all() else np.empty(0, np.int64)
+    whole: Array = a.astype(np.int64) if a.dtype.kind in "buif" and np.isfinite(a).all() else np.empty(0, np.int64)
     if whole.shape != a.shape or not (whole == a).all():
         raise DataError(f"data set '{name}': labels and client ids must be whole numbers, but some are not ({a.dtype})")
     return whole.reshape(-1) if whole.ndim == 2 and whole.shape[1] == 1 else whole
@@ -138,8 +145,10 @@ def _pairs(name: str, dataset: torch.utils.data.Dataset[Any]) -> tuple[Array, Ar
     pairs = [dataset[i] for i in range(len(dataset))]
     if not pairs:
         raise DataError(f"data set '{name}': the torch data set is empty")
-    inputs = [np.asarray(x) for x, _ in pairs]
+    inputs, labels = [np.asarray(x) for x, _ in pairs], [np.asarray(y) for _, y in pairs]
     shapes = {x.shape for x in inputs}
     if len(shapes) > 1:
         raise DataError(f"data set '{name}': inputs differ in shape ({sorted(shapes)[:3]}); resize them first")
-    return np.stack(inputs), np.array([int(y) for _, y in pairs], np.int64)
+    if any(y.size != 1 for y in labels):
+        raise DataError(f"data set '{name}': a label is not one number; give each input its class, a number from 0")
+    return np.stack(inputs), np.array([y.reshape(()) for y in labels])

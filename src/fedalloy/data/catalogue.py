@@ -17,7 +17,7 @@ from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError, UsageError
-from fedalloy.registry import Registry, suggest
+from fedalloy.registry import LONGEST, Registry, suggest
 
 _DIGITS = tuple(string.digits)
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -77,7 +77,14 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
 
 def reader(name: str) -> Callable[..., Dataset]:
     """What reads the data set of this name, or the file at this path; its keywords are the options of `load`."""
-    return _user_file(Path(name)) if name.endswith(".npz") else datasets[name].read
+    if name.endswith(".npz"):
+        return _user_file(Path(name))
+    if name not in datasets and ("/" in name or Path(name).suffix):
+        raise UsageError(
+            f"there is no data set {name[:LONGEST]!r}, and a file of your own must be an .npz file; "
+            "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
+        )
+    return datasets[name].read
 
 
 def first_per_class(y: Array, k: int) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedalloy.data.partition_fixed import Priors, class_priors, draw_tests
 from fedalloy.data.partition_legacy import at_least_one, local_split
-from fedalloy.data.partitioners import Indices, Partitioner, partitions
+from fedalloy.data.partitioners import Indices, partitions
 from fedalloy.errors import UsageError
 from fedalloy.registry import suggest
 from fedalloy.rng import numpy_generator
@@ -79,7 +79,7 @@ def split(
     _check_fraction("validation", validation)
     partitioner = partitions[name]
     given = options if ids is None else {**options, "ids": np.asarray(ids)}
-    settings = _complete(name, partitioner, given)
+    settings = complete(name, given)
 
     rows = partitioner(pool, clients, seed=seed, **settings)
     _refuse_empty(rows, settings)
@@ -127,11 +127,15 @@ def _check_fraction(name: str, value: float) -> None:
         raise UsageError(f"{name} = {value!r} must be at least 0 and below 1; write for instance {name}=0.2")
 
 
-def _complete(name: str, partitioner: Partitioner, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of this partition with their defaults; unknown and missing ones are refused."""
+def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the partition of this name with their defaults; unknown and missing ones are refused.
+
+    >>> complete("dirichlet", {"alpha": 0.5})
+    {'alpha': 0.5, 'min_size': 10, 'balanced': True}
+    """
     known = {
         key: parameter.default
-        for key, parameter in inspect.signature(partitioner).parameters.items()
+        for key, parameter in inspect.signature(partitions[name]).parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY and key != "seed"
     }
     for key in given:

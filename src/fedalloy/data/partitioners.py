@@ -171,7 +171,12 @@ def _deal_by_shares(
 ) -> list[Indices]:
     """Draw counts until every client has `min_size` rows, then deal; only the counts are drawn again, so it is fast."""
     total = sum(len(rows) for rows in pools)
-    check_whole("min_size", min_size, least=0, most=total // clients, of="the number of rows for each client")
+    check_whole("min_size", min_size, least=0, most=total, of="the number of rows")
+    if min_size * clients > total:
+        raise UsageError(
+            f"{total:,} rows are too few for {clients} clients with at least {min_size} each; "
+            f"write clients={total // min_size} or fewer, or min_size={total // clients} or less"
+        )
     for _ in range(MOST_DRAWS):
         counts = _draw_counts(rng, [len(rows) for rows in pools], clients, concentration, balanced=balanced)
         if counts.sum(axis=1).min() >= min_size:

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -151,7 +151,7 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
 def read_npz(path: Path) -> Arrays:
     """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose training row it is)."""
-    with _reading(path, "an .npz file"), np.load(path, allow_pickle=False) as held:
+    with _reading(path, "an .npz file"), open_npz(path) as held:
         if missing := {"x", "y"} - set(held.files):
             raise DataError(
                 f"'{path}' has no array {' and no array '.join(sorted(missing))}; "
@@ -159,6 +159,16 @@ def read_npz(path: Path) -> Arrays:
             )
         x_test, y_test, client = (held[key] if key in held.files else None for key in ("x_test", "y_test", "client"))
         return Arrays(held["x"], held["y"], x_test, y_test, client_ids=client)
+
+
+def open_npz(path: Path) -> Any:
+    """The arrays of an .npz file; anything else is refused here, since numpy would offer to load it unsafely."""
+    with path.open("rb") as file:
+        if file.read(2) != b"PK":  # an .npz file is a zip archive
+            raise DataError(
+                f"'{path}' is no .npz file; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
+            )
+    return np.load(path, allow_pickle=False)
 
 
 def _idx(data: bytes) -> Array:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedalloy.errors import DataError
+from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
 
@@ -178,14 +178,20 @@ class Samples:
 def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samples | None]:
     """Normalise a data set into a training pool and, where it has one, a test pool.
 
-    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised. A
-    public set gets the private statistics by `tensors(replace(public, mean=private.mean, std=private.std))`.
+    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised;
+    feature vectors are refused a size. A public set gets the private statistics by
+    `tensors(replace(public, mean=private.mean, std=private.std))`.
 
     >>> data = Dataset("dot", np.full((1, 1, 2, 2), 255, np.uint8), np.array([0]), None, None, 2, (0.5,), (0.5,))
     >>> train, test = tensors(data, size=4)
     >>> train.inputs.shape, train.inputs.max().item(), test
     (torch.Size([1, 1, 4, 4]), 1.0, None)
     """
+    if size not in (None, 1) and dataset.x.shape[2:] == (1, 1):  # would blow each feature up to a square of itself
+        raise UsageError(
+            f"the data set '{dataset.name}' holds feature vectors, which have no pixels to resize to {size} x {size}; "
+            "leave out data.size, or use images"
+        )
     train = _pool(dataset, dataset.x, dataset.y, size)
     if dataset.x_test is None or dataset.y_test is None:
         return train, None

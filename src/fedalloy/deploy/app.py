@@ -22,7 +22,7 @@ from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import introductions
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.files import PRIVATE, write_atomically
-from fedalloy.plugins import load_file, load_installed
+from fedalloy.plugins import blamed, load_file, load_installed
 from fedalloy.quorum import QuorumError
 from fedalloy.runner import resume, simulate
 from fedalloy.setting import Setting
@@ -47,7 +47,8 @@ def conduct(grid: Grid, context: Context) -> None:
     except Exception as error:
         trace = file.with_suffix(".log")  # Flower does not keep what an app says
         write_atomically(trace, traceback.format_exc().encode(), PRIVATE)
-        tell(file, "failed", f"{type(error).__name__}: {error} - a bug of fedalloy's; {trace} shows where")
+        whose = blamed(error) or f"{type(error).__name__}: {error} - a bug of fedalloy's"
+        tell(file, "failed", f"{whose}; {trace} shows where")
         raise
     tell(file, "ended")
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.data.arrays import from_arrays
+from fedalloy.data.readers import open_npz
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError, FedalloyError
 
@@ -56,7 +57,7 @@ def read_samples(path: Path, agreed: Dataset, *, label: str | None = None, size:
 
 
 def _npz(path: Path, agreed: Dataset) -> tuple[_Split, _Split | None]:
-    with np.load(path, allow_pickle=False) as held:
+    with open_npz(path) as held:
 
         def part(split: str, bare: str) -> _Split | None:
             for x, y in ((f"x_{split}", f"y_{split}"), (bare, bare.replace("x", "y"))):

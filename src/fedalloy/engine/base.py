@@ -203,11 +203,11 @@ class Round:
         return True
 
     def _fault(self, answer: Answer, message: Message) -> str | None:
-        """Why an answer does not count, if so: its client's privacy budget is spent, or it is not what it must be."""
+        """Why an answer does not count, if so: its client has no privacy left, or it is not what it must be."""
         body = answer.reply.body
         if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
             self.spent.add(answer.client)
-            return f"its privacy budget of {self._setting.privacy.budget} is spent"
+            return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
         return refusal(answer.reply.body, self.method.expects(message, self))
 
     def pool(self) -> Samples:

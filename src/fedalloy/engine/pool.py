@@ -26,7 +26,7 @@ from fedalloy.engine import arena
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.errors import FedalloyError, PluginError, UsageError
 from fedalloy.setting import Setting
 from fedalloy.tree import Tree, clone
 
@@ -171,9 +171,13 @@ class _Worker:
             self.outbox = self._arena("outbox", 2 * rest[0])
             kind, *rest = self.pipe.recv()
         if kind == "failed":
-            name, sentence, trace = rest
+            name, sentence, trace, blamed = rest
             if not trace:
                 raise UsageError(sentence)
+            if blamed is not None:
+                error = PluginError(blamed)
+                error.add_note(trace)  # for --debug
+                raise error
             raise WorkerError(f"client {message.client}, action '{message.action}': {name}: {sentence}\n{trace}")
         found = clone(arena.read(self.outbox))
         meter, seconds = rest

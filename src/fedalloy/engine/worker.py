@@ -72,7 +72,8 @@ def _task(
         answer = act(method, me, Message(action, client, found["body"]))
     except Exception as error:
         sentence = isinstance(error, FedalloyError)
-        pipe.send(("failed", type(error).__name__, str(error), "" if sentence else traceback.format_exc()))
+        trace = "" if sentence else traceback.format_exc()
+        pipe.send(("failed", type(error).__name__, str(error), trace, plugins.blamed(error)))
         return outbox
     body: dict[str, Any] = {"body": answer.body}
     if answer.keep is not None:

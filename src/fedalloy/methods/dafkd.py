@@ -47,12 +47,13 @@ class DaFKD(DaFKDOptions):
 
     A client trains three networks: the classifier w_k, a discriminator theta_k^d that tells its data from generated
     ones, and the generator theta_k^g. Discriminator and classifier share their layers but for the last and are trained
-    together, L_J = CE + L_adv (Eq. 9); then the generator takes a step against the discriminator (Eq. 3). The server
-    averages generators (Eq. 4) and models (Eq. 6), makes `distil_samples` samples, and weighs each client's answer to a
-    sample by its discriminator's, f(theta_k^d; x) over the sum of all (Eq. 7). The average learns the weighted answers
-    (Eq. 8); they and the weights are computed once a round. The discriminator's head stays with its client and goes on
-    from there in the client's next round (Algorithm 1, line 18). The state's `importance` holds each client's mean
-    weight for each class of the last distillation, 0 for clients that were not there.
+    together, L_J = CE + L_adv (Eq. 9); then the generator takes a step against the discriminator (Eq. 3). L_adv never
+    sees a label, so that the labels of the conditional generator act as further noise, as in the paper's text. The
+    server averages generators (Eq. 4) and models (Eq. 6), makes `distil_samples` samples, and weighs each client's
+    answer to a sample by its discriminator's, f(theta_k^d; x) over the sum of all (Eq. 7). The average learns the
+    weighted answers (Eq. 8); they and the weights are computed once a round. The discriminator's head stays with its
+    client and goes on from there in the client's next round (Algorithm 1, line 18). The state's `importance` holds each
+    client's mean weight for each class of the last distillation, 0 for clients that were not there.
 
     `variant` chooses where the paper and its code differ, and a switch given by hand overrides it:
 

@@ -39,6 +39,11 @@ def versions(runs: Sequence[Run]) -> str:
     return ", ".join(f"{name} {_each(several)}" for name, several in found.items())
 
 
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """What to know of runs that are not all they seem."""
+    return [*unfinished(runs), *untested(runs), *skipped(runs)]
+
+
 def unfinished(runs: Sequence[Run]) -> list[str]:
     """A sentence for each run that has not come to its end."""
     found = []
@@ -47,6 +52,37 @@ def unfinished(runs: Sequence[Run]) -> list[str]:
             planned = run.meta.get("experiment", {}).get("rounds")
             done = f"{run.rounds[-1]['round']}{f' of {planned}' if planned else ''} rounds"
             found.append(f"{run.label}, seed {run.seed}, is not finished: it stands here with {done}.")
+    return found
+
+
+def untested(runs: Sequence[Run]) -> list[str]:
+    """A sentence on the runs in which no client has test samples, if there are any: why their accuracies are dashes."""
+    sizes = [run.meta.get("clients", {}).get("test_sizes", []) for run in runs]
+    blind = [run for run, tests in zip(runs, sizes, strict=True) if tests and not any(tests)]
+    if not blind:
+        return []
+    whose = "" if len(blind) == len(runs) else f" of {_each(run.label for run in blind)}"
+    advice = "raise partition.test_fraction or lower partition.clients"
+    return [f"No client{whose} has test samples, so that AMP, FM and WLP are unknown; {advice}."]
+
+
+def skipped(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each run some of whose rounds lacked a quorum.
+
+    >>> rounds = ({"round": 1}, {"round": 2, "skipped": "0 of 10 clients answered, and 5 are needed"})
+    >>> skipped([Run({"label": "FedAvg", "seed": 0}, rounds)])[0]
+    'FedAvg, seed 0: round 2 of 2 was skipped and left the model as it was: 0 of 10 clients answered, and 5 are needed.'
+    """
+    found = []
+    for run in runs:
+        lacking = [record for record in run.rounds if record.get("skipped")]
+        if lacking:
+            first, last = lacking[0], run.rounds[-1]["round"]
+            rounds, where = f"round {first['round']} of {last} was", ""
+            if len(lacking) > 1:
+                rounds, where = f"{len(lacking)} of {last} rounds were", f", first in round {first['round']}"
+            told = f"{rounds} skipped and left the model as it was{where}: {first['skipped']}"
+            found.append(f"{run.label}, seed {run.seed}: {told}.")
     return found
 
 

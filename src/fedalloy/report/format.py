@@ -108,6 +108,20 @@ def shortened(name: str, most: int = 32) -> str:
     return name if len(name) <= most else f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
 
 
+def all_shortened(names: Iterable[str]) -> dict[str, str]:
+    """Each name shortened, but no more than leaves different names different.
+
+    >>> names = [f"FedAvg, training.lr = {lr}, training.batch = 32" for lr in (0.1, 0.01)]
+    >>> list(all_shortened(names).values())
+    ['FedAvg, training.lr = 0.1,…aining.batch = 32', 'FedAvg, training.lr = 0.01…aining.batch = 32']
+    """
+    names = list(dict.fromkeys(names))
+    most, longest = 32, max(map(len, names), default=0)
+    while most < longest and len({shortened(name, most) for name in names}) < len(names):
+        most += 4
+    return {name: shortened(name, most) for name in names}
+
+
 def listed(words: Sequence[str]) -> str:
     """Words as a list in a sentence.
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from fedalloy.report.format import MISSING
+from fedalloy.report.format import MISSING, view_name
 from fedalloy.report.published import holding
 from fedalloy.report.table import FIGURES
-from fedalloy.results import Row, Run, combine, rows
+from fedalloy.results import CombinedRow, Run, combine, rows
+
+BEST = ""  # no view's name
 
 
 @dataclass(frozen=True)
@@ -43,46 +44,52 @@ class Grid:
 def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]]], metric: str = "amp") -> Grid:
     """One line for each cell, with its labels along the axes and its runs.
 
-    Where a published table holds for a cell, its first metric and the views it names are shown; elsewhere `metric`
-    and each method's best view.
+    Each view of a method that a published table names has a column, with the paper's figure beside it; a method of
+    which nothing is published has one for its best view. A cell's figures are in the first metric of the published
+    table that holds for it, or else in `metric`. What local training loses of the distilled AMP stands under `gap`.
     """
-    body = []
-    methods: list[str] = []
-    for _, runs in cells:
-        methods += [label for label in dict.fromkeys(run.label for run in runs) if label not in methods]
+    found = [_cell(runs, metric) for _, runs in cells]
     published = any(holding(runs) for _, runs in cells)
-    for labels, runs in cells:
-        figures = _figures(runs, metric)
-        line = [*labels]
-        for name in methods:
-            ours, theirs = figures.get(name, (MISSING, MISSING))
-            line += [ours, theirs] if published else [ours]
-        body.append(line)
-    headings = [*axes]
-    for name in methods:
-        headings += [name, "paper"] if published else [name]
+    columns: list[tuple[str, Sequence[str]]] = []  # heading, and its text in each cell
+    for label in dict.fromkeys(run.label for _, runs in cells for run in runs):
+        views = list(dict.fromkeys(view for cell in found for name, view in cell.printed if name == label))
+        for view in views or [BEST]:
+            heading = f"{label} ({view_name(view)})" if len(views) > 1 else label
+            columns.append((heading, [cell.ours(label, view) for cell in found]))
+            if published:
+                columns.append(("paper", [cell.printed.get((label, view), MISSING) for cell in found]))
+        gaps = [cell.gap(label) for cell in found]
+        if any(gap != MISSING for gap in gaps):
+            columns.append(("gap", gaps))
+    body = [[*labels, *(texts[i] for _, texts in columns)] for i, (labels, _) in enumerate(cells)]
     sources = dict.fromkeys(table["source"] for _, runs in cells for table in holding(runs))
     title = f"Beside {'; '.join(sources)}" if sources else FIGURES[metric].heading
-    return Grid(title, headings, body)
+    return Grid(title, [*axes, *(heading for heading, _ in columns)], body)
 
 
-def _figures(runs: Sequence[Run], metric: str) -> Mapping[str, tuple[str, str]]:
-    """Our figure and the published one of each method."""
-    ours = [row for run in runs for row in rows(run)]
-    printed: dict[tuple[str, str], str] = {}
+@dataclass(frozen=True)
+class _Cell:
+    """What is known of one cell: our lines, the metric they are shown in, and what is published of which view."""
+
+    lines: Sequence[CombinedRow]
+    metric: str
+    printed: Mapping[tuple[str, str], str]
+
+    def ours(self, label: str, view: str) -> str:
+        """Our figure of a view, or of the best one."""
+        lines = [line for line in self.lines if line.label == label and view in (BEST, line.view)]
+        best = max(lines, key=lambda line: line.columns[self.metric].mean or 0.0, default=None)
+        return MISSING if best is None else FIGURES[self.metric].write(best, ())
+
+    def gap(self, label: str) -> str:
+        """Our gap, of the one view that has it."""
+        texts = [FIGURES["gap"].write(line, ()) for line in self.lines if line.label == label]
+        return next((text for text in texts if text != MISSING), MISSING)
+
+
+def _cell(runs: Sequence[Run], metric: str) -> _Cell:
+    lines = combine(row for run in runs for row in rows(run))
     for table in holding(runs)[:1]:
-        metric = table["metrics"][0]
         printed = {(label, view): figures[0] for label, view, *figures in table["rows"]}
-    found: dict[str, tuple[str, str]] = {}
-    for label, lines in _by_method(ours).items():
-        named = [line for line in lines if (line.label, line.view) in printed]
-        line = max(named or lines, key=lambda line: line.columns[metric].mean or 0.0)
-        found[label] = FIGURES[metric].write(line, ours), printed.get((line.label, line.view), MISSING)
-    return found
-
-
-def _by_method(ours: Iterable[Row]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for line in combine(ours):
-        found.setdefault(line.label, []).append(line)
-    return found
+        return _Cell(lines, table["metrics"][0], printed)
+    return _Cell(lines, metric, {})

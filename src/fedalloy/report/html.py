@@ -11,6 +11,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedalloy import __version__
+from fedalloy.differences import told_apart, unequal
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.files import write_atomically
 from fedalloy.report import facts
@@ -24,7 +25,7 @@ from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells
 from fedalloy.report.verdict import verdict
-from fedalloy.results import Run, Selection, rows
+from fedalloy.results import Run, Selection, check_selection, rows
 
 # What a screen reader says of a picture; the page's tables hold the same numbers.
 SPOKEN = {
@@ -75,6 +76,9 @@ def render(
     runs = [run for run in runs if run.views]
     if not runs:
         raise UsageError("there is nothing to report; give at least one run with an evaluated round")
+    check_selection(runs, selection)
+    warnings = unequal(runs)
+    runs = told_apart(runs)
     names = {run.label: run.name for run in runs}
     table = [row for run in runs for row in rows(run, selection, target)]
     headings, body = cells(table, names)
@@ -95,9 +99,9 @@ def render(
         title=title,
         verdict=verdict(table, names=names, clients=found),
         setting=facts.setting(runs),
-        warnings=facts.unfinished(runs),
+        warnings=[*facts.warnings(runs), *warnings],
         selection=selection,
-        seeds=len({run.seed for run in runs}),
+        seeds=max(map(len, groups)),
         headings=headings,
         body=body,
         published=beside(runs, table),

@@ -100,7 +100,7 @@ def client_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
     low, high = min(accuracies), max(accuracies)
     room = max((high - low) / 10, 2.0)
     axes.set_xlim(low - room, high + room / 3)  # the worst client's number stands left of its dot
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.set_xlabel("Accuracy on each client's own test data, %")
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)

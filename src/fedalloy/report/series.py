@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedalloy.report.format import series_names, shortened
+from fedalloy.report.format import all_shortened, series_names
 from fedalloy.results import Run
 
 Floats = NDArray[np.float64]
@@ -55,6 +55,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
         for view in run.views:
             groups.setdefault((run.label, view), []).append(run)
     names = series_names(groups)
+    shown = all_shortened(names.values())
     rivals = list(dict.fromkeys(run.label for run in runs if run.name not in BOUND_HUES))
     views: dict[str, list[str]] = {}
     for label, view in groups:
@@ -65,7 +66,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
         hue = HUES[place % len(HUES)] if label in rivals else BOUND_HUES[group[0].name]
         dash = DASHES[views[label].index(view) % len(DASHES)]
         marker = MARKERS[place // len(HUES) % len(MARKERS)]
-        found.append(Series(label, view, shortened(names[label, view]), tuple(group), hue, dash, marker))
+        found.append(Series(label, view, shown[names[label, view]], tuple(group), hue, dash, marker))
     return found
 
 

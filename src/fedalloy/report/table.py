@@ -15,13 +15,13 @@ from rich.text import Text
 from fedalloy.report.format import (
     MISSING,
     TIMES,
+    all_shortened,
     human_bytes,
     human_seconds,
     listed,
     number,
     plus_minus,
     role,
-    shortened,
     view_name,
 )
 from fedalloy.report.verdict import verdict
@@ -65,6 +65,7 @@ def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
     return ", ".join(known[:3]) + ("…" if len(known) > 3 else "") if known else MISSING
 
 
+TO_TARGET = "To target"
 # The columns after Method and View, in the order in which they are read.
 MEASURES = (
     _metric("amp", "AMP %"),
@@ -74,7 +75,7 @@ MEASURES = (
     _metric("bottom10", "Low 10 %"),
     _metric("test", "Test %"),
     _metric("gap", "Gap %", "low"),
-    Column("To target", lambda line, _: number(line.columns["rounds_to_target"].mean, 0)),
+    Column(TO_TARGET, lambda line, _: number(line.columns["rounds_to_target"].mean, 0)),
     Column("Bytes", lambda line, _: human_bytes(line.columns["bytes_total"].mean)),
     Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
     Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
@@ -82,7 +83,7 @@ MEASURES = (
 # Those that a paper may print, by their metric.
 FIGURES = {column.metric: column for column in (*MEASURES, _metric("alma", "ALMA %")) if column.metric}
 # What a narrow terminal gives up, first to last; AMP and WLP stay.
-EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View", "To target")
+EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View", TO_TARGET)
 GAP = 2  # blanks between two columns
 
 
@@ -156,16 +157,19 @@ def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[
     """The headings and the cells of the comparison, one line per method and view; empty columns are left out."""
     rows = list(rows)
     lines = combine(rows)
+    labels = all_shortened(line.label for line in lines)
+    targets = any(row.target is not None for row in rows)
     several = len({line.selection for line in lines}) > 1
     headings = ["Method", "View", *(["Selection"] if several else [])]
     body = [
-        [Cell(shortened(line.label)), Cell(view_name(line.view)), *([Cell(line.selection)] if several else [])]
+        [Cell(labels[line.label]), Cell(view_name(line.view)), *([Cell(line.selection)] if several else [])]
         for line in lines
     ]
     contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised"]
     for column in MEASURES:
         texts = [column.write(line, rows) for line in lines]
-        if all(text == MISSING for text in texts) and column.metric not in ("amp", "fm", "wlp"):
+        asked = column.metric in ("amp", "fm", "wlp") or (column.heading == TO_TARGET and targets)
+        if all(text == MISSING for text in texts) and not asked:
             continue
         values = [line.columns[column.metric].mean if column.metric else None for line in lines]
         best = _best(values, texts, contenders, column.better)

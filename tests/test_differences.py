@@ -1,0 +1,92 @@
+"""Runs that share a label but not their settings, and methods that were not run alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedalloy.differences import differing, told_apart, unequal
+from fedalloy.errors import UsageError
+from fedalloy.results import Run
+
+EXPERIMENT: dict[str, Any] = {
+    "rounds": 3,
+    "workers": 1,
+    "method": {"name": "fedavg", "cap": None},
+    "training": {"lr": 0.1, "batch": 8},
+}
+
+
+def run(label: str = "FedAvg", seed: int = 0, folder: str | None = None, **changes: Any) -> Run:
+    """A run whose experiment has other values in some of its sections."""
+    exp = {**EXPERIMENT, "seed": seed}
+    for key, value in changes.items():
+        exp[key] = {**exp[key], **value} if isinstance(value, dict) and key in exp else value
+    return Run(
+        {"name": "fedavg", "label": label, "seed": seed, "experiment": exp}, (), Path(folder) if folder else None
+    )
+
+
+def labels(*runs: Run) -> list[str]:
+    return [one.label for one in told_apart(runs)]
+
+
+def test_keys_come_in_the_order_of_the_experiment_and_free_ones_not_at_all() -> None:
+    one = {"rounds": 1, "model": {"name": "mlp"}, "data": {"name": "tiny", "size": 8}, "stop": {}}
+    other = {"rounds": 2, "model": {"name": "lenet5"}, "data": {"name": "tiny"}, "public": {"data": "own"}}
+    assert differing([one, other]) == {
+        "model.name": ["mlp", "lenet5"],
+        "data.size": [8, None],
+        "public.data": [None, "own"],
+    }
+    assert list(differing([one, other], free=["model", "data"])) == ["rounds", "public.data"]
+    assert differing([one, one, one]) == {}
+
+
+def test_runs_that_differ_in_the_seed_keep_their_label() -> None:
+    assert labels(run(), run(seed=1), run(seed=2, workers=4, engine="pool", memory="1GB", methods={"local": {}})) == [
+        *("FedAvg", "FedAvg", "FedAvg")
+    ]
+
+
+def test_runs_that_differ_in_more_are_named_by_it() -> None:
+    found = [run(), run("Local"), run(training={"lr": 0.5}), run(seed=1), run("Local", seed=1, training={"lr": 0.1})]
+    assert labels(*found) == [
+        *("FedAvg, training.lr = 0.1", "Local", "FedAvg, training.lr = 0.5", "FedAvg, training.lr = 0.1", "Local")
+    ]
+    assert [one.label for one in found] == ["FedAvg", "Local", "FedAvg", "FedAvg", "Local"]  # as they were
+    assert labels(run(), run(training={"lr": 0.5, "batch": 16}), run(training={"batch": 16})) == [
+        "FedAvg, training.lr = 0.1, training.batch = 8",
+        "FedAvg, training.lr = 0.5, training.batch = 16",
+        "FedAvg, training.lr = 0.1, training.batch = 16",
+    ]
+
+
+def test_a_longer_run_is_not_another_seed_of_a_shorter_one() -> None:
+    assert labels(run(), run(seed=1, rounds=9)) == ["FedAvg, rounds = 3", "FedAvg, rounds = 9"]
+
+
+def test_what_is_left_out_is_not_named() -> None:
+    assert labels(run(), run(method={"cap": 0.5})) == ["FedAvg", "FedAvg, method.cap = 0.5"]
+    assert labels(run(), run(privacy={"budget": 2.0})) == ["FedAvg", "FedAvg, privacy.budget = 2.0"]
+
+
+def test_the_same_run_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"two runs of FedAvg have the same experiment and the seed 0; leave one"):
+        told_apart([run(), run(seed=1), run()])
+    with pytest.raises(UsageError, match=r"FedAvg, training.lr = 0.1 have .* the seed 0 \('a' and 'c'\); leave one"):
+        told_apart([run(folder="a"), run(training={"lr": 0.5}, folder="b"), run(folder="c")])
+
+
+def test_methods_in_different_settings_do_not_compare() -> None:
+    assert unequal([run(), run("FedProx", method={"name": "fedprox"}), run("FedProx", seed=1)]) == []
+    assert unequal([run(), run(training={"lr": 0.5})]) == []  # of one label: their names say so
+    (sentence,) = unequal([run(), run("Local", training={"lr": 0.5}), run("FedProx", stop={"target": 0.9})])
+    assert sentence == (
+        "The methods were not run in the same settings, so they do not compare: "
+        "training.lr is 0.1 (FedAvg, FedProx), 0.5 (Local); stop.target is left out (FedAvg, Local), 0.9 (FedProx)."
+    )
+    (sentence,) = unequal([run(), run("Local", training=dict.fromkeys("abcdef", 1))])
+    assert sentence.endswith("training.d is left out (FedAvg), 1 (Local); 2 more keys differ.")
