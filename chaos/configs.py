@@ -71,7 +71,7 @@ def read_once() -> Iterator[None]:
 
     with (
         patch.object(build, "load", loaded),
-        patch.object(config, "_hints", cache(vars(config)["_hints"])),
+        patch.object(config, "type_hints", cache(vars(config)["type_hints"])),
         patch.object(config, "TypeAdapter", _adapter),
         patch.object(registry, "get_type_hints", cache(get_type_hints)),
     ):
