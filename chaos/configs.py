@@ -25,7 +25,7 @@ from mutants import damaged, mutated, no_file
 from pydantic import TypeAdapter
 from valid import an_experiment
 
-from fedalloy import build, config, registry
+from fedalloy import build, checked, config, registry
 from fedalloy.config import build_method, experiment
 from fedalloy.core import Method
 from fedalloy.data import Dataset, load
@@ -69,10 +69,12 @@ def read_once() -> Iterator[None]:
     def loaded(name: str, **given: Any) -> Dataset:
         return data if name == "tiny" and not given else load(name, **given)
 
+    hints = cache(vars(checked)["type_hints"])
     with (
         patch.object(build, "load", loaded),
-        patch.object(config, "type_hints", cache(vars(config)["type_hints"])),
-        patch.object(config, "TypeAdapter", _adapter),
+        patch.object(checked, "type_hints", hints),
+        patch.object(config, "type_hints", hints),
+        patch.object(checked, "TypeAdapter", _adapter),
         patch.object(registry, "get_type_hints", cache(get_type_hints)),
     ):
         yield

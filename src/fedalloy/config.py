@@ -7,32 +7,26 @@ import inspect
 import os
 import stat
 import tomllib
-import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
-
 from fedalloy.architectures import Budget, ModelPart
+from fedalloy.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.core import Method, methods
 from fedalloy.errors import UsageError
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.privacy import Privacy
 from fedalloy.quorum import Quorum
-from fedalloy.registry import LONGEST, suggest
+from fedalloy.registry import LONGEST
 from fedalloy.spill import parse_size
 from fedalloy.training import LocalWork
 
 T = TypeVar("T")
 
 LARGEST_FILE = 1_000_000  # bytes; the longest of our own has a few thousand
-DEEPEST = 16  # tables or lists within each other; an experiment needs four
-LONGEST_KEY = 100  # letters
-LONGEST_TEXT = 500
-LONGEST_SHOWN = 200
 LEAST_MEMORY = 10**6  # bytes
 
 
@@ -221,14 +215,14 @@ _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
     """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
-    _refuse_unwritable(values, "the experiment")
+    refuse_unwritable(values, "the experiment")
     values = {key: value for key, value in values.items() if key != "axes"}
     refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = _table(key, value)
         if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
-            raise UsageError(f"{key} = {_shown(value)} must be a table; write [{key}]")
+            raise UsageError(f"{key} = {shown(value)} must be a table; write [{key}]")
         if key in _OPEN:
             built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
         elif key in _CLOSED:
@@ -261,33 +255,6 @@ def recorded(meta: Mapping[str, Any]) -> Experiment:
             "and in Python its file must be imported first"
         )
     return experiment(meta["experiment"])
-
-
-def _refuse_unwritable(value: Any, where: str, around: tuple[int, ...] = ()) -> None:
-    """Refuse what no sensible file can hold, so that all later checks can walk over the values and show them."""
-    if not around and not isinstance(value, Mapping):
-        raise UsageError(f"{where} is a {type(value).__name__}; it must be a table")
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise UsageError(f"{where} is a whole number beyond 64 bits; write a smaller one")
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        raise UsageError(f"{where} is a text of {len(value):,} letters; it may have {LONGEST_TEXT:,}")
-    inner: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, Mapping):
-        inner = value.items()
-    elif isinstance(value, list | tuple):
-        inner = ((str(place), part) for place, part in enumerate(value))
-    if id(value) in around or (inner and len(around) == DEEPEST):
-        raise UsageError(f"{where} has more than {DEEPEST} tables or lists within each other")
-    for key, part in inner:
-        if not isinstance(key, str) or not key.isprintable() or len(key) > LONGEST_KEY:
-            raise UsageError(f"{where}: the key {_shown(key)} must be text of at most {LONGEST_KEY} printable letters")
-        _refuse_unwritable(part, f"{where}.{key}" if around else key, (*around, id(value)))
-
-
-def _shown(value: Any) -> str:
-    """A value in a sentence, whose end it must not push out of sight."""
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."
 
 
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
@@ -343,41 +310,7 @@ def check_options(
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
     refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
     hints = type_hints(maker)
-    return {key: _typed(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
-
-
-def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a dataclass from values of the right types; anything else is refused in a sentence."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
-    refuse_unknown(values, [f.name for f in fields], where or "the experiment")
-    hints = type_hints(cls)
-    typed = {key: _typed(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
-    for f in fields:
-        if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
-            raise UsageError(f"{where} needs '{f.name}'; give it a value")
-    return cls(**typed)
-
-
-def type_hints(thing: Any) -> dict[str, Any]:
-    """The types of a function's or a dataclass's arguments by name, as far as they can be found."""
-    try:
-        return typing.get_type_hints(thing)
-    except NameError:  # a user's annotations that exist for the type checker only
-        return {}
-
-
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (hint, *typing.get_args(hint))):
-        value = tuple(value)  # TOML and JSON have only lists
-    try:
-        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
-        wanted = dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors())
-        raise UsageError(f"{where}{place} = {_shown(first['input'])} must be {' or '.join(wanted)}") from error
-    except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
-        return value
+    return {key: typed_value(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
@@ -387,7 +320,7 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The values in a TOML file."""
-    name = f"the experiment file {_shown(str(path))}"
+    name = f"the experiment file {shown(str(path))}"
     try:
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:
@@ -398,7 +331,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except UsageError:
         raise
     except FileNotFoundError as error:
-        raise UsageError(f"there is no experiment file {_shown(str(path))}") from error
+        raise UsageError(f"there is no experiment file {shown(str(path))}") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
@@ -489,14 +422,6 @@ def _labelled(label: str, part: Any) -> Choice:
     if not isinstance(part, Mapping):
         raise UsageError(f"methods.{label} must be a table; write [methods.{label}]")
     return _open_section(Choice, {"name": label, **part}, f"methods.{label}")
-
-
-def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Refuse a key that is not known and name the nearest one."""
-    for key in values:
-        if key not in known:
-            hint = suggest(str(key), list(known)) if known else "it has none"
-            raise UsageError(f"{where} has no key {_shown(key)}; {hint}")
 
 
 def _check_memory(size: str | int) -> None:

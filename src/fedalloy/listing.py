@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.config import type_hints
+from fedalloy.checked import type_hints
 from fedalloy.core import Card, Method, methods
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalloy.config import Experiment, build_method, construct, experiment, read
+from fedalloy.checked import construct
+from fedalloy.config import Experiment, build_method, experiment, read
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples
