@@ -5,7 +5,6 @@ Heavy imports stay inside the commands, so that `fedalloy --help` answers at onc
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,15 +15,14 @@ import click
 
 from fedalloy import __version__
 from fedalloy.deploy.commands import COMMANDS as DEPLOY
-from fedalloy.errors import FedalloyError, InterruptionError, PluginError, TerminationError, UsageError
+from fedalloy.ending import carry_out
+from fedalloy.errors import UsageError
 from fedalloy.terminal import (
-    Terminated,
     as_typed,
     chosen_seeds,
     fresh,
     given_experiment,
     load_plugins,
-    orderly_end,
     parted,
     plugged,
     read_runs,
@@ -47,7 +45,6 @@ PLUGIN = click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that registers things of your own."
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
-WHOLE = "--debug shows the whole traceback"
 
 
 class NearestGroup(click.Group):
@@ -428,79 +425,7 @@ cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real s
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    with orderly_end():
-        try:
-            cli.main(given, prog_name="fedalloy", standalone_mode=False)
-        except PluginError as error:
-            _fail(f"{error}; {WHOLE}", error.code, debug, error)
-        except FedalloyError as error:
-            _fail(str(error), error.code, debug, error)
-        except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
-            told = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
-            _fail("interrupted", (TerminationError if told else InterruptionError).code, debug)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-        except click.NoSuchOption as error:
-            _fail(_as_override(error, given), 2, debug, error)
-        except click.ClickException as error:
-            _fail(error.format_message(), 2, debug, error)
-        except BrokenPipeError:
-            sys.exit(0)
-        except Exception as error:
-            _fail(*_fault(error), debug, error)
-    sys.exit(0)
-
-
-def _fault(error: Exception) -> tuple[str, int]:
-    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
-    from fedalloy.plugins import blamed
-
-    if (sentence := blamed(error)) is not None:
-        return f"{sentence}; {WHOLE}", PluginError.code
-    if isinstance(error, OSError):
-        return f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4
-    return f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1
-
-
-def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
-    """What is wrong with an unknown option, and how to write it where it is a key of the experiment."""
-    key = error.option_name.lstrip("-")
-    takes_keys = error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params)
-    if not takes_keys or key.split(".")[0] not in _keys():
-        return error.format_message()
-    words = [*(part for word in given for part in word.split("=", 1)), "..."]
-    value = words[words.index(error.option_name) + 1]
-    return f"{error.option_name} is a key of the experiment, not an option; write {key}={value}"
-
-
-def _keys() -> list[str]:
-    from dataclasses import fields
-
-    from fedalloy.config import Experiment
-
-    return [f.name for f in fields(Experiment)]
-
-
-def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:
-    if debug and error is not None:
-        import traceback
-
-        traceback.print_exception(error)
-    # A bug may need many lines, a worker's for instance.
-    click.echo(f"fedalloy: {sentence if code == FedalloyError.code else _printable(sentence)}", err=True)
-    sys.exit(code)
-
-
-def _printable(sentence: str) -> str:
-    """A sentence as a screen may have it: what it quotes can neither end a line, move the cursor nor fill the page.
-
-    >>> _printable("there is no 'a\\x1bb\\nc'; these are:\\n  one")
-    "there is no 'a?b?c'; these are:\\n  one"
-    """
-    lines = re.split(r"\n(?=  )", re.sub(r"\S{300,}", lambda word: f"{word[0][:297]}...", sentence))
-    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)
+    carry_out(cli, list(sys.argv[1:] if arguments is None else arguments))
 
 
 def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
