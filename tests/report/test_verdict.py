@@ -53,6 +53,15 @@ def test_one_bound_or_none(say):
     assert say(FedAvg=0.8).startswith("FedAvg (OCA) reaches 80.0 % AMP; without local training")
 
 
+def test_a_leader_is_set_against_another_method_than_itself(make_row):
+    rows = [
+        make_row(label, view, amp=amp)
+        for label, view, amp in (("A", "aca", 0.8), ("A", "oca", 0.79), ("B", "aca", 0.7))
+    ]
+    assert verdict(rows).startswith("A (ACA) leads with 80.0 % AMP, 10.0 points ahead of B (ACA);")
+    assert verdict(rows[:2]).startswith("A (ACA) leads with 80.0 % AMP, 1.0 point ahead of A (OCA);")
+
+
 def test_only_bounds(say):
     assert say(Local=0.6) == "Only local training was run; it reaches 60.0 % AMP."
     assert say(Centralised=0.9) == "Only training on pooled data was run; it reaches 90.0 % AMP."

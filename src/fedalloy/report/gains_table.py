@@ -32,8 +32,10 @@ class Listing:
         table.title, table.title_style = Text(self.title), ""
         table.caption, table.caption_justify = Text(self.note, style="dim"), "left"
         for i, heading in enumerate(self.headings):
-            justify = "left" if i < self.words else "right"
-            table.add_column(heading, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+            if i < self.words:
+                table.add_column(heading)  # on a narrow terminal words go on in the next line, numbers never
+            else:
+                table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
         for line in self.body:
             table.add_row(*map(Text, line))
         return table

@@ -33,7 +33,8 @@ def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None, clie
         return _bounds_only(local, pooled)
     name = shown[leader.label, leader.view]
     if local is None:
-        others = _top([line for line in rivals if line is not leader])
+        others = _top([line for line in rivals if line.label != leader.label])
+        others = others or _top([line for line in rivals if line is not leader])
         ahead = "" if others is None else f", {_points(leader, others)} ahead of {shown[others.label, others.view]}"
         opening = f"{name} {'reaches' if others is None else 'leads with'} {_percent(leader)} AMP{ahead}"
         return f"{opening}{_beside(leader, pooled)}."
