@@ -34,6 +34,7 @@ bench: $(READY)
 	$(BIN)/python bench/round_cost.py
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/dafkd.py
+	$(BIN)/python bench/methods.py
 
 bench-peers: $(READY)
 	$(BIN)/python bench/peers.py

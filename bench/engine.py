@@ -59,11 +59,12 @@ class Side:
         self.state = State(0, self.method.init(engine.open(self.method, 0)))
         self.idle = 0.0
 
-    def round(self, number: int) -> None:
-        """The bare round: no evaluation, no record, no checkpoint."""
+    def round(self, number: int) -> float:
+        """The bare round - no evaluation, no record, no checkpoint - and the seconds in which clients worked."""
         fed = self.engine.open(self.method, number)
         self.state = self.method.round(self.state, fed)
         self.idle = fed.ledger.client_seconds - fed.ledger.busy_seconds / self.engine.workers
+        return fed.ledger.client_seconds
 
     @property
     def everything(self) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def bare_rounds(work: Workload, built: Built, pool: Pool, gemm: Gemm, passes: in
     """Seconds of a round in the tight loop, the serial engine and the pool, and what two cores gain, pass by pass."""
     setting = built.setting
     raw, serial, pooled = fastest(setting, work), Side(work, Serial(setting)), Side(work, pool)
-    sides: dict[str, Callable[[int], None]] = {"raw": raw.round, "serial": serial.round, "pool": pooled.round}
+    sides: dict[str, Callable[[int], object]] = {"raw": raw.round, "serial": serial.round, "pool": pooled.round}
     found: Series = {name: [] for name in (*sides, "gain", "idle")}
     for number in range(1, passes + 2):
         turn = number % len(sides)
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     chosen = [w for w in (QUICK if given.quick else FULL) if given.only in (None, w.name)]
     passes = QUICK_PASSES if given.quick else PASSES
-    bare = _table(
+    bare = new_table(
         f"A bare round, median of {passes} passes; target: pool / limit at most {TARGET:.2f}",
         [
             "raw ms",
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "pool / limit",
         ],
     )
-    whole = _table(
+    whole = new_table(
         f"A whole round of simulate beside a bare one, in the pool; target {WHOLE_TARGET:.2f} with the smaller test",
         [
             "test rows",
@@ -157,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "without evaluation",
         ],
     )
-    memory = _table("Peak resident MiB", ["data", "parent", "a worker, with the data it shares"])
+    memory = new_table("Peak resident MiB", ["data", "parent", "a worker, with the data it shares"])
     sound = True
     tune_malloc()
     with Gemm() as gemm, one_thread():
@@ -173,10 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             cells = [_ms(found[name]) for name in ("raw", "serial", "pool", "idle")]
             gain = f"{statistics.median(found['gain']):.2f}"
-            bare.add_row(work.name, *cells, gain, _ms(found["limit"]), *map(_spread, ratios))
+            bare.add_row(work.name, *cells, gain, _ms(found["limit"]), *map(spread, ratios))
             for both in entire:
                 parts = [both.ms(part) for part in ("bare", "whole", "evaluation", "checkpoint")]
-                spreads = [_spread(both.ratios(evaluation=yes)) for yes in (True, False)]
+                spreads = [spread(both.ratios(evaluation=yes)) for yes in (True, False)]
                 whole.add_row(work.name, f"{both.test_rows:,}", *parts, f"+{both.added:.0%}", *spreads)
             if entire:
                 sizes = memory_of(work)
@@ -192,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if given.quick and not sound else 0
 
 
-def _table(title: str, headings: Sequence[str]) -> Table:
+def new_table(title: str, headings: Sequence[str]) -> Table:
     table = Table(title=title)
     table.add_column("workload")
     for heading in headings:
@@ -208,7 +209,7 @@ def _ms(seconds: Sequence[float]) -> str:
     return f"{1000 * statistics.median(seconds):.0f}"
 
 
-def _spread(ratios: Sequence[float]) -> str:
+def spread(ratios: Sequence[float]) -> str:
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return f"{middle:.3f} ({low:.2f}-{high:.2f})"
 

@@ -50,7 +50,7 @@ class WholeRounds:
 
 
 def with_two_tests(
-    work: Workload, built: Built, pool: Pool, bare: Callable[[int], None], passes: int
+    work: Workload, built: Built, pool: Pool, bare: Callable[[int], object], passes: int
 ) -> list[WholeRounds]:
     """Whole rounds with a fifth of the rows as test, and with so few that they are a tenth of a round's training."""
     large = whole_rounds(work, built, pool, bare, passes)
@@ -63,7 +63,7 @@ def with_two_tests(
     return [large, smaller]
 
 
-def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int], None], passes: int) -> WholeRounds:
+def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int], object], passes: int) -> WholeRounds:
     """A whole round of `simulate`, a bare one in the same pool, and so on."""
     seconds: dict[str, list[float]] = {name: [] for name in ("whole", "bare", "evaluation", "checkpoint")}
     begin = time.perf_counter()

@@ -1,0 +1,95 @@
+"""Every registered method: a round's clients in the pool of two workers against the same clients one after the other.
+
+Sixteen clients with LeNet-5 and random images take ten steps each; a method that needs public data gets some. What a
+method sets up itself (generators, rounds on the server) is as small as in `fedalloy check`, since here the engine is
+measured: the seconds in which clients work, pool against serial divided by what two processes of matrix products gain
+over one in the same pass. Serial and pool must hold the same bits after every round.
+
+    python bench/methods.py                 all of them, some minutes
+    python bench/methods.py --only fedmd    one
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import numpy as np
+from gemm import Gemm
+from rich.console import Console
+from workloads import Workload
+
+from engine import WORKERS, Side, new_table, spread
+from fedalloy import rng, tree
+from fedalloy.build import Built, build
+from fedalloy.config import experiment
+from fedalloy.core import Method, methods
+from fedalloy.data import from_arrays
+from fedalloy.engine.malloc import tune_malloc
+from fedalloy.engine.pool import Pool
+from fedalloy.engine.serial import Serial
+from fedalloy.training import one_thread
+
+CLIENTS, SAMPLES, PUBLIC, STEPS, PASSES = 16, 160, 320, 10, 5
+TARGET = 1.10
+
+
+def built_for(method: Method) -> Built:
+    """The setting, with labelled public data for a method that needs it."""
+    stream = rng.numpy_generator(0, "bench")
+    rows = round(CLIENTS * SAMPLES / 0.8) + PUBLIC
+    data = from_arrays(stream.integers(256, size=(rows, 1, 28, 28), dtype=np.uint8), np.arange(rows) % 10)
+    values: dict[str, Any] = {
+        "rounds": 1,
+        "partition": {"name": "iid", "clients": CLIENTS},
+        "model": "lenet5",
+        "training": {"work": "fixed_steps", "steps": STEPS, "batch": 32},
+        "method": method.name,
+    }
+    if method.card.public:
+        values["public"] = {"data": "own", "samples": PUBLIC, "labelled": True}
+    return build(experiment(values), data)
+
+
+def measured(method: Method, gemm: Gemm) -> dict[str, list[float]]:
+    """Seconds of the clients' work in the serial engine and in the pool, and what two cores gain, pass by pass."""
+    built = built_for(method)
+    work = Workload(method.name, "lenet5", 1, 28, SAMPLES, CLIENTS, CLIENTS, method=method)
+    found: dict[str, list[float]] = {"serial": [], "pool": [], "gain": []}
+    with Pool(built.setting, workers=WORKERS) as pool:
+        sides = {"serial": Side(work, Serial(built.setting)), "pool": Side(work, pool)}
+        for number in range(1, PASSES + 2):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                found[name].append(sides[name].round(number))
+            found["gain"].append(gemm.scaling())
+            assert tree.equal(sides["serial"].everything, sides["pool"].everything), f"{method.name}: the bits differ"
+    return {name: values[1:] for name, values in found.items()}  # the first pass warms up
+
+
+def main() -> None:
+    """Measure and print one table."""
+    import fedalloy.methods  # noqa: F401  # registers them
+
+    parser = argparse.ArgumentParser(description="Every method's clients, pool against serial.")
+    parser.add_argument("--only", metavar="METHOD")
+    only = parser.parse_args().only
+    title = f"The clients of a round, median of {PASSES} passes; target: pool / limit at most {TARGET:.2f}"
+    table = new_table(title, ["serial ms", "pool ms", "gain", "pool / limit"])
+    tune_malloc()
+    with Gemm() as gemm, one_thread():
+        for name in sorted(methods) if only is None else [only]:
+            cls = methods[name]
+            found = measured(cls(**cls.card.quick), gemm)
+            if not all(found["serial"]):
+                print(f"{name}: its clients do nothing")
+                continue
+            ratios = [p * g / s for p, g, s in zip(found["pool"], found["gain"], found["serial"], strict=True)]
+            cells = [f"{1000 * statistics.median(found[side]):.0f}" for side in ("serial", "pool")]
+            table.add_row(name, *cells, f"{statistics.median(found['gain']):.2f}", spread(ratios))
+            print(f"{name}: {statistics.median(ratios):.3f}", flush=True)
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    main()
