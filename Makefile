@@ -10,7 +10,7 @@ TOOLS := $(VENV)/.tools
 help:
 	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
-	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch (some minutes)"
+	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
 	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
 	@echo "make chaos   kills, damage, hostile replies and fuzzed input by the ten thousand; writes docs/reliability.md (hours)"

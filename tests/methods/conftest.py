@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,3 +111,11 @@ def play() -> Callable[[Method, Setting, int], Played]:
 def scalar() -> Callable[[float], dict[str, Any]]:
     """The state dict of the one-weight network."""
     return lambda value: {"w": torch.tensor([value], dtype=torch.float64)}
+
+
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    """Adam makes full steps of gradients that are rounding errors only, unless these are as tiny as float64's."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)

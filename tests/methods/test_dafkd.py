@@ -118,14 +118,6 @@ def test_equal_discriminators_are_no_correlation(kind, setting):
 # --- a client ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def in_double():
-    """Adam makes full steps of gradients that are rounding errors only, unless these are as tiny as float64's."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(
     "options",

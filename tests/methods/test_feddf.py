@@ -89,14 +89,6 @@ def test_a_group_without_an_active_client_stays_as_it_is(setting, play):
     assert not equal(played.states[0]["models"]["0"], played.states[1]["models"]["0"])
 
 
-@pytest.fixture
-def in_double():
-    """Adam makes full steps of gradients that are rounding errors only, unless these are as tiny as float64's."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("ensemble", ["logits", "probabilities"])
 def test_five_steps_by_hand(ensemble, setting):

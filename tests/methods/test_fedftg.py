@@ -285,14 +285,6 @@ def close(a, b, atol):
     return all(torch.allclose(t.double(), b[name].double(), rtol=0, atol=atol) for name, t in a.items())
 
 
-@pytest.fixture
-def in_double():
-    """Biases before BatchNorm have a gradient of rounding errors only, which Adam blows up where these are not tiny."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("network", [plain, normed])
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -37,8 +37,8 @@ class FedAvg(Method):
     """Average the active clients' models, weighted by their data.
 
     The view `aca` is the average of the active clients, which is also what the next round starts from. The view `oca`
-    (overall client average, FedKF's technique T1) averages the last known model of every client; it never touches the
-    training, so one run gives both rows of a table.
+    (overall client average, FedKF's technique T1) averages the last known model of every client; where it is
+    not a teacher it never touches the training, so one run gives both rows of a table.
 
     FedKF's Algorithm 1 fills the cache of clients not yet seen with the first model (`cache_init = "init_model"`), its
     code leaves them out (`"seen_only"`, the default: in the first rounds the former is mostly an untrained network);
