@@ -3,10 +3,12 @@
 Sixteen clients with LeNet-5 and random images take ten steps each; a method that needs public data gets some. What a
 method sets up itself (generators, rounds on the server) is as small as in `fedalloy check`, since here the engine is
 measured: the seconds in which clients work, pool against serial divided by what two processes of matrix products gain
-over one in the same pass. Serial and pool must hold the same bits after every round.
+over one in the same pass. Idle is the share of a pool's round in which its workers did not work, the engine's own cost:
+unlike the ratio it compares nothing that ran at different moments. Serial and pool must hold the same bits after every
+round.
 
     python bench/methods.py                 all of them, some minutes
-    python bench/methods.py --only fedmd    one
+    python bench/methods.py --only fedmd,kdia --passes 15
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.training import one_thread
 
-CLIENTS, SAMPLES, PUBLIC, STEPS, PASSES = 16, 160, 320, 10, 5
+CLIENTS, SAMPLES, PUBLIC, STEPS = 16, 160, 320, 10
 TARGET = 1.10
 
 
@@ -52,16 +54,17 @@ def built_for(method: Method) -> Built:
     return build(experiment(values), data)
 
 
-def measured(method: Method, gemm: Gemm) -> dict[str, list[float]]:
-    """Seconds of the clients' work in the serial engine and in the pool, and what two cores gain, pass by pass."""
+def measured(method: Method, gemm: Gemm, passes: int) -> dict[str, list[float]]:
+    """Seconds of the clients' work in either engine, of idle workers, and what two cores gain, pass by pass."""
     built = built_for(method)
     work = Workload(method.name, "lenet5", 1, 28, SAMPLES, CLIENTS, CLIENTS, method=method)
-    found: dict[str, list[float]] = {"serial": [], "pool": [], "gain": []}
+    found: dict[str, list[float]] = {"serial": [], "pool": [], "idle": [], "gain": []}
     with Pool(built.setting, workers=WORKERS) as pool:
         sides = {"serial": Side(work, Serial(built.setting)), "pool": Side(work, pool)}
-        for number in range(1, PASSES + 2):
+        for number in range(1, passes + 2):
             for name in sorted(sides, reverse=bool(number % 2)):
                 found[name].append(sides[name].round(number))
+            found["idle"].append(sides["pool"].idle)
             found["gain"].append(gemm.scaling())
             assert tree.equal(sides["serial"].everything, sides["pool"].everything), f"{method.name}: the bits differ"
     return {name: values[1:] for name, values in found.items()}  # the first pass warms up
@@ -72,21 +75,23 @@ def main() -> None:
     import fedalloy.methods  # noqa: F401  # registers them
 
     parser = argparse.ArgumentParser(description="Every method's clients, pool against serial.")
-    parser.add_argument("--only", metavar="METHOD")
-    only = parser.parse_args().only
-    title = f"The clients of a round, median of {PASSES} passes; target: pool / limit at most {TARGET:.2f}"
-    table = new_table(title, ["serial ms", "pool ms", "gain", "pool / limit"])
+    parser.add_argument("--only", metavar="METHODS", help="names, separated by commas")
+    parser.add_argument("--passes", type=int, default=5)
+    given = parser.parse_args()
+    title = f"The clients of a round, median of {given.passes} passes; target: pool / limit at most {TARGET:.2f}"
+    table = new_table(title, ["serial ms", "pool ms", "idle", "gain", "pool / limit"])
     tune_malloc()
     with Gemm() as gemm, one_thread():
-        for name in sorted(methods) if only is None else [only]:
+        for name in given.only.split(",") if given.only else sorted(methods):
             cls = methods[name]
-            found = measured(cls(**cls.card.quick), gemm)
+            found = measured(cls(**cls.card.quick), gemm, given.passes)
             if not all(found["serial"]):
                 print(f"{name}: its clients do nothing")
                 continue
             ratios = [p * g / s for p, g, s in zip(found["pool"], found["gain"], found["serial"], strict=True)]
             cells = [f"{1000 * statistics.median(found[side]):.0f}" for side in ("serial", "pool")]
-            table.add_row(name, *cells, f"{statistics.median(found['gain']):.2f}", spread(ratios))
+            idle = statistics.median(i / p for i, p in zip(found["idle"], found["pool"], strict=True))
+            table.add_row(name, *cells, f"{idle:.1%}", f"{statistics.median(found['gain']):.2f}", spread(ratios))
             print(f"{name}: {statistics.median(ratios):.3f}", flush=True)
     Console(width=120).print(table)
 

@@ -23,6 +23,7 @@ from fedalloy.core import methods
 from fedalloy.data.catalogue import reader
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
+from fedalloy.grid import Cell, cells
 from fedalloy.listing import listing
 from fedalloy.models import models
 
@@ -169,7 +170,9 @@ def test_toml_blocks_are_experiments(page: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/*.toml")]), ids=str)
 def test_experiment_files_are_experiments(file: Path) -> None:
-    check_parts(experiment(read_toml(file)))
+    values = read_toml(file)
+    for cell in cells(values)[1] if "axes" in values else [Cell((), values)]:
+        check_parts(experiment(cell.values))
 
 
 @each_page

@@ -19,8 +19,12 @@ from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.evaluation import evaluate
+from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedmd import FedMD
+from fedalloy.methods.fedmd_global import FedMDGlobal
+from fedalloy.methods.knfu import KnFu
 from fedalloy.methods.local import Local
+from fedalloy.methods.selective_fd import SelectiveFD
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.participation import Participation
 from fedalloy.probe import small_settings
@@ -319,11 +323,40 @@ def test_options_common_to_both_modes_are_not_refused():
     assert FedMD(mode="knfu", samples=10, policy="fixed", combine="trimmed", trim=0.1, tune_epochs=3).tune_epochs == 3
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        FedMD(pretrain_public=2, pretrain_private=1),
+        FedMD(mode="knfu"),
+        FedMDGlobal(pretrain_public=2, pretrain_private=1, lwof=True, init_global="public"),
+        KnFu(),
+        DSFL(),
+        SelectiveFD(),
+    ],
+    ids=lambda method: method.label,
+)
+def test_public_samples_are_never_augmented(method, setting, play):
+    """Answers belong to the inputs as they are; a client's own samples are augmented."""
+    public, seen = public_set(), []
+
+    def augment(x, _):
+        seen.append(x.clone())
+        return x + 1
+
+    at = setting(public=public, augment=augment)
+    play(method, at, 2)
+    rows = {tuple(row.tolist()) for row in torch.cat(seen)}
+    assert rows == {tuple(row.tolist()) for site in at.sites for row in site.train.inputs}
+
+
 def test_pretraining_needs_public_labels_and_clients_the_public_set(setting, small, play):
     unlabelled = setting(public=public_set(labelled=False))
     with pytest.raises(UsageError, match="pretrain_public needs labels"):
         play(FedMD(), unlabelled, 1)
     play(FedMD(pretrain_public=0, pretrain_private=1), unlabelled, 1)
+    for mode in ({"pretrain_public": 0}, {"mode": "knfu", "ce_on": "none"}):
+        with pytest.raises(UsageError, match="policy = 'stratified' draws public samples by their labels"):
+            play(FedMD(samples=8, **mode), unlabelled, 0)
     with pytest.raises(UsageError, match=r"public\.holder = 'all'"):
         play(FedMD(), setting(public=public_set(holder="server")), 1)
     with pytest.raises(UsageError, match="needs a network with a linear layer"):

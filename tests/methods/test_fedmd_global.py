@@ -187,9 +187,12 @@ def test_at_the_first_step_nothing_is_forgotten(setting, small):
     assert max(p.grad.abs().max() for p in net.parameters()) > 1e-3
 
 
-def test_the_first_local_step_is_the_same_with_and_without_lwof_and_the_second_is_not(setting, play):
+@pytest.mark.parametrize("augment", [None, lambda x, noise: x + torch.randn(x.shape, generator=noise)])
+def test_the_first_local_step_is_the_same_with_and_without_lwof_and_the_second_is_not(augment, setting, play):
+    """Also with augmentation, where the frozen copy must see the augmented batch for that."""
+
     def after(steps, lwof):
-        at = setting(work=replace(WORK, work="fixed_steps", steps=steps))
+        at = setting(work=replace(WORK, work="fixed_steps", steps=steps), augment=augment)
         return play(FedMDGlobal(**PLAIN, lwof=lwof, beta=50.0), at, 1).engine.memories[0]["model"]
 
     torch.testing.assert_close(after(1, True), after(1, False))

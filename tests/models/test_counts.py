@@ -49,17 +49,13 @@ def test_narrow_resnet8_is_the_small_one():
 
 
 @pytest.mark.parametrize(("bias", "counts"), [(True, WRN_BIAS), (False, WRN_USUAL)])
-def test_wrn(bias, counts):
+def test_wrn_and_only_biased_convolutions_give_the_printed_counts(bias, counts):
     found = {
         depth: parameter_count(create("wrn", classes=30, channels=3, size=32, depth=depth, bias=bias))
         for depth in counts
     }
     assert found == counts
-
-
-def test_only_biased_convolutions_give_the_printed_wrn_counts():
-    assert [round(n / 1000) for n in WRN_BIAS.values()] == PRINTED
-    assert [round(n / 1000) for n in WRN_USUAL.values()] != PRINTED
+    assert ([round(n / 1000) for n in found.values()] == PRINTED) == bias
 
 
 def test_wrn_40_carries_2720_running_statistics():

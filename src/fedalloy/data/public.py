@@ -80,6 +80,11 @@ class PublicSet:
             return self
         if not 1 <= size <= len(self):
             raise UsageError(f"a round asks for {size} of {len(self)} public samples; ask for 1 to {len(self)} of them")
+        if policy == "stratified" and not self.labelled:
+            raise UsageError(
+                "policy = 'stratified' draws public samples by their labels, and these have none; "
+                "write public.labelled = true, or policy = 'fresh'"
+            )
         stream = generator(seed, "public", 0 if policy == "fixed" else round)
         shuffled = torch.randperm(len(self), generator=stream)
         chosen = _stratify(self.labels[shuffled], shuffled, size) if policy == "stratified" else shuffled[:size]

@@ -70,11 +70,13 @@ class LogitExchange(Method):
         check_trim(self.trim, f"{self.name}.trim")
 
     def init(self, fed: Federation) -> Tree:
-        """The server remembers nothing; labels that are needed must be there."""
+        """The server remembers nothing; public samples and labels that are needed must be there."""
         if self.pretrain_public and fed.public is not None and not fed.public.labelled:
             raise UsageError(
                 f"{self.name}.pretrain_public needs labels; write public.labelled = true, or pretrain_public = 0"
             )
+        if fed.public is not None:
+            public_part(fed, self.samples, self.policy)
         return {}
 
     @action

@@ -50,11 +50,13 @@ class SoftLabels(Method):
             raise UsageError(f"{self.name}.tune_epochs and kd_weight must not be negative")
 
     def init(self, fed: Federation) -> Tree:
-        """The server remembers nothing; labels that are needed must be there."""
+        """The server remembers nothing; public samples and labels that are needed must be there."""
         if self.ce_on == "public" and fed.public is not None and not fed.public.labelled:
             raise UsageError(
                 f"{self.name}.ce_on = 'public' needs labels; write public.labelled = true, or ce_on = 'none'"
             )
+        if fed.public is not None:
+            public_part(fed, self.samples, self.policy)
         return {}
 
     def round(self, s: State, fed: Federation) -> State:
