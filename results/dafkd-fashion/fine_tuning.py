@@ -37,12 +37,13 @@ def main(folder: Path, rounds: int) -> None:
     def accuracy(outputs: Tensor) -> float:
         return 100 * float((outputs.argmax(1) == test.labels).double().mean())
 
+    seen: list[Tensor] = []  # whether the clients see an image as its label, of each step of the generator
+    agreed: list[Tensor] = []  # whether the average does as the clients do, of each of its own steps
+
     class Watched(FedFTG):
         def fine_tuned(self, s: State, average: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
-            seen: list[Tensor] = []
-            agreed: list[Tensor] = []
-            object.__setattr__(self, "seen", seen)
-            object.__setattr__(self, "agreed", agreed)
+            seen.clear()
+            agreed.clear()
             done = super().fine_tuned(s, average, replies, fed)
             before, after = (predict(load(fed.build(), w), test) for w in (average, done["model"]))
             clients = torch.stack([predict(load(fed.build(), r["model"]), test) for r in replies])
@@ -50,19 +51,21 @@ def main(folder: Path, rounds: int) -> None:
             print(f"mean of the clients' logits {accuracy(clients.mean(0)):.1f}, ", end="")
             print(f"of their probabilities {accuracy(clients.softmax(2).mean(0)):.1f}")
             for name, out in (("average", before), ("fine-tuned", after)):
-                print(f"  test samples by the class that the {name} sees: {out.argmax(1).bincount(minlength=10).tolist()}")
-            print(f"  images that the weighted clients see as their label: {100 * torch.cat(seen).double().mean():.0f} %")
-            at = [100 * float(part.double().mean()) for part in (agreed[0], agreed[-1])]
-            print(f"  images on which average and clients agree: first batch {at[0]:.0f} %, last step {at[1]:.0f} %")
+                print(f"  classes that the {name} sees: {out.argmax(1).bincount(minlength=10).tolist()}")
+            known, first, last = (
+                100 * float(part.double().mean()) for part in (torch.cat(seen), agreed[0], agreed[-1])
+            )
+            print(f"  images: the weighted clients see {known:.0f} % as their labels, and the average agrees ", end="")
+            print(f"with them: {first:.0f} % at its first step, {last:.0f} % at its last")
             return done
 
         def recognition(self, answers: Tensor, y: Tensor, a: Tensor) -> Tensor:
-            self.seen.append((a[:, :, None] * answers.softmax(2)).sum(0).argmax(1) == y)
+            seen.append((a[:, :, None] * answers.softmax(2)).sum(0).argmax(1) == y)
             return super().recognition(answers, y, a)
 
         def student_loss(self, answers: Tensor, said: Tensor, a: Tensor) -> Tensor:
             mixed = (a[:, :, None] * answers.softmax(2)).sum(0)
-            self.agreed.append(mixed.argmax(1) == said.argmax(1))
+            agreed.append(mixed.argmax(1) == said.argmax(1))
             return super().student_loss(answers, said, a)
 
     method = Watched(**exp.method.options)
