@@ -194,3 +194,29 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
     assert "was finished" in capsys.readouterr().out
+
+
+def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(
+        """
+        data = "tiny"
+        model = "mlp"
+        rounds = 2
+        partition = { clients = 2, alpha = 1.0 }
+        participation = { late_drop = 0.9 }
+        [[axes]]
+        name = "quorum"
+        values = [
+          { label = "none", set = { "quorum.fraction" = 0.0 } },
+          { label = "all", set = { "quorum.fraction" = 1.0 } },
+        ]
+        """
+    )
+    with pytest.raises(SystemExit) as left:
+        main(["table", str(file), "--out", str(tmp_path / "out")])
+    assert left.value.code == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "skipped and left" in line]
+    assert len(said) == 1
+    assert said[0].startswith("all: FedAvg, seed 0: 2 of 2 rounds were skipped")
+    assert (tmp_path / "out" / "table.md").read_text().endswith(f"\n\n- {said[0]}\n")

@@ -204,6 +204,8 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
             lines.append((cell.labels, comparison.compare(exp, seeds=chosen, folder=place, begin=begin, say=say)))
     result = grid(axes, lines)
     screen().print(result.table())
+    for note in result.notes:
+        say(note)
     write_atomically(folder / "table.md", result.markdown().encode())
     say(f"written: {folder / 'table.md'}")
 

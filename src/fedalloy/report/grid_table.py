@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
+from fedalloy.report.facts import warnings
 from fedalloy.report.format import MISSING, view_name
 from fedalloy.report.published import holding
 from fedalloy.report.table import FIGURES
@@ -18,11 +19,12 @@ BEST = ""  # no view's name
 
 @dataclass(frozen=True)
 class Grid:
-    """The whole table as text: headings and lines."""
+    """The whole table as text: headings, lines, and what to know of runs that are not all they seem."""
 
     title: str
     headings: Sequence[str]
     body: Sequence[Sequence[str]]
+    notes: Sequence[str]
 
     def table(self) -> Table:
         """For a terminal."""
@@ -38,7 +40,8 @@ class Grid:
         """For a page."""
         rule = ["---:"] * len(self.headings)
         lines = ["| " + " | ".join(line) + " |" for line in (self.headings, rule, *self.body)]
-        return "\n".join([f"{self.title}\n", *lines]) + "\n"
+        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
+        return "\n".join([f"{self.title}\n", *lines, *notes]) + "\n"
 
 
 def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]]], metric: str = "amp") -> Grid:
@@ -64,7 +67,8 @@ def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]
     body = [[*labels, *(texts[i] for _, texts in columns)] for i, (labels, _) in enumerate(cells)]
     sources = dict.fromkeys(table["source"] for _, runs in cells for table in holding(runs))
     title = f"Beside {'; '.join(sources)}" if sources else FIGURES[metric].heading
-    return Grid(title, [*axes, *(heading for heading, _ in columns)], body)
+    notes = [f"{', '.join(labels)}: {sentence}" for labels, runs in cells for sentence in warnings(runs)]
+    return Grid(title, [*axes, *(heading for heading, _ in columns)], body, notes)
 
 
 @dataclass(frozen=True)
