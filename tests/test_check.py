@@ -93,6 +93,14 @@ class AveragesAnyNetwork(FedAvg):
 
 
 @bad
+class CountsClassesForOutputs(FedAvg):
+    def round(self, s, fed):
+        if list(s["model"].values())[-1].shape != (fed.classes,):
+            raise ValueError("no row for each class")
+        return super().round(s, fed)
+
+
+@bad
 class NumbersAsKeys(FedAvg):
     def cached(self, s, replies):
         return {"cache": {r.client: r["model"] for r in replies}}
@@ -399,6 +407,11 @@ FAULTS = [
     ),
     (SecretlyFeatures(), check.check_needs_no_more_than_its_card_says, "features=False.*has no attribute 'head'"),
     (AveragesAnyNetwork(), check.check_needs_no_more_than_its_card_says, "any_network=True.*do not fit the network"),
+    (
+        CountsClassesForOutputs(),
+        check.check_tells_outputs_from_classes,
+        r"adds classes, .* no row for each class.* \(fed.outputs\)",
+    ),
     (NumbersAsKeys(), check.check_leaves_trees_and_advances_by_one, "state/cache: key 3 must be a non-empty string"),
     (SendsGradients(), check.check_leaves_trees_and_advances_by_one, "client 3: reply/model/.* gradient .*; detach it"),
     (StandsStill(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
@@ -466,7 +479,7 @@ def test_every_rule_has_a_fault_that_it_finds():
 
 def test_the_rules_are_told_one_line_each():
     lines = checks_passed(Local(), small_settings()[0])
-    assert len(lines) == len(check.CHECKS) == 15
+    assert len(lines) == len(check.CHECKS) == 16
     assert lines[0].startswith("is a frozen dataclass: A frozen dataclass whose hyper-parameters have defaults")
     assert all(rule_text(rule) for rule in check.CHECKS)
 

@@ -42,6 +42,7 @@ from fedalloy.probe import (
     place,
     require_finite,
     require_same,
+    setting_with_public_classes,
     small_settings,
     trace,
     with_batch_norm,
@@ -187,6 +188,15 @@ def check_needs_no_more_than_its_card_says(case: Case) -> None:
         _check_models(case.method, trace(case.method, Probe(setting), 2))
     except ContractError as error:
         raise ContractError(f"with what its card asks for ({got}), {error}; ask for what it needs") from error
+
+
+def check_tells_outputs_from_classes(case: Case) -> None:
+    """It runs where a public set adds classes: networks have more outputs than the clients have classes."""
+    try:
+        _check_models(case.method, trace(case.method, Probe(setting_with_public_classes()), 2))
+    except ContractError as error:
+        advice = "networks may have more outputs (fed.outputs) than the clients have classes (fed.classes)"
+        raise ContractError(f"with a public set that adds classes, {error}; {advice}") from error
 
 
 class _Guarded(Probe):
@@ -381,6 +391,7 @@ CHECKS: list[Rule] = [
     check_has_no_state_of_its_own,
     check_gives_models_that_load,
     check_needs_no_more_than_its_card_says,
+    check_tells_outputs_from_classes,
     check_changes_nothing_in_place,
     check_draws_from_no_global_stream,
     check_is_repeatable,

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedalloy import rng, tree
 from fedalloy.core import Client, Message, Method, Network, Reply, State, act, run
+from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Answer
@@ -60,14 +61,26 @@ def small_settings() -> list[Setting]:
     ]
 
 
+def setting_with_public_classes() -> Setting:
+    """The small setting with the perceptron, whose public samples are of four other classes: networks know eight."""
+    setting = small_settings()[0]
+    public = _noise("public", 24)
+    return replace(
+        setting,
+        networks=[lambda: perceptron(outputs=8)],
+        public=PublicSet(replace(public, y=public.y + 4), labelled=True, holder="all"),
+        space=LabelSpace((("private", 4), ("public", 4))),
+    )
+
+
 def _noise(name: str, n: int) -> Samples:
     x = torch.randn(n, 1, 8, 8, generator=rng.generator(0, "check", name))
     return Samples(x, torch.arange(n) % 4, torch.arange(n))
 
 
-def perceptron() -> nn.Module:
+def perceptron(outputs: int = 4) -> nn.Module:
     """A small network with features and a head."""
-    return create("mlp", classes=4, channels=1, size=8, hidden=16)
+    return create("mlp", classes=outputs, channels=1, size=8, hidden=16)
 
 
 def with_batch_norm() -> nn.Module:

@@ -178,7 +178,7 @@ class DaFKD(DaFKDOptions):
         shares = importance(scores, self.max_share)  # Eq. 7
         teacher = ensemble(shares, logits, self.use.tau, self.use.ensemble)
         table = torch.zeros(len(fed.sizes), fed.classes)
-        table[[r.client for r in replies]] = importance_by_class(shares, teacher).cpu()
+        table[[r.client for r in replies]] = importance_by_class(shares, teacher[:, : fed.classes]).cpu()
         return teacher, {"importance": table}
 
     def teacher_from_products(

@@ -125,7 +125,7 @@ class FedDF(Method):
         inputs, held_out = self.parts(fed)
         plan = list(batches(len(inputs), self.batch, self.steps, fed.rng("distillation"), drop_last=True))
         used = torch.unique(torch.cat(plan))  # teachers answer for these only, and only once
-        teacher = torch.zeros(len(inputs), fed.classes, device=inputs.x.device)
+        teacher = torch.zeros(len(inputs), fed.outputs, device=inputs.x.device)
         teacher[used] = self.answers([load(fed.build(r.client), r["model"]) for r in replies], inputs.subset(used))
         return {g: self.student(fed, int(g), weights, inputs, held_out, plan, teacher) for g, weights in models.items()}
 
