@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from fedalloy.cli import main
 from fedalloy.config import experiment
 from fedalloy.errors import UsageError
 from fedalloy.grid import cells
 from fedalloy.report.format import MISSING
-from fedalloy.report.grid_table import grid
+from fedalloy.report.grid_table import Grid, grid
 from fedalloy.results import Run
 
 AXES = [
@@ -220,3 +222,13 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
     assert len(said) == 1
     assert said[0].startswith("all: FedAvg, seed 0: 2 of 2 rounds were skipped")
     assert (tmp_path / "out" / "table.md").read_text().endswith(f"\n\n- {said[0]}\n")
+
+
+def test_a_narrow_terminal_hides_no_digit() -> None:
+    methods = [text for label in ("KnFu", "FedMD", "Local", "Selective-FD") for text in (label, "paper")]
+    wide = Grid("Table 1", ["alpha", *methods], [["0.25", *["88.12 ± 0.61", "88.1 ± 0.6"] * 4]], [])
+    console = Console(width=60, record=True, file=io.StringIO())
+    console.print(wide.table())
+    shown = console.export_text()
+    assert "…" not in shown
+    assert shown.count("88.1") == 8

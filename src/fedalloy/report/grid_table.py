@@ -31,7 +31,7 @@ class Grid:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
         table.title = self.title
         for heading in self.headings:
-            table.add_column(heading, justify="right", no_wrap=True)
+            table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal hides no digit
         for line in self.body:
             table.add_row(*line)
         return table
