@@ -228,15 +228,15 @@ def test_the_engine_says_what_kind_of_thing_is_sent(setting, method, kinds):
 def test_every_method_gets_the_defences_that_it_has():
     found = {name: list(defences(Choice(name=name), 3, 10)) for name in ("fedprox", "kdia", "fedmd", "knfu", "dafkd")}
     assert found == {
-        "fedprox": ["none", "trimmed mean", "median", "clipped"],
+        "fedprox": ["none", "trimmed mean", "median", "krum", "clipped"],
         "kdia": ["none", "clipped"],  # it refuses to combine otherwise
-        "fedmd": ["none", "trimmed mean", "median", "clipped logits"],
+        "fedmd": ["none", "trimmed mean", "median", "krum", "clipped logits"],
         "knfu": ["none"],
         "dafkd": ["none", "capped shares"],
     }
     assert defences(Choice(name="dafkd"), 3, 10)["capped shares"].max_share == 0.2
     own = Choice(name="fedprox", options={"mu": 0.5, "clip": 3.0})
-    assert [(m.mu, m.clip) for m in defences(own, 3, 10).values()] == [(0.5, 3.0)] * 3 + [(0.5, "median")]
+    assert [(m.mu, m.clip) for m in defences(own, 3, 10).values()] == [(0.5, 3.0)] * 4 + [(0.5, "median")]
 
 
 @pytest.mark.parametrize(("attackers", "clients"), [(1, 3), (3, 10), (5, 11), (7, 100), (499, 1000)])
@@ -248,8 +248,8 @@ def test_trimming_drops_all_attackers_at_either_end(attackers, clients):
 def test_scores_compare_each_line_with_itself():
     exp = {**TINY, "rounds": 1, "methods": {"short": {"name": "fedmd", **QUICK_MD}}}
     scores = bench_attacks(exp, ["fedavg", "short"], ["sign-flip", "rank-flip", "label-flip"], 0.4)
-    lines = [("FedAvg", d) for d in ("none", "trimmed mean", "median", "clipped")]
-    lines += [("short", d) for d in ("none", "trimmed mean", "median", "clipped logits")]
+    lines = [("FedAvg", d) for d in ("none", "trimmed mean", "median", "krum", "clipped")]
+    lines += [("short", d) for d in ("none", "trimmed mean", "median", "krum", "clipped logits")]
     order = ["none", "sign-flip", "rank-flip", "label-flip"]
     assert [(s.method, s.defence, s.attack) for s in scores] == [(*line, attack) for line in lines for attack in order]
     for s in scores:

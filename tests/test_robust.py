@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedalloy import robust
 from fedalloy.averaging import average
 from fedalloy.errors import UsageError
-from fedalloy.robust import capped, clip_norm, clipped, combined, median, trimmed
+from fedalloy.robust import capped, clip_norm, clipped, combined, krum, median, trimmed
 from fedalloy.tree import digest, equal
 
 
@@ -68,6 +68,34 @@ def test_a_trim_that_leaves_nothing_is_refused(trim):
 @given(st.integers(1, 30), st.floats(0, 0.5, exclude_max=True))
 def test_something_is_always_left(clients, trim):
     assert trimmed([one(2.0)] * clients, ZERO, trim)["w"].item() == 2.0
+    assert krum([one(2.0)] * clients, ZERO, trim)["w"].item() == 2.0
+
+
+# Of 0, 1, 2.5, 4.5 and 30, f = 1, each with its 5 - 1 - 2 = 2 nearest: 1 + 6.25, 1 + 2.25, 2.25 + 4, 4 + 12.25 and
+# 25.5^2 + 27.5^2. With f = 2 one neighbour is left: 1, 1, 2.25, 4 and 25.5^2.
+@pytest.mark.parametrize(("trim", "mean"), [(0.19, 7.6), (0.2, 2.0), (0.4, 3.5 / 3)])
+def test_krum_by_hand(trim, mean):
+    assert krum([one(v) for v in (30.0, 1.0, 4.5, 0.0, 2.5)], ZERO, trim)["w"].item() == pytest.approx(mean)
+
+
+def test_krum_drops_whole_clients_by_all_their_entries():
+    models = [
+        {"w": torch.tensor([w]), "b": torch.tensor([b])} for w, b in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.5, 9.0))
+    ]
+    kept = krum(models, {"w": torch.zeros(1), "b": torch.zeros(1)}, 0.25)
+    assert kept["w"].item() == pytest.approx(1 / 3)  # 0.5 was the middle of its coordinate
+    assert kept["b"].item() == pytest.approx(1 / 3)
+
+
+def test_of_equally_lonely_models_krum_keeps_the_first():
+    assert krum([one(0.0), one(1.0), one(2.0), one(3.0)], ZERO, 0.25)["w"].item() == 1.0
+    assert krum([one(3.0), one(2.0), one(1.0), one(0.0)], ZERO, 0.25)["w"].item() == 2.0
+
+
+@given(st.permutations([0.0, 1.0, 2.25, 4.5, 7.0, 30.0, -55.0]))
+def test_krum_knows_no_order_where_there_are_no_ties(values):
+    models = [one(v) for v in (0.0, 1.0, 2.25, 4.5, 7.0, 30.0, -55.0)]
+    assert digest(krum([one(v) for v in values], ZERO, 0.3)) == digest(krum(models, ZERO, 0.3))
 
 
 def test_no_models_are_refused():
@@ -84,7 +112,7 @@ def test_the_order_of_clients_does_not_matter(combine, values, random):
     assert digest(one_way) == digest(other)
 
 
-@pytest.mark.parametrize("combine", ["mean", "median", "trimmed"])
+@pytest.mark.parametrize("combine", ["mean", "median", "trimmed", "krum"])
 @given(st.floats(width=32, allow_nan=False))
 def test_one_model_is_returned_bit_for_bit(combine, value):
     assert equal(combined([one(value)], [3], ZERO, combine), one(value))
@@ -95,13 +123,13 @@ def test_the_default_is_the_average_bit_for_bit():
     assert equal(combined(models, [3, 1, 4, 1, 5], SERVER), average(models, [3, 1, 4, 1, 5], SERVER))
 
 
-@pytest.mark.parametrize("combine", ["median", "trimmed"])
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
 def test_weights_are_not_used(combine):
     models = some(5)
     assert equal(combined(models, [1] * 5, SERVER, combine), combined(models, [9, 1, 1, 1, 1], SERVER, combine))
 
 
-@pytest.mark.parametrize("combine", ["median", "trimmed"])
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
 def test_integer_buffers_stay_the_servers_and_dtypes_too(combine):
     result = combined(some(5), [1] * 5, SERVER, combine)
     assert result["n"].item() == 99
@@ -118,7 +146,7 @@ def test_sums_are_taken_in_float64_and_cast_once():
     assert trimmed(models, ZERO, 0.0)["w"].item() == 1 + 2.0**-23
 
 
-@pytest.mark.parametrize("combine", ["median", "trimmed"])
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
 def test_neither_blocks_nor_memory_layout_change_a_bit(combine, monkeypatch):
     draw = torch.Generator().manual_seed(1)
     models = [{"w": torch.randn(3, 2, 5, 5, generator=draw)} for _ in range(6)]
@@ -137,7 +165,7 @@ def test_an_empty_tensor_stays_empty():
 LIES = [1e30, -1e30, math.inf, -math.inf, math.nan]
 
 
-@pytest.mark.parametrize("combine", ["median", "trimmed"])
+@pytest.mark.parametrize("combine", ["median", "trimmed", "krum"])
 @given(st.lists(st.floats(-10, 10, width=32), min_size=4, max_size=9), st.integers(0, 4), st.sampled_from(LIES))
 def test_one_liar_moves_the_result_no_further_than_the_honest_range(combine, honest, place, lie):
     values = [*honest[:place], lie, *honest[place:]]

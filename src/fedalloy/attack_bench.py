@@ -79,15 +79,17 @@ class Score:
 def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
     """A method as it is, and with each option it has that bounds what attackers can do.
 
-    Trimming drops as many of the largest and smallest values as there are attackers. Options that a method refuses,
-    because its server would get around them, are left out; a method may have none.
+    Trimming drops as many of the largest and smallest values as there are attackers, Krum as many clients. Options that
+    a method refuses, because its server would get around them, are left out; a method may have none.
 
     >>> list(defences(Choice(name="fedavg"), 3, 10)), defences(Choice(name="fedavg"), 3, 10)["trimmed mean"].trim
-    (['none', 'trimmed mean', 'median', 'clipped'], 0.3)
+    (['none', 'trimmed mean', 'median', 'krum', 'clipped'], 0.3)
     """
+    share = math.ceil(1000 * attackers / clients) / 1000
     bounds: dict[str, dict[str, Any]] = {
-        "trimmed mean": {"combine": "trimmed", "trim": math.ceil(1000 * attackers / clients) / 1000},
+        "trimmed mean": {"combine": "trimmed", "trim": share},
         "median": {"combine": "median"},
+        "krum": {"combine": "krum", "trim": share},
         "clipped": {"clip": "median"},
         "clipped logits": {"clip_logits": LOGITS_WITHIN},
         "capped shares": {"max_share": min(1.0, EQUAL_SHARES / clients)},

@@ -1,4 +1,4 @@
-"""Bounds on what one client can do: medians and trimmed means, clipped updates and logits, capped shares.
+"""Bounds on what one client can do: medians, trimmed means and multi-Krum, clipped updates and logits, capped shares.
 
 All take models as dicts of tensors, in ascending client id, and compute in float64; exchanged logits or probabilities
 are a dict with one tensor.
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedalloy.averaging import average
 from fedalloy.errors import UsageError
 
-Combine = Literal["mean", "median", "trimmed"]
+Combine = Literal["mean", "median", "trimmed", "krum"]
 BLOCK = 1 << 22  # numbers that are sorted at a time, so that memory does not grow with the clients
 
 
@@ -28,7 +28,7 @@ def combined(
     combine: Combine = "mean",
     trim: float = 0.2,
 ) -> dict[str, Any]:
-    """The weighted mean of the models, their median or their trimmed mean; the latter two do not use the weights.
+    """The weighted mean of the models, their median, their trimmed mean or multi-Krum; the last three use no weights.
 
     >>> models = [{"w": torch.tensor([w])} for w in (1.0, 2.0, 1e30)]
     >>> combined(models, [1, 1, 1], models[0], "median")
@@ -36,6 +36,8 @@ def combined(
     """
     if combine == "mean":
         return average(models, weights, server)
+    if combine == "krum":
+        return krum(models, server, trim)
     return median(models, server) if combine == "median" else trimmed(models, server, trim)
 
 
@@ -60,7 +62,43 @@ def trimmed(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
     {'w': tensor([3.])}
     """
     check_trim(trim)
-    return _without_extremes(models, server, math.floor(Fraction(str(trim)) * len(models)))  # 0.29 of 100 is 29
+    return _without_extremes(models, server, _dropped(trim, len(models)))
+
+
+def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], trim: float = 0.2) -> dict[str, Any]:
+    """The plain mean of all but the f = floor(trim * K) models that lie farthest from the others (multi-Krum).
+
+    A model's place is the sum of its squared distances from its K - f - 2 nearest neighbours, at least one, over all
+    floating-point entries (Blanchard et al., NeurIPS 2017; its guarantee needs K >= 2 f + 3). Of equals the smaller id
+    is kept. Where the others bound every coordinate, this drops whole clients: all that the honest ones among the rest
+    have learnt stays. A model that is not finite is infinitely far away. The work grows with the square of K.
+
+    >>> krum([{"w": torch.tensor([w])} for w in (1.0, 2.0, 3.0, 14.0)], {"w": torch.zeros(1)}, trim=0.25)
+    {'w': tensor([2.])}
+    """
+    check_trim(trim)
+    drop = _dropped(trim, len(models))
+    near = max(1, len(models) - drop - 2)
+    places = [sum(sorted(row)[1 : near + 1]) for row in _squared_distances(models, server)]  # itself is the nearest
+    kept = sorted(sorted(range(len(models)), key=places.__getitem__)[: len(models) - drop])
+    return _without_extremes([models[k] for k in kept], server, 0)
+
+
+def _dropped(trim: float, clients: int) -> int:
+    return math.floor(Fraction(str(trim)) * clients)  # 0.29 of 100 is 29
+
+
+def _squared_distances(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]) -> list[list[float]]:
+    """Between every two models, over all floating-point entries; infinite where it is not finite, 0 from itself."""
+    apart = [[0.0] * len(models) for _ in models]
+    for name in sorted(name for name, old in server.items() if old.is_floating_point()):
+        flat = [m[name].reshape(-1) for m in models]
+        for i, one in enumerate(flat):
+            for j in range(i):
+                square = float((one.double() - flat[j].double()).square().sum())
+                apart[i][j] += square if math.isfinite(square) else math.inf
+                apart[j][i] = apart[i][j]
+    return apart
 
 
 def _without_extremes(

@@ -18,7 +18,14 @@ from fedalloy.robust import median
 from fedalloy.tree import equal
 
 SIZES = (10, 20, 30, 40)
-BOUNDS = [{"combine": "median"}, {"combine": "trimmed", "trim": 0.3}, {"clip": "median"}, {"clip": 0.001}, {"cap": 0.3}]
+BOUNDS = [
+    {"combine": "median"},
+    {"combine": "trimmed", "trim": 0.3},
+    {"combine": "krum", "trim": 0.3},
+    {"clip": "median"},
+    {"clip": 0.001},
+    {"cap": 0.3},
+]
 
 
 def after_one_round(method, fake, values, sizes, start=0.0):
@@ -32,6 +39,7 @@ def after_one_round(method, fake, values, sizes, start=0.0):
 
 # By hand: clients of 10, 20, 30 and 40 samples answer 1, 2, 3 and 14 to a model of 0.
 #   mean 10/100 + 40/100 + 90/100 + 560/100 = 7     median (2 + 3) / 2     trimmed by a quarter: the same two
+#   krum: 14 goes, 6 / 3
 #   clip 3: 14 becomes 3, 0.1 + 0.4 + 0.9 + 1.2 = 2.6     clip by the median norm 2.5: 0.1 + 0.4 + 0.75 + 1 = 2.25
 #   cap 0.25 of four: all alike, 20 / 4     cap 0.35: 0.35 and 0.65 * (1, 2, 3) / 6 = 0.10833, 0.21667, 0.325
 BY_HAND = [
@@ -39,6 +47,7 @@ BY_HAND = [
     ({"combine": "median"}, 2.5),
     ({"combine": "trimmed", "trim": 0.25}, 2.5),
     ({"combine": "trimmed", "trim": 0.2}, 5.0),
+    ({"combine": "krum", "trim": 0.25}, 2.0),
     ({"clip": 3.0}, 2.6),
     ({"clip": "median"}, 2.25),
     ({"clip": 3.0, "combine": "median"}, 2.5),
@@ -93,7 +102,7 @@ def test_the_overall_average_is_combined_in_the_same_way(options, expected, fake
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"combine": "median"}, {"combine": "trimmed"}, {"cap": 0.4}], ids=str)
+@pytest.mark.parametrize("options", [{"combine": "median"}, {"combine": "krum"}, {"cap": 0.4}], ids=str)
 def test_a_running_sum_is_refused(options, fake):
     with pytest.raises(UsageError, match="needs the exact OCA, but 4 clients are more than exact_up_to = 3"):
         FedAvg(**options, exact_up_to=3).init(fake({}, sizes=SIZES))
@@ -120,6 +129,7 @@ def test_the_median_keeps_the_honest_direction_among_sign_flipped_clients(fake):
     assert direction() < -0.9
     assert direction(combine="median") > 0.9
     assert direction(combine="trimmed", trim=0.3) > 0.9
+    assert direction(combine="krum", trim=0.3) > direction(combine="median")
     assert direction(clip="median") > 0.9  # four of ten are left over, all of one length
 
 

@@ -82,10 +82,11 @@ def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, ra
     assert torch.equal(mean(values[:1] * 3), torch.tensor([[float(values[0])]]))
 
 
-def test_medians_and_trimmed_means_bound_what_one_client_can_do():
+def test_medians_trimmed_means_and_krum_bound_what_one_client_can_do():
     answers = replies([[1.0]], [[2.0]], [[3.0]], [[4.0]], [[1e30]])
     assert FedMD(combine="median").consensus(answers).item() == 3
     assert FedMD(combine="trimmed", trim=0.2).consensus(answers).item() == 3
+    assert FedMD(combine="krum", trim=0.2).consensus(answers).item() == 2.5
     both = FedMD(clip_logits=3.0).consensus(replies([[1.0, -1.0]], [[100.0, 0.0]]))
     assert torch.equal(both, torch.tensor([[2.0, -2.0]]))  # of (1, -1) and (50, -50), clipped to (3, -3)
 

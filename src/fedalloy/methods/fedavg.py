@@ -56,9 +56,11 @@ class FedAvg(Method):
     What one client can do to the average can be bounded, under every method that inherits it:
 
     * `combine`: the weighted `mean`, or the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), which
-      drops the floor(`trim` * K) largest and smallest values of K active clients. With so few clients that this is 0,
-      fewer than 1 / `trim`, nobody is dropped and nothing bounded. These two weigh all clients alike, whatever
-      `weights` says, since a size is only what a client says; weights by FedDisco are therefore refused with them.
+      drops the floor(`trim` * K) largest and smallest values of K active clients, or `krum`, the mean without the
+      floor(`trim` * K) clients that lie farthest from the others (multi-Krum, Blanchard et al., NeurIPS 2017). With so
+      few clients that this is 0, fewer than 1 / `trim`, nobody is dropped and nothing bounded. These three weigh all
+      clients alike, whatever `weights` says, since a size is only what a client says; weights by FedDisco are
+      therefore refused with them.
     * `clip`: an update longer than this, over all parameters and float buffers, is scaled down to it; `"median"` takes
       the median of the round's norms. The cache holds the models as they then are.
     * `cap`: no client's weight is a larger share than this; the others get the rest, in proportion.

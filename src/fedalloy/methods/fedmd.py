@@ -31,8 +31,9 @@ class LogitExchange(Method):
     * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
     * `digest_epochs`, `digest_batch`: passes over the round's public samples, and their batches. Optimiser and learning
       rate are those of the local work.
-    * `combine`, `trim`, `clip_logits`: the consensus is the plain mean, or a median or trimmed mean of each number, of
-      answers that are centred and clipped first if a bound is given.
+    * `combine`, `trim`, `clip_logits`: the consensus is the plain mean, a median or trimmed mean of each number, or the
+      mean without the clients whose answers lie farthest from the others' (`krum`), of answers that are centred and
+      clipped first if a bound is given.
     * At its first participation a client trains on the public samples and then on its own until it has converged, for
       `pretrain_public` and `pretrain_private` epochs at most (0 leaves a part out). Batches, patience, min_delta and
       the share `held_out` are those of `fedalloy.pretraining`.
