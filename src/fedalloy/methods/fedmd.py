@@ -77,7 +77,7 @@ class LogitExchange(Method):
                 f"{self.name}.pretrain_public needs labels; write public.labelled = true, or pretrain_public = 0"
             )
         if fed.public is not None:
-            public_part(fed, self.samples, self.policy)
+            public_part(fed, self.samples, self.policy)  # refuses now what no round could draw
         return {}
 
     @action

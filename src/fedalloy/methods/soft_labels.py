@@ -56,7 +56,7 @@ class SoftLabels(Method):
                 f"{self.name}.ce_on = 'public' needs labels; write public.labelled = true, or ce_on = 'none'"
             )
         if fed.public is not None:
-            public_part(fed, self.samples, self.policy)
+            public_part(fed, self.samples, self.policy)  # refuses now what no round could draw
         return {}
 
     def round(self, s: State, fed: Federation) -> State:
