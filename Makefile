@@ -57,6 +57,7 @@ chaos: $(TOOLS)
 	$(BIN)/python chaos/checkpoints.py --count 10000 --save
 	$(BIN)/python chaos/kills.py --kills 1000 --save
 	$(BIN)/python chaos/exactness.py --save
+	$(BIN)/fedalloy bench-attacks rounds=40 --seeds 3 --out results/attacks.json
 	$(BIN)/python chaos/page.py
 
 chaos-flower: $(TOOLS)
