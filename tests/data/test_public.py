@@ -27,7 +27,7 @@ def test_an_unlabelled_set_holds_no_labels_at_all() -> None:
     with pytest.raises(UsageError, match="has no labels"):
         _ = hidden.labels
     assert hidden.samples.labels.unique().tolist() == [-1]
-    with pytest.raises(UsageError, match="has no labels"):
+    with pytest.raises(UsageError, match="and these have none"):
         hidden.subset(0, 0, 4, "stratified")
     part = hidden.subset(0, 0, 4, "fresh")
     with pytest.raises(UsageError, match="has no labels"):
