@@ -160,15 +160,18 @@ def attacked(file: Path) -> Iterator[str]:
     """How much accuracy is kept under attack, as `fedalloy bench-attacks --out` has written it."""
     if not file.exists():
         return
-    scores: Sequence[Mapping[str, Any]] = json.loads(file.read_text())
+    report = json.loads(file.read_text())
+    scores: Sequence[Mapping[str, Any]] = report["scores"]
     names = list(dict.fromkeys(score["attack"] for score in scores))
     seeds = sorted({score["seed"] for score in scores})
+    exp = report["experiment"]
+    where = f"{exp['data']['name']}, {exp['rounds']} rounds, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     yield from [
         "## What attackers can do",
         "",
         "Accuracy of the honest clients in %, and in brackets how much of the same line's without attack that is, by",
-        f"`fedalloy bench-attacks` with {'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}. A cell",
-        "is empty where nothing is sent that the attack could change.",
+        f"`fedalloy bench-attacks`: {report['fraction']:.0%} of {exp['partition']['clients']} clients attack, {where}.",
+        "A cell is empty where nothing is sent that the attack could change.",
         "",
     ]
     lines = list(dict.fromkeys((score["method"], score["defence"]) for score in scores))

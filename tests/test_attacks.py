@@ -295,7 +295,9 @@ def test_the_report_prints_the_table_and_writes_the_figures(tmp_path):
     out = tmp_path / "attacks.json"
     report_attacks(experiment(TINY), ["knfu"], ["nan"], 0.4, [0], out, console, said.append)
     assert "40% of the clients attack" in console.export_text().replace("\n", " ")
-    assert [(s["attack"], s["seed"]) for s in json.loads(out.read_text())] == [("none", 0), ("nan", 0)]
+    written = json.loads(out.read_text())
+    assert [(s["attack"], s["seed"]) for s in written["scores"]] == [("none", 0), ("nan", 0)]
+    assert (written["fraction"], written["experiment"]["rounds"]) == (0.4, TINY["rounds"])
     assert said == [f"written: {out}"]
 
 

@@ -385,13 +385,15 @@ def test_the_page_shows_what_the_reports_say(chaos: Any, tmp_path: Path) -> None
         (tmp_path / f"{name}.json").write_text(json.dumps(report))
     score = {"method": "FedAvg", "defence": "none", "attack": "none", "seed": 0, "accuracy": 0.8, "kept": 1.0}
     scores = [score, {**score, "attack": "nan", "accuracy": 0.4, "kept": 0.5}, {**score, "attack": "x", "kept": None}]
-    (tmp_path / "attacks.json").write_text(json.dumps(scores))
+    exp = {"partition": {"clients": 10}, "data": {"name": "tiny"}, "rounds": 4}
+    (tmp_path / "attacks.json").write_text(json.dumps({"fraction": 0.3, "experiment": exp, "scores": scores}))
     text = chaos("page").page(tmp_path, tmp_path / "attacks.json")
     row = "| 1,000 | 0 | 0.3 % | 2 min | 7 | A | `python chaos/x.py` |"
     assert f"| A damaged experiment file is refused in one line {row}" in text
     assert "| 20 | 3 |  | 2 min | 7 | A |" in text  # where something failed, nothing is concluded
     assert "Machine A is 2 cores, Linux, Python 3.11, torch 2.13." in text
     assert "| FedAvg | none | 80.0 | 40.0 (50%) |  |" in text
+    assert "30% of 10 clients attack, tiny, 4 rounds, seed 0.\n" in text
 
 
 # --- the harness itself -----------------------------------------------------------------------------------------------

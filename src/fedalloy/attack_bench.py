@@ -269,5 +269,6 @@ def report_attacks(
     console.print()
     console.print(attack_table(scores, f"; {fraction:.0%} of the clients attack"))
     if out is not None:
-        write_json(out, [asdict(score) for score in scores])
+        found = {"fraction": fraction, "experiment": exp.to_dict(), "scores": [asdict(score) for score in scores]}
+        write_json(out, found)
         say(f"written: {out}")
