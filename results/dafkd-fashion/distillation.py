@@ -9,36 +9,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from finished import accuracy, go_on, opened
 from torch import Tensor
 
-from fedalloy.build import build
-from fedalloy.config import recorded
 from fedalloy.core import Federation, Message
 from fedalloy.domains import TwoHeads
-from fedalloy.engine.serial import Serial
 from fedalloy.importance import ensemble, importance
 from fedalloy.methods import DaFKD
-from fedalloy.store import Store, described
 from fedalloy.training import load, predict
 from fedalloy.tree import Tree
 
 
 def main(folder: Path, rounds: int) -> None:
     """Print, for each round, accuracies before and after distillation and how the pseudo set is spread over classes."""
-    exp = recorded(described(folder))
-    setting = build(exp).setting
-    saved = Store(folder).restore()
-    test = setting.holdout
-    assert test is not None
-    assert saved is not None
-    state, memories = saved
-
-    def accuracy(outputs: Tensor) -> float:
-        return 100 * float((outputs.argmax(1) == test.labels).double().mean())
+    exp, engine, state, test = opened(folder)
+    right = partial(accuracy, test=test)
 
     class Watched(DaFKD):
         def distil(self, fed: Federation, replies: Sequence[Message], model: Tree, generator: Tree) -> dict[str, Any]:
@@ -47,9 +37,9 @@ def main(folder: Path, rounds: int) -> None:
             both = [self.opinions(two.load(r["model"], r["head"]), test.inputs) for r in replies]
             scores, logits = (torch.stack(part) for part in zip(*both, strict=True))
             alike, domains = importance(torch.ones_like(scores)), importance(scores)
-            before, after = (accuracy(predict(load(fed.build(), w), test)) for w in (model, done["model"]))
+            before, after = (right(predict(load(fed.build(), w), test)) for w in (model, done["model"]))
             print(f"round {fed.round}: average {before:.1f}, distilled {after:.1f}; teachers on the test set: ", end="")
-            print(f"alike {accuracy(ensemble(alike, logits)):.1f}, weighted {accuracy(ensemble(domains, logits)):.1f}")
+            print(f"alike {right(ensemble(alike, logits)):.1f}, weighted {right(ensemble(domains, logits)):.1f}")
             return done
 
         def teacher(
@@ -60,10 +50,7 @@ def main(folder: Path, rounds: int) -> None:
             print(f"  pseudo samples by the teacher's class: {found[0].argmax(1).bincount(minlength=10).tolist()}")
             return found
 
-    method = Watched(**exp.method.options)
-    engine = Serial(setting, memories)
-    for number in range(state.round + 1, state.round + 1 + rounds):
-        state = method.round(state, engine.open(method, number))
+    go_on(Watched(**exp.method.options), engine, state, rounds)
 
 
 if __name__ == "__main__":
