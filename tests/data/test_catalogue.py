@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.data import Dataset, Samples, datasets, from_arrays, from_torch, load, tensors
+from fedalloy.data import Dataset, Samples, datasets, from_arrays, from_torch, load, readers, tensors
 from fedalloy.data.arrays import statistics
-from fedalloy.data.catalogue import first_per_class
+from fedalloy.data.catalogue import first_per_class, only_classes
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
 from fedalloy.errors import DataError, UsageError
 
@@ -121,6 +121,25 @@ def test_first_per_class_takes_the_first_of_each(labels: list[int], k: int) -> N
     for label in set(labels):
         assert rows[y[rows] == label].tolist() == [i for i, value in enumerate(labels) if value == label][:k]
     assert (np.diff(rows) > 0).all()
+
+
+def test_only_some_classes_train_and_test() -> None:
+    x, y = np.arange(6), np.array([3, 0, 2, 0, 1, 3])
+    few = only_classes(readers.Arrays(x, y, x[::-1], y[::-1]), [3, 0], tuple("abcd"))
+    assert few.label_names == ("d", "a")
+    assert few.x.tolist() == [0, 1, 3, 5]
+    assert few.y.tolist() == [0, 1, 1, 0]
+    assert few.x_test is not None
+    assert few.y_test is not None
+    assert few.x_test.tolist() == [5, 3, 1, 0]
+    assert few.y_test.tolist() == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("only", [[], [1], [1, 1], [0, 4], [-1, 2]])
+def test_only_refuses_what_are_no_classes(only: list[int]) -> None:
+    arrays = readers.Arrays(np.arange(4), np.arange(4), None, None)
+    with pytest.raises(UsageError, match=r"only is \[.*\]; write two or more different classes from 0 to 3"):
+        only_classes(arrays, only, tuple("abcd"))
 
 
 @pytest.mark.parametrize(
@@ -347,6 +366,19 @@ def test_real_cifar100_has_twenty_coarse_classes() -> None:
     data = load("cifar100", labels="coarse", normalise="kdia")
     assert data.classes == 20
     assert len(set(np.bincount(data.y))) == 1
+
+
+@real
+@pytest.mark.real
+def test_real_classes_of_fedmd() -> None:
+    data = load("cifar100", only=[0, 2, 20, 63, 71, 82], per_class=30)
+    assert data.label_names == ("apple", "baby", "chair", "porcupine", "sea", "sunflower")
+    assert np.bincount(data.y).tolist() == [30] * 6
+    assert data.y_test is not None
+    assert len(np.bincount(data.y_test)) == data.classes == 6
+    assert data.note.startswith("6 classes of the first 30 of each class")
+    letters = load("emnist-letters", only=[0, 1, 2, 3, 4, 5])
+    assert letters.label_names == tuple("abcdef")
 
 
 @real

@@ -15,7 +15,7 @@ def refuse(name: str, sentence: str, **changes: object) -> None:
 
 def test_registered_names():
     assert {"knfu-m1", "knfu-m2", "lenet5", "mlp", "resnet11", "resnet8"} <= set(models)
-    assert {"selective-cnn", "simple-cnn", "wrn"} <= set(models)
+    assert {"fedmd-cnn", "selective-cnn", "simple-cnn", "wrn"} <= set(models)
 
 
 def test_unknown_model():
@@ -43,7 +43,7 @@ def test_impossible_shape(name, key, value):
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("lenet5", 30), ("simple-cnn", 15), ("selective-cnn", 15), ("knfu-m1", 30), ("knfu-m2", 6)]
+    [("lenet5", 30), ("simple-cnn", 15), ("selective-cnn", 15), ("knfu-m1", 30), ("knfu-m2", 6), ("fedmd-cnn", 4)]
     + [(name, size) for name in ("resnet8", "resnet11", "wrn") for size in (4, 30)],
 )
 def test_impossible_size(name, size):
@@ -51,7 +51,9 @@ def test_impossible_size(name, size):
     refuse(name, "resize the images to", size=size)
 
 
-@pytest.mark.parametrize(("name", "size"), [("simple-cnn", 16), ("selective-cnn", 16), ("resnet8", 8), ("mlp", 1)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("simple-cnn", 16), ("selective-cnn", 16), ("resnet8", 8), ("fedmd-cnn", 5), ("mlp", 1)]
+)
 def test_smallest_size(name, size):
     assert create(name, classes=10, channels=3, size=size)
 
@@ -75,6 +77,10 @@ def test_smallest_size(name, size):
         ("selective-cnn", {"dropout": -0.1}, "dropout=-0.1 is impossible"),
         ("selective-cnn", {"dropout": float("nan")}, "dropout=nan is impossible"),
         ("selective-cnn", {"dropout": True}, "dropout=True is impossible"),
+        ("fedmd-cnn", {"widths": [64]}, "widths=[64] is impossible; write two or three, such as [128, 256]"),
+        ("fedmd-cnn", {"widths": [64, 0]}, "widths=0 is impossible"),
+        ("fedmd-cnn", {"widths": [4, 4, 4], "size": 19}, "size=19 is too small for 3 convolutions; resize the images"),
+        ("fedmd-cnn", {"dropout": 1}, "dropout=1 is impossible"),
         ("mlp", {"hidden": "64"}, "hidden='64' is impossible"),
         ("mlp", {"hidden": [64, 0]}, "hidden=0 is impossible"),
     ],

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedalloy.models import create
+from fedalloy.models.fedmd_cnn import Smooth
 from fedalloy.models.norm import norm
 from fedalloy.models.wrn import PreActivation
 from fedalloy.rng import generator, seeded
@@ -64,6 +65,26 @@ def test_order_of_the_layers():
     assert layers("knfu-m2") == f"Conv2d ReLU {halving} Conv2d ReLU {halving} Flatten Linear ReLU"
 
 
+def test_fedmd_cnn_has_the_layers_of_its_code():
+    two = create("fedmd-cnn", classes=16, channels=3, size=32)
+    three = create("fedmd-cnn", classes=16, channels=3, size=32, widths=[64, 128, 256], dropout=0.3)
+    block = "Conv2d BatchNorm2d ReLU Dropout"
+    assert kinds(two.features) == f"{block} Smooth {block} Flatten"
+    assert kinds(three.features) == f"{block} Smooth {block} AvgPool2d {block} Flatten"
+    shapes = [(c.kernel_size[0], c.stride[0], c.padding[0]) for c in three.features if isinstance(c, nn.Conv2d)]
+    assert shapes == [(3, 1, 1), (2, 2, 0), (3, 2, 0)]
+    assert {layer.p for layer in three.features if isinstance(layer, nn.Dropout)} == {0.3}
+    assert two.head[-1].bias is None
+
+
+def test_smoothing_leaves_the_frame_out_of_the_mean():
+    x = randn(2, 3, 5, 4)
+    ones = torch.ones(3, 1, 2, 2)
+    total = F.conv2d(F.pad(x, (0, 1, 0, 1)), ones, groups=3)
+    there = F.conv2d(F.pad(torch.ones_like(x), (0, 1, 0, 1)), ones, groups=3)
+    assert torch.allclose(Smooth()(x), total / there, atol=1e-6)
+
+
 def test_lenet5_on_28_is_lenet5_on_the_framed_image():
     small, large = (create("lenet5", classes=26, channels=1, size=size).eval() for size in (28, 32))
     large.load_state_dict(small.state_dict())
@@ -82,7 +103,9 @@ def test_lenet5_by_hand():
     assert torch.allclose(net(x), y, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["lenet5", "simple-cnn", "resnet8", "resnet11", "wrn", "knfu-m1", "knfu-m2", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["lenet5", "simple-cnn", "resnet8", "resnet11", "wrn", "knfu-m1", "knfu-m2", "fedmd-cnn", "mlp"]
+)
 def test_features_come_after_relu(name):
     net = create(name, classes=10, channels=1, size=28)
     assert net.features(randn(4, 1, 28, 28)).min() >= 0

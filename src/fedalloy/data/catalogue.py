@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,26 @@ def first_per_class(y: Array, k: int) -> Array:
     return np.sort(np.concatenate([np.flatnonzero(y == label)[:k] for label in np.unique(y)]))
 
 
+def only_classes(arrays: readers.Arrays, only: Sequence[int], names: tuple[str, ...]) -> readers.Arrays:
+    """The rows of some classes alone; these are numbered from 0 in the order in which they are given.
+
+    >>> y = np.array([0, 1, 2, 1])
+    >>> few = only_classes(readers.Arrays(np.arange(4), y, None, None), [2, 1], ("ape", "bee", "cow"))
+    >>> few.x.tolist(), few.y.tolist(), few.label_names
+    ([1, 2, 3], [1, 0, 1], ('cow', 'bee'))
+    """
+    if len(only) < 2 or len(set(only)) < len(only) or not all(0 <= label < len(names) for label in only):
+        raise UsageError(f"only is {list(only)}; write two or more different classes from 0 to {len(names) - 1}")
+    number = np.full(len(names), -1)
+    number[list(only)] = np.arange(len(only))
+    x_test, y_test = arrays.x_test, arrays.y_test
+    if x_test is not None and y_test is not None:
+        tested = number[y_test] >= 0
+        x_test, y_test = x_test[tested], number[y_test[tested]]
+    rows = number[arrays.y] >= 0
+    return readers.Arrays(arrays.x[rows], number[arrays.y[rows]], x_test, y_test, tuple(names[label] for label in only))
+
+
 @dataset(
     "mnist",
     about="70,000 handwritten digits, 28 x 28 grey",
@@ -127,7 +147,9 @@ def _fashion_mnist(normalise: str = "default") -> Dataset:
     source="Cohen et al. 2017; www.nist.gov/itl/products-and-services/emnist-dataset",
     licence="none stated; made from NIST Special Database 19",
 )
-def _emnist_letters(normalise: str = "default", per_class: int | None = None) -> Dataset:
+def _emnist_letters(
+    normalise: str = "default", per_class: int | None = None, only: Sequence[int] | None = None
+) -> Dataset:
     constants = normalisation("emnist-letters", normalise)
     arrays, note = _whole_or_compact(
         files.EMNIST,
@@ -136,11 +158,7 @@ def _emnist_letters(normalise: str = "default", per_class: int | None = None) ->
         readers.read_compact,
         "10,000 of 124,800 training and 1,924 test letters",
     )
-    if per_class is not None:
-        rows = first_per_class(arrays.y, per_class)
-        arrays = arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
-        note = f"the first {per_class} of each class" + (f" of {note}" if note else "")
-    return _build("emnist-letters", constants, arrays, tuple(string.ascii_lowercase), note)
+    return _part_of("emnist-letters", constants, arrays, tuple(string.ascii_lowercase), note, per_class, only)
 
 
 @dataset(
@@ -176,7 +194,12 @@ def _cifar10(normalise: str = "default") -> Dataset:
     source="Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html",
     licence="none stated",
 )
-def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
+def _cifar100(
+    normalise: str = "default",
+    labels: str = "fine",
+    per_class: int | None = None,
+    only: Sequence[int] | None = None,
+) -> Dataset:
     if labels not in ("fine", "coarse"):
         raise UsageError(f'labels is \'{labels}\'; write "fine" (100 classes) or "coarse" (20 classes)')
     constants, coarse = normalisation("cifar100", normalise), labels == "coarse"
@@ -187,7 +210,7 @@ def _cifar100(normalise: str = "default", labels: str = "fine") -> Dataset:
         lambda path: readers.read_compact(path, coarse=coarse),
         "10,000 of 50,000 training and 2,000 of 10,000 test images, the same number of every class",
     )
-    return _build("cifar100", constants, arrays, arrays.label_names, note)
+    return _part_of("cifar100", constants, arrays, arrays.label_names, note, per_class, only)
 
 
 @dataset(
@@ -271,6 +294,28 @@ def _whole_or_compact(
     if (found := find(whole)) is None and (smaller := find(compact)) is not None:
         return read_compact(smaller), note
     return read_whole(found or fetch(whole)), ""
+
+
+def _part_of(
+    name: str,
+    constants: Constants,
+    arrays: readers.Arrays,
+    label_names: tuple[str, ...],
+    note: str,
+    per_class: int | None,
+    only: Sequence[int] | None,
+) -> Dataset:
+    """A data set of which an experiment may want some classes only, or few training samples of each."""
+    parts = [note] if note else []
+    if per_class is not None:
+        rows = first_per_class(arrays.y, per_class)
+        arrays = arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
+        parts.insert(0, f"the first {per_class} of each class")
+    if only is not None:
+        arrays = only_classes(arrays, only, label_names)
+        label_names = arrays.label_names
+        parts.insert(0, f"{len(only)} classes")
+    return _build(name, constants, arrays, label_names, " of ".join(parts))
 
 
 def _build(

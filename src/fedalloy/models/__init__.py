@@ -7,6 +7,7 @@
 
 # Importing a family registers its networks.
 from fedalloy.models import (  # noqa: F401
+    fedmd_cnn,
     knfu_cnn,
     lenet5,
     mlp,

@@ -32,6 +32,19 @@ def wholes(option: str, value: object) -> tuple[int, ...]:
     return tuple(whole(option, part) for part in value)
 
 
+def share(option: str, value: object) -> float:
+    """Return a number from 0 on and below 1.
+
+    >>> share("dropout", 1.0)
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: dropout=1.0 is impossible; write a number from 0 on and below 1
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise UsageError(f"{option}={value!r} is impossible; write a number from 0 on and below 1")
+    return float(value)
+
+
 def flag(option: str, value: object) -> bool:
     """Return a truth value; a text such as "false" would count as true and is refused.
 

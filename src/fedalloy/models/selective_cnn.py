@@ -6,6 +6,7 @@ from torch import nn
 
 from fedalloy.errors import UsageError
 from fedalloy.models.base import FeatureNet, model
+from fedalloy.models.checks import share
 from fedalloy.models.pooling import Halve
 
 
@@ -18,8 +19,7 @@ def selective_cnn(*, classes: int, channels: int, size: int, dropout: float = 0.
     >>> selective_cnn(classes=10, channels=1, size=28).feature_shape
     (50,)
     """
-    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-        raise UsageError(f"dropout={dropout!r} is impossible; write a number from 0 on and below 1")
+    dropout = share("dropout", dropout)
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
         raise UsageError(f"size={size} is too small for two 5x5 convolutions with pooling; resize the images to 28")
