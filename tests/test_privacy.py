@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +24,12 @@ from fedalloy import check_method, experiment, resume, simulate, tree  # noqa: E
 from fedalloy.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
 from fedalloy.data.public import PublicSet  # noqa: E402
 from fedalloy.data.samples import Samples  # noqa: E402
+from fedalloy.doctor import examine  # noqa: E402
 from fedalloy.engine.base import Answer, Round  # noqa: E402
 from fedalloy.engine.pool import Pool  # noqa: E402
 from fedalloy.engine.serial import Serial  # noqa: E402
 from fedalloy.engine.threads import Threads  # noqa: E402
-from fedalloy.errors import UsageError  # noqa: E402
+from fedalloy.errors import CheckpointError, UsageError  # noqa: E402
 from fedalloy.losses import ce, sq_dist  # noqa: E402
 from fedalloy.methods import FedAvg, FedMD, FedMDGlobal, FedProx, KnFu, Local  # noqa: E402
 from fedalloy.participation import Participation  # noqa: E402
@@ -419,6 +421,21 @@ def test_without_the_section_nothing_is_different() -> None:
     engine = Serial(small_settings()[0])
     run(FedAvg(), engine, 1)
     assert engine.memories == {}
+
+
+def test_a_run_goes_on_with_the_same_opacus_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    made = simulate({**TINY, "rounds": 1, "privacy": {}}, folder=folder)
+    assert made.meta["versions"]["opacus"] == importlib.metadata.version("opacus")
+    assert "opacus" not in simulate({**TINY, "rounds": 1}).meta["versions"]
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(CheckpointError, match=r"opacus is not the same: .* now it is missing"):
+        resume(folder, rounds=2)
+    assert "the run was made with opacus" in " ".join(str(finding) for finding in examine([folder]))
 
 
 # --- the budget -----------------------------------------------------------------------------------------------------

@@ -387,7 +387,7 @@ def _resume(folder: Path, meta: Mapping[str, Any], planned: int) -> Finding:
         return _wrong("resume", error)
     finished = meta.get("status") == "done"
     then = meta["versions"]
-    for key, now in versions().items():
+    for key, now in versions(private="opacus" in then).items():
         if then.get(key) != now:
             sentence = f"would be refused: the run was made with {key} {then.get(key)}, here is {now}"
             level: Literal["warn", "wrong"] = "warn" if finished else "wrong"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import platform
 import shutil
 import time
@@ -331,16 +332,16 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "layout": resolve(net, exp.layout),
         },
         "models": _client_models(setting) if exp.models else [],
-        "versions": versions(),
+        "versions": versions(private=exp.privacy is not None),
         "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
     }
 
 
-def versions() -> dict[str, str]:
-    """What must be the same for a run to go on.
+def versions(*, private: bool) -> dict[str, str]:
+    """What must be the same for a run to go on; opacus is part of it where training is private.
 
-    >>> sorted(versions())
+    >>> sorted(versions(private=False))
     ['fedalloy', 'machine', 'numpy', 'python', 'torch']
     """
     return {
@@ -349,7 +350,15 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        **({"opacus": _version("opacus")} if private else {}),
     }
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
 
 
 def _client_models(setting: Setting) -> list[dict[str, Any]]:
