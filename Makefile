@@ -35,6 +35,7 @@ bench: $(READY)
 	$(BIN)/python bench/distillation.py
 	$(BIN)/python bench/dafkd.py
 	$(BIN)/python bench/methods.py
+	$(BIN)/python bench/batched.py
 
 bench-peers: $(READY)
 	$(BIN)/python bench/peers.py
