@@ -162,6 +162,20 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path, runs: list[Run]) -> N
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "fedavg-seed0").rglob("*")} == finished
 
 
+def test_a_finished_comparison_starts_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compare(tiny(), ["local", "fedavg"], folder=tmp_path)
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("workers were started")
+
+    monkeypatch.setattr("fedalloy.engine.choose.WORTH_A_POOL", 0)
+    monkeypatch.setattr("fedalloy.engine.choose.Pool", refused)
+    again = compare(tiny(), ["local", "fedavg"], folder=tmp_path)
+    assert [run.rounds for run in again] == [run.rounds for run in first]
+    with pytest.raises(AssertionError, match="workers were started"):
+        compare(tiny("workers=2"), ["local", "fedprox"], folder=tmp_path)
+
+
 def test_a_longer_comparison_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
     compare(tiny("rounds=1"), ["local", "fedavg"], folder=tmp_path)
     on = compare(tiny("rounds=2"), ["local", "fedavg"], folder=tmp_path)

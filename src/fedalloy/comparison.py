@@ -15,7 +15,7 @@ from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
 from fedalloy.results import Run
-from fedalloy.runner import Watch, refuse_other, refuse_shorter, resume, settled, simulate
+from fedalloy.runner import Watch, completed, refuse_other, refuse_shorter, resume, settled, simulate
 from fedalloy.store import Say
 from fedalloy.training import one_thread
 
@@ -51,12 +51,14 @@ def compare(
             built = build(one, dataset, network)
         check(one, choices, built, folder)
         objects = [build_method(choice) for choice in choices.values()]
-        with engine_for(objects, built.setting, exp.rounds, exp.engine, exp.workers, say, one) as engine:
+        # What is finished is only read again, for which no workers need be started.
+        left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
+        with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
             for key, choice in choices.items():
                 label = label_of(key, choice)
                 watch = begin(label, seed) if begin is not None else None
                 place = _place(folder, key, seed)
-                if place is not None and (place / "run.json").exists():
+                if place is not None and _begun(place):
                     runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
                 else:
                     this = dataclasses.replace(one, method=choice)
@@ -103,13 +105,21 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
         if other != key:
             raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
         place = _place(folder, key, exp.seed)
-        if place is not None and (place / "run.json").exists():
+        if place is not None and _begun(place):
             refuse_other(settled(exp, built, method), place)
             refuse_shorter(exp.rounds, place)
 
 
 def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:
     return Path(folder) / f"{slug(key)}-seed{seed}" if folder is not None else None
+
+
+def _begun(place: Path) -> bool:
+    return (place / "run.json").exists()
+
+
+def _done(place: Path | None) -> int:
+    return completed(place) if place is not None and _begun(place) else 0
 
 
 def slug(label: str) -> str:
