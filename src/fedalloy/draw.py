@@ -23,13 +23,14 @@ from fedalloy.files import make_folder
 from fedalloy.generators import ConditionalGenerator, ImageGenerator
 from fedalloy.methods import KDIA, DaFKD, DataFreeKD, FedKF, KnFu
 from fedalloy.models import in_two_parts
+from fedalloy.report.attendance import took_part
 from fedalloy.report.fusion_plot import epd_picture, fusion_picture
 from fedalloy.report.generated import class_averages, first_of_class, labelled_images
 from fedalloy.report.generated_plot import averages_picture, generated_picture
 from fedalloy.report.importance_plot import importance_picture
 from fedalloy.report.similarity_plot import similarity_picture
 from fedalloy.report.svg import save
-from fedalloy.report.trifreqs_plot import took_part, trifreqs_picture, weights_over_rounds
+from fedalloy.report.trifreqs_plot import trifreqs_picture, weights_over_rounds
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.similarity import feature_similarity
 from fedalloy.store import Say, Store, described

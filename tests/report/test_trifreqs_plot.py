@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 
 from fedalloy.report.similarity_plot import similarity_picture
-from fedalloy.report.trifreqs_plot import shares_of, took_part, trifreqs_picture, weights_over_rounds
+from fedalloy.report.trifreqs_plot import shares_of, trifreqs_picture, weights_over_rounds
 
 SIZES = (10, 20, 30, 40)
 PRESENT = [[0, 1], [0, 2], [0, 1]]
-
-
-def test_a_lost_reply_is_no_participation():
-    records = [{"active": [1, 2], "lost": []}, {"active": [3], "lost": [3]}, {"active": [0, 3], "lost": [0]}]
-    assert took_part(records) == [[1, 2], [], [3]]
 
 
 def test_weights_by_hand():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.data.card import jensen_shannon
+from fedalloy.report.attendance import unheard
 from fedalloy.report.format import human_bytes, human_seconds, listed
 from fedalloy.report.partition_plot import Counts
 from fedalloy.results import Run
@@ -41,7 +42,7 @@ def versions(runs: Sequence[Run]) -> str:
 
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What to know of runs that are not all they seem."""
-    return [*unfinished(runs), *untested(runs), *skipped(runs)]
+    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs)]
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,20 +15,6 @@ from fedalloy.report.canvas import INK, QUIET, WIDE, styled
 from fedalloy.report.partition_plot import BLUES
 from fedalloy.report.series import HUES, Floats, spread
 from fedalloy.trifreqs import Frequency, Mean, tri_freqs
-
-
-def took_part(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """The clients of each recorded round whose reply arrived and counted.
-
-    >>> took_part([{"active": [0, 1, 2], "lost": [1]}, {"active": [0, 1], "lost": [], "skipped": "too few"}])
-    [[0, 2], []]
-    """
-    return [[] if "skipped" in record else _heard(record) for record in records]
-
-
-def _heard(record: Mapping[str, Any]) -> list[int]:
-    refused = {bad["client"] for bad in record.get("quarantined", [])}
-    return sorted({*record["active"]} - {*record["lost"]} - refused)
 
 
 def weights_over_rounds(

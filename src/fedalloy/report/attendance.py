@@ -1,0 +1,68 @@
+"""Who took part in a run, and what is lost with those who never did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedalloy.report.format import listed
+from fedalloy.results import Run
+
+NAMED = 6  # clients or classes that a sentence names; of more it gives the number
+
+
+def took_part(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+    """The clients of each recorded round whose reply arrived and counted.
+
+    >>> took_part([{"active": [0, 1, 2], "lost": [1]}, {"active": [0, 1], "lost": [], "skipped": "too few"}])
+    [[0, 2], []]
+    """
+    return [[] if "skipped" in record else _heard(record) for record in records]
+
+
+def _heard(record: Mapping[str, Any]) -> list[int]:
+    refused = {bad["client"] for bad in record.get("quarantined", [])}
+    return sorted({*record.get("active", ())} - {*record.get("lost", ())} - refused)
+
+
+def unheard(runs: Sequence[Run]) -> list[str]:
+    """A sentence on the clients that never took part, if they alone hold a class: no model could learn it from others.
+
+    Where strong clients alone take part, or the same ones always drop out, a common accuracy does not show whom that
+    costs. Runs in which nobody is asked, such as centralised training, leave nobody out.
+
+    >>> meta = {"label": "FedAvg", "clients": {"class_counts": [[5, 0], [9, 0], [1, 4]]}}
+    >>> unheard([Run(meta, ({"round": 1, "active": [0, 1], "lost": []},))])
+    ['Client 2 was never heard, and nobody else holds class 1; see [participation].']
+    """
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if sentence := _missing(run):
+            found.setdefault(sentence, []).append(run.label)
+    return [
+        sentence[0].upper() + sentence[1:]
+        if len(labels) == len(runs)
+        else f"{listed(list(dict.fromkeys(labels)))}: {sentence}"
+        for sentence, labels in found.items()
+    ]
+
+
+def _missing(run: Run) -> str:
+    counts = np.asarray(run.meta.get("clients", {}).get("class_counts", []))
+    heard = sorted({client for clients in took_part(run.rounds) for client in clients})
+    if counts.ndim != 2 or not heard or heard[-1] >= len(counts):
+        return ""
+    away = sorted({*range(len(counts))} - {*heard})
+    lost = np.flatnonzero((counts[heard].sum(0) == 0) & (counts.sum(0) > 0)).tolist()
+    if not lost:
+        return ""
+    who = f"{_named(away, 'client', 'clients')} {'was' if len(away) == 1 else 'were'} never heard"
+    return f"{who}, and nobody else holds {_named(lost, 'class', 'classes')}; see [participation]."
+
+
+def _named(ids: Sequence[int], one: str, several: str) -> str:
+    if len(ids) > NAMED:
+        return f"{len(ids)} {several}"
+    return f"{one if len(ids) == 1 else several} {listed([str(i) for i in ids])}"
