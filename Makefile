@@ -56,6 +56,7 @@ chaos: $(TOOLS)
 	$(BIN)/python chaos/files.py --count 20000 --save
 	$(BIN)/python chaos/commands.py --count 500 --save
 	$(BIN)/python chaos/checkpoints.py --count 10000 --save
+	$(BIN)/python chaos/commits.py --save
 	$(BIN)/python chaos/kills.py --kills 1000 --save
 	$(BIN)/python chaos/exactness.py --save
 	$(BIN)/fedalloy bench-attacks rounds=40 --seeds 3 --out results/attacks.json

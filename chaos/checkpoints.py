@@ -31,7 +31,7 @@ from fedalloy import doctor
 from fedalloy.build import Built, build
 from fedalloy.config import experiment, override
 from fedalloy.core import methods
-from fedalloy.errors import FedalloyError, StorageError
+from fedalloy.errors import FedalloyError, SecurityError, StorageError
 from fedalloy.runner import resume, simulate
 
 # A cache of models on the server; memories alone; a generator with its optimiser; answers on a public set.
@@ -127,7 +127,7 @@ def damage_trial(dice: Dice) -> str:
             raise FaultError(f"{where}: doctor has nothing to say")
         said: list[str] = []
         refused = gone_on_with(folder, run, where, said)
-        if refused is not None and refused.code == StorageError.code:
+        if refused is not None and refused.code in (StorageError.code, SecurityError.code):
             clear(folder)  # as it asks for
             before, refused = content(folder), gone_on_with(folder, run, where, said)
         if refused is not None:

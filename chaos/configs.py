@@ -2,8 +2,8 @@
 
 First tables and then files with something wrong in them: each must be accepted or refused with a `FedalloyError` of one
 line. An accepted table must come back whole from what it says of itself, and now and then what it names is built.
-Then experiments drawn from all that is registered are run for one round. A refusal is good only before the first round,
-and is counted: a draw may be impossible, but most must not be.
+Then experiments drawn from all that is registered, with any of their options, are run for a round or two. A refusal is
+good only before the first round, and is counted: a draw may be impossible, but most must not be.
 
     python chaos/configs.py --count 100000 --save        and a fifth as many files, a fiftieth as many runs
 """
@@ -14,6 +14,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,7 +24,7 @@ import torch
 from harness import HERE, Dice, FaultError, little_memory, one_line, run_from_command_line, show, trials
 from mutants import damaged, mutated, no_file
 from pydantic import TypeAdapter
-from valid import an_experiment
+from valid import OTHER, an_experiment
 
 from fedalloy import build, checked, config, registry
 from fedalloy.config import build_method, experiment
@@ -31,11 +32,13 @@ from fedalloy.core import Method
 from fedalloy.data import Dataset, load
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
+from fedalloy.engine.threads import Threads
 from fedalloy.errors import FedalloyError
 from fedalloy.quorum import QuorumError
 from fedalloy.runner import simulate
 
 MOST_REFUSED = 0.2  # of the experiments that should work
+LEAST_RAN = 0.5  # of them: some are without a quorum
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
@@ -52,22 +55,33 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def runs(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """Experiments that should work, and how many of them were refused."""
+    """Experiments that should work, and how many of them ran and were refused."""
+    return trials("config-runs", count, seed, run_trial, save=save, finish=counted)
 
-    def refused(report: Mapping[str, Any]) -> Mapping[str, Any]:
-        share = report["endings"].get("refused", 0) / report["trials"]
-        return {"refused": round(share, 3), "too_many_refused": share > MOST_REFUSED}
 
-    return trials("config-runs", count, seed, run_trial, save=save, finish=refused)
+def counted(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How many experiments truly ran, the share that was refused, and whether that is as it should be."""
+    ran, share = report["endings"].get("ran", 0), report["endings"].get("refused", 0) / report["trials"]
+    return {
+        "ran": ran,
+        "refused": round(share, 3),
+        "too_many_refused": share > MOST_REFUSED,
+        "too_few_ran": ran < LEAST_RAN * report["trials"],
+    }
+
+
+BUILT_IN = ("tiny", OTHER)
 
 
 @contextmanager
 def read_once() -> Iterator[None]:
     """Unpack the built-in data once, and read type hints once: both take longer than what is tried."""
-    data = load("tiny")
+    other = load(OTHER)
+    few = replace(other, x=other.x[::10], y=other.y[::10], x_test=None, y_test=None)  # only ever a public set
+    held = {"tiny": load("tiny"), OTHER: few}
 
     def loaded(name: str, **given: Any) -> Dataset:
-        return data if name == "tiny" and not given else load(name, **given)
+        return held[name] if name in held and not given else load(name, **given)
 
     hints = cache(vars(checked)["type_hints"])
     with (
@@ -105,7 +119,7 @@ def table_trial(dice: Dice) -> str:
     if experiment(exp.to_dict()).to_dict() != exp.to_dict():  # a list may have been a tuple
         raise FaultError("an accepted experiment does not come back whole")
     small = exp.data.name == "tiny" and (exp.data.size or 8) <= 32 and exp.device == "cpu"
-    if dice.random() < 0.7 or not small or (exp.public is not None and exp.public.data not in ("own", "tiny")):
+    if dice.random() < 0.7 or not small or (exp.public is not None and exp.public.data not in ("own", "tiny", OTHER)):
         return "accepted"
     try:
         setting = build.build(exp).setting
@@ -133,14 +147,14 @@ def file_trial(dice: Dice) -> str:
 
 
 def run_trial(dice: Dice) -> str:
-    """An experiment that should work, for one round."""
+    """An experiment that should work."""
     values = an_experiment(dice)
     engine: Noting | None = None
     try:
         exp = experiment(values)
         built = build.build(exp)
         built.setting.check(build_method(exp.method))
-        engine = Noting(built.setting)
+        engine = {"serial": Noting, "threads": NotingThreads}[exp.engine](built.setting)
         simulate(exp, built=built, engine=engine)
     except QuorumError:
         return "without a quorum"
@@ -162,6 +176,10 @@ class Noting(Serial):
         """Begin a round."""
         self.last = round
         return super().open(method, round)
+
+
+class NotingThreads(Noting, Threads):
+    """The same, with clients in threads."""
 
 
 def _refused(error: FedalloyError, folder: str = "") -> str:

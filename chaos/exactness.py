@@ -1,8 +1,8 @@
 """The same seed gives the same bits: whatever the number of workers, the order of arrival and Python's hash seed.
 
-A process for each hash seed runs every method on the serial engine and on pools of 1, 2 and 4 workers, once with
-messages and answers in their order and once with both shuffled: 24 cells for each method. All must leave the same
-state, the same memories and the same figures of evaluation.
+A process for each hash seed runs every method on the serial engine, in threads, and on pools of 1, 2 and 4 workers,
+once with messages and answers in their order and once with both shuffled: 30 cells for each method. All must leave the
+same state, the same memories and the same figures of evaluation.
 
     python chaos/exactness.py --count 23 --save        so many methods
 """
@@ -30,12 +30,13 @@ from fedalloy.core import Message, Method, methods, quick, run
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
+from fedalloy.engine.threads import Threads
 from fedalloy.evaluation import evaluate
 from fedalloy.probe import small_settings
 from fedalloy.tree import Tree
 
 HASH_SEEDS = ("0", "1", "random")
-WORKERS = (0, 1, 2, 4)  # 0 is the serial engine
+ENGINES = ("serial", "threads", "1 worker", "2 workers", "4 workers")
 ORDERS = ("in order", "shuffled")
 ROUNDS = 2
 
@@ -55,7 +56,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
         for cell, digest in cells.items()
         if digest != next(iter(cells.values()))
     ]
-    cells = len(HASH_SEEDS) * len(WORKERS) * len(ORDERS)
+    cells = len(HASH_SEEDS) * len(ENGINES) * len(ORDERS)
     facts = {"cells": cells, "methods": sorted(names), "examples": examples[:20]}
     report = single("exactness", seed, len(examples), count=cells * len(names), begin=begin, save=save, **facts)
     show(report)
@@ -72,26 +73,28 @@ def _elsewhere(hash_seed: str, names: Sequence[str], seed: int) -> dict[str, dic
     return found
 
 
-def cells(names: Sequence[str], seed: int, workers: Sequence[int] = WORKERS) -> dict[str, dict[str, str]]:
+def cells(names: Sequence[str], seed: int, engines: Sequence[str] = ENGINES) -> dict[str, dict[str, str]]:
     """The digest of each method's run on each engine, in both orders, in this process."""
     setting = small_settings()[1]
     found: dict[str, dict[str, str]] = {name: {} for name in names}
-    for number in workers:
-        with _engine(setting, number) as engine:
+    for kind in engines:
+        with _engine(setting, kind) as engine:
             for name in names:
                 for order in ORDERS:
                     engine.memories = {}
                     carrier = engine if order == "in order" else Shuffled(engine, seed)
-                    found[name][f"{number} workers, {order}"] = digest(quick(methods[name]), carrier)
+                    found[name][f"{kind}, {order}"] = digest(quick(methods[name]), carrier)
     return found
 
 
 @contextmanager
-def _engine(setting: Any, workers: int) -> Iterator[Any]:
-    if workers == 0:
+def _engine(setting: Any, kind: str) -> Iterator[Any]:
+    if kind == "serial":
         yield Serial(setting)
+    elif kind == "threads":
+        yield Threads(setting, workers=2)
     else:
-        with Pool(setting, workers=workers) as pool:
+        with Pool(setting, workers=int(kind.split()[0])) as pool:
             yield pool
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fedalloy.errors import CheckpointError, DataError, InterruptionError, StorageError, TerminationError, UsageError
+from fedalloy.errors import (
+    CheckpointError,
+    DataError,
+    HangupError,
+    InterruptionError,
+    SecurityError,
+    StorageError,
+    TerminationError,
+    UsageError,
+)
 from fedalloy.quorum import QuorumError
 
 
@@ -30,16 +39,17 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             "The run is killed at any moment",
             "The same command, or `fedalloy resume RUN`, goes on to the same bits; no more than a round is lost.",
-            ("chaos/kills.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing"),
+            ("chaos/kills.py", "chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing"),
         ),
         Fault(
             "It is killed again while it goes on",
             "The same.",
-            ("chaos/kills.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_resumption_loses_nothing"),
+            ("chaos/kills.py", "chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_resumption_loses_nothing"),
         ),
         Fault(
-            "Ctrl-C, SIGTERM, or both in haste",
-            f"It ends with {code(InterruptionError, TerminationError)} at once, leaves no worker, says how to go on.",
+            "Ctrl-C, SIGTERM, a closed terminal, or some of them in haste",
+            f"It ends with {code(InterruptionError, TerminationError, HangupError)} at once, leaves no worker, says "
+            "how to go on.",
             (f"{SAFETY}::test_a_signal_ends_a_run_at_once_and_it_goes_on",),
         ),
         Fault(
@@ -54,12 +64,16 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "The process that started workers is killed",
-            "The workers end with it.",
-            ("chaos/kills.py", f"{POOL}::test_workers_die_with_their_parent"),
+            "The workers end with it, and nothing of the clients' data stays in shared memory.",
+            (
+                "chaos/kills.py",
+                f"{POOL}::test_workers_die_with_their_parent",
+                f"{POOL}::test_a_pool_that_is_killed_leaves_no_data_in_shared_memory",
+            ),
         ),
         Fault(
             "Two processes want to write one run",
-            f"One does; the other is refused with {code(StorageError)}. A lock left by a killed process stops nobody.",
+            f"One does; the other is refused with {code(UsageError)}. A lock left by a killed process stops nobody.",
             (
                 f"{SAFETY}::test_one_process_writes_and_a_killed_one_locks_nobody_out",
                 f"{SAFETY}::test_a_lock_has_one_holder_whoever_takes_and_releases_it",
@@ -75,7 +89,7 @@ FAULTS: dict[str, list[Fault]] = {
         Fault(
             "A write fails or the disk is full, at any write",
             f"The run ends with {code(StorageError)}; once there is room it goes on to the same bits.",
-            (f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing",),
+            ("chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing"),
         ),
         Fault(
             "The power fails",
@@ -107,8 +121,13 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "Experiment, data or versions have changed since",
-            f"Refused with {code(UsageError, CheckpointError)}, with what differs.",
+            "The description of a run is lost, cut off or overwritten",
+            "Its copy beside the checkpoints takes its place, and that is said.",
+            (f"{SAFETY}::test_a_description_that_is_lost_or_damaged_is_taken_from_its_copy",),
+        ),
+        Fault(
+            "Experiment, data, versions or plug-ins have changed since",
+            f"Refused with {code(CheckpointError)}, with what differs.",
             (
                 f"{SAFETY}::test_all_that_has_changed_since_is_said",
                 f"{SAFETY}::test_run_refuses_the_folder_of_another_experiment",
@@ -116,7 +135,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Links in a run's folder that lead elsewhere",
-            f"Nothing is written through them; {code(StorageError)}.",
+            f"Nothing is written through them; {code(SecurityError)}.",
             (f"{SAFETY}::test_a_run_writes_through_no_link", f"{NOTHING}::test_links_in_a_run_lead_no_write_out_of_it"),
         ),
     ],
@@ -133,7 +152,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Replies so large or so many that they would fill the memory",
-            "Set aside by what they say of themselves, before anybody looks at all of it.",
+            "Set aside by their number of bytes and what they say of themselves, before anybody reads all of it.",
             ("chaos/replies.py", "chaos/memory.py"),
         ),
         Fault(
@@ -153,6 +172,14 @@ FAULTS: dict[str, list[Fault]] = {
             (
                 f"{QUORUM}::test_a_round_below_quorum_leaves_everything_as_it_was",
                 f"{QUORUM}::test_a_run_gives_up_after_several_rounds_and_can_be_resumed",
+            ),
+        ),
+        Fault(
+            "The server's own numbers overflow, from replies that are finite",
+            "The round is recorded as skipped and changes nothing, as one below the quorum.",
+            (
+                f"{QUORUM}::test_a_round_after_which_the_server_is_not_finite_leaves_everything_as_it_was",
+                f"{QUORUM}::test_a_hostile_reply_of_huge_numbers_never_stays",
             ),
         ),
         Fault(
@@ -220,8 +247,10 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A file that would execute something when it is read",
-            "It is not executed: nothing on disk or on the wire is unpickled, imported or evaluated.",
+            "It is not executed: nothing on disk or on the wire is unpickled, imported or evaluated. What begins like "
+            f"a pickle is refused with {code(SecurityError)}; as a checkpoint it is passed over if another is whole.",
             (
+                f"{NOTHING}::test_what_would_execute_something_is_refused_by_its_first_bytes",
                 f"{NOTHING}::test_every_use_that_could_execute_is_allowed_and_needed",
                 f"{NOTHING}::test_a_session_executes_nothing_that_it_reads",
             ),

@@ -69,9 +69,10 @@ def trials(
 ) -> dict[str, Any]:
     """Carry out trials 0 to `count` and report them; with `save`, go on with those that are reported already.
 
-    A trial that takes longer than `patience` seconds has failed. `finish` makes of the report what else it should say.
+    If more are reported, they all stay, with the command that made them. A trial that takes longer than `patience`
+    seconds has failed. `finish` makes of the report what else it should say.
     """
-    report = _begun(name, seed) if save else _blank(name, seed)
+    report = _begun(name, seed, count) if save else _blank(name, seed)
     begin, shown, first = time.monotonic(), 0.0, report["trials"]
     spent = report["seconds"]
     endings = Counter(report["endings"])
@@ -90,7 +91,7 @@ def trials(
             if save:
                 _write(report)
     report.update(finish(report))
-    _say(name, report["trials"], count, report["failures"], 0.0)
+    _say(name, report["trials"], max(count, report["trials"]), report["failures"], 0.0)
     if save:
         _write(report)
     return report
@@ -128,7 +129,8 @@ def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int, *n
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # torch's, about the strange tensors that are made on purpose
     found = main(given.count, given.seed, save=given.save)
-    sys.exit(1 if any(report["failures"] or report.get("too_many_refused") for report in found.values()) else 0)
+    wrong = ("failures", "too_many_refused", "too_few_ran")
+    sys.exit(1 if any(report.get(key) for report in found.values() for key in wrong) else 0)
 
 
 @contextmanager
@@ -217,12 +219,14 @@ def _code() -> str:
     return found.hexdigest()[:16]
 
 
-def _begun(name: str, seed: int) -> dict[str, Any]:
+def _begun(name: str, seed: int, count: int) -> dict[str, Any]:
     fresh = _blank(name, seed)
     file = RESULTS / f"{name}.json"
     old: dict[str, Any] = json.loads(file.read_text()) if file.exists() else fresh
     same = all(old[key] == fresh[key] for key in ("seed", "code", "machine"))
-    return {**old, "command": fresh["command"]} if same else fresh
+    if not same:
+        return fresh
+    return {**old, "command": fresh["command"]} if count > old["trials"] else old
 
 
 def _write(report: Mapping[str, Any]) -> None:

@@ -3,8 +3,8 @@
 In each trial a small run of one method, serial or with two workers, is killed with SIGKILL at a random moment of a
 random round, gone on with, perhaps killed again, and at last let go to its end; there a worker may be killed instead.
 Its last state, the clients' memories, its records and run.json must be those of a run that nobody disturbed. A kill may
-cost the round that was under way and no other, leaves no worker behind, and needs no help: the next command is the same
-`fedalloy run` again, or `fedalloy resume`.
+cost the round that was under way and no other, leaves neither worker nor shared memory behind, and needs no help: the
+next command is the same `fedalloy run` again, or `fedalloy resume`.
 
 Processes are forked from one that has imported everything; one trial in fifty starts fresh interpreters instead.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Dice, FaultError, run_from_command_line, show, trials
-from zygote import Command, warmed
+from zygote import Command, nothing_shared, warmed
 
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy import tree
@@ -81,7 +81,8 @@ def tally(report: Mapping[str, Any]) -> Mapping[str, Any]:
         if (found := ENDING.fullmatch(ending)) is not None:
             of[found[1]] += times * int(found[2])
             torn, workers = torn + times * int(found[3]), workers + times * int(found[4])
-    return {"kills": of.total(), "in_a_commit": torn, "workers_killed": workers, "least": min(of.values(), default=0)}
+    least = min(of[name] for name in cast())
+    return {"kills": of.total(), "in_a_commit": torn, "workers_killed": workers, "least": least}
 
 
 @cache
@@ -149,6 +150,7 @@ def kill_trial(dice: Dice) -> str:
         if two:
             workers = worker_struck(last, folder, dice, reference)
         last.finish()
+        nothing_shared()
         found = ending(folder)
         if other := [part for part in found if found[part] != reference.ending[part]]:
             raise FaultError(f"{name}, {engine}, killed {kills} times: {other} not as in the run that was undisturbed")
@@ -162,7 +164,9 @@ def struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed) -> bo
     while recorded(folder) < after and run.running:
         time.sleep(POLL)
     time.sleep(dice.random() * (reference.first if after == done else reference.each))
-    return run.kill()
+    killed = run.kill()
+    nothing_shared()
+    return killed
 
 
 def worker_struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed) -> int:

@@ -163,6 +163,10 @@ PLAUSIBLE: dict[str, Kind] = {
     "nothing learned": lambda h, _: {key: h.message.get(key, value) for key, value in h.body.items()} or NO_PLACE,
     "all negative zeros": tensor(lambda t: torch.full_like(t, -0.0), lambda t: is_float(t) and not is_distributions(t)),
     "all subnormal": tensor(lambda t: torch.full_like(t, 1e-42), lambda t: is_float(t) and not is_distributions(t)),
+    "all as large as can be": tensor(
+        lambda t: torch.full_like(t, 3e38), lambda t: t.dtype == torch.float32 and not is_distributions(t)
+    ),
+    "times 1e30": tensor(lambda t: t * 1e30, lambda t: t.dtype == torch.float32 and not is_distributions(t)),
     "names in another order": top(lambda body, _: dict(reversed(body.items())), filled=True),
     "certain of one class": tensor(lambda t: torch.eye(t.shape[1])[[0] * len(t)], is_distributions),
 }

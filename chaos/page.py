@@ -6,6 +6,7 @@ python chaos/page.py
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +16,18 @@ from typing import Any
 from faults import FAULTS, LIMITS
 from harness import HERE, RESULTS
 
+from fedalloy.attack_bench import NONE, bounds
+from fedalloy.attacks import how_many as attackers
+
 PAGE = HERE.parent / "docs" / "reliability.md"
 ATTACKS = HERE.parent / "results" / "attacks.json"
 CONFIDENCE = 0.95
+KEPT = 0.95  # of the accuracy without attack: what a defence should keep under every attack
+NOT_RUN = "not yet run"
 
 PROMISES = {  # by the name of the report, in the order of the table
     "kills": "A run that is killed goes on to the same bits",
+    "commits": "Every fault point of the commit path: a run that meets a fault goes on to the same bits",
     "checkpoints": "A damaged checkpoint is refused, or the one before it leads to the same bits",
     "exactness": "Workers, order of arrival and hash seed change no bit",
     "replies": "A malformed reply leaves the round as it is without that client",
@@ -73,27 +80,43 @@ def _is_there(results: Path, name: str) -> bool:
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """One row for each report, and below which machines they were made on."""
+    """One row for each promise, and below which machines and which code the reports are of."""
     machines = list(dict.fromkeys(_machine(report) for report in found.values()))
-    yield from _rows(
-        ("promise", "trials", "failures", "failures in general, at most", "time", "seed", "machine", "command"),
-        (
-            (
-                PROMISES[name],
-                f"{report['trials']:,}",
-                str(report["failures"]),
-                _at_most(report),
-                _time(report["seconds"]),
-                str(report["seed"]),
-                chr(ord("A") + machines.index(_machine(report))),
-                f"`{report['command']}`",
-            )
-            for name, report in found.items()
-        ),
-    )
+    head = ("promise", "trials", "failures", "failures in general, at most", "time", "seed", "machine", "command")
+
+    def row(name: str) -> Sequence[str]:
+        if name not in found:
+            return (PROMISES[name], NOT_RUN, *[""] * (len(head) - 2))
+        report = found[name]
+        return (
+            PROMISES[name],
+            f"{report['trials']:,}",
+            str(report["failures"]),
+            _at_most(report),
+            _time(report["seconds"]),
+            str(report["seed"]),
+            chr(ord("A") + machines.index(_machine(report))),
+            f"`{report['command']}`",
+        )
+
+    yield from _rows(head, map(row, PROMISES))
     yield ""
+    if not found:
+        return
     sides = [f"{chr(ord('A') + place)} is {machine}" for place, machine in enumerate(machines)]
     yield f'Machine {"; ".join(sides)}. "At most" holds with {CONFIDENCE:.0%} confidence for trials drawn like these.'
+    yield from ["", code(found)]
+
+
+def code(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of which code the reports are, by the beginning of its hash: trials of one say little about another."""
+    of: dict[str, list[str]] = {}
+    for name, report in found.items():
+        of.setdefault(report["code"][:8], []).append(name)
+    if len(of) == 1:
+        return f"All reports are of the same code, `{next(iter(of))}`."
+    each = (f"`{digest}` ({', '.join(names)})" for digest, names in of.items())
+    return f"The reports are not all of the same code: {', '.join(each)}."
 
 
 def _at_most(report: Mapping[str, Any]) -> str:
@@ -127,15 +150,22 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
             f"{report['in_a_commit']:,} fell between the first and the last write of a round. Besides, "
             f"{report['workers_killed']:,} workers were killed."
         )
+    if name == "commits":
+        return (
+            f"{report['trials']:,} of the {report['points']:,} points that runs and resumptions of "
+            f"{len(report['methods'])} methods have; {_endings(report)}."
+        )
     if name == "exactness":
         return f"{report['cells']} cells for each of {len(report['methods'])} methods."
     if name == "memory":
-        return f"{report['ratio']:.3g} of the memory of honest rounds; the limit is {report['limit']}."
-    if name == "gate-price":
         return (
-            f"{report['median']:.2%} of a round of FedAvg in the median, {report['largest']:.2%} at most; the limit is "
-            f"{report['limit']:.0%}."
+            f"at most {report['ratio']:.3g} of the memory of honest rounds, with replies that are objects and with "
+            f"replies that are bytes; the limit is {report['limit']}."
         )
+    if name == "gate-price":
+        of = ", ".join(f"of {method} {found['median']:.2%}" for method, found in report["methods"].items())
+        most = max(found["largest"] for found in report["methods"].values())
+        return f"of a round {of} in the median, {most:.2%} at most; the limit is {report['limit']:.0%}."
     if name == "replies":
         return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."
     if name in ("files", "commands"):
@@ -178,16 +208,53 @@ def attacked(file: Path) -> Iterator[str]:
     cells = {(s["method"], s["defence"], s["attack"]): [] for s in scores}  # type: ignore[var-annotated]
     for score in scores:
         cells[score["method"], score["defence"], score["attack"]].append((score["accuracy"], score["kept"]))
-    rows = ((*line, *(_cell(cells.get((*line, name), []), name) for name in names)) for line in lines)
-    yield from [*_rows(("method", "defence", *("no attack" if name == "none" else name for name in names)), rows), ""]
+    figures = {key: figure for key, found in cells.items() if (figure := _figure(found)) is not None}
+    rows = ((*line, *(_cell(figures.get((*line, name)), name) for name in names)) for line in lines)
+    yield from [*_rows(("method", "defence", *("no attack" if name == NONE else name for name in names)), rows), ""]
+    clients = exp["partition"]["clients"]
+    options = bounds(attackers(clients, report["fraction"]), clients)
+    yield from ["Recommended is what keeps most under the attack that is worst for it:", ""]
+    yield from [f"* **{method}**: {advice(figures, method, options)}" for method in dict.fromkeys(m for m, _ in lines)]
+    yield ""
 
 
-def _cell(found: Sequence[tuple[float | None, float | None]], attack: str) -> str:
+Figures = Mapping[tuple[str, str, str], tuple[float, float]]  # accuracy and share kept, by method, defence and attack
+
+
+def advice(figures: Figures, method: str, options: Mapping[str, Mapping[str, Any]]) -> str:
+    """The defence of a method whose worst share kept is the largest, that share, and what it costs without attack."""
+    kept: dict[str, dict[str, float]] = {}
+    for (name, defence, attack), (_, share) in figures.items():
+        if name == method and attack != NONE:
+            kept.setdefault(defence, {})[attack] = share
+    if not kept:
+        return "nothing is sent that an attack could change."
+    best = max(kept, key=lambda defence: min(kept[defence].values()))
+    worst = min(kept[best], key=lambda attack: kept[best][attack])
+    share = kept[best][worst]
+    enough = f"at least {KEPT:.0%} under every attack" if share >= KEPT else f"less than {KEPT:.0%}"
+    keeps = f"keeps {math.floor(100 * share)}% under the worst attack, {worst}: {enough}."  # 94.9 is not yet 95
+    if best == NONE:
+        return f"no defence {keeps}"
+    how = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in options[best].items())
+    own, plain = (100 * figures[method, defence, NONE][0] for defence in (best, NONE))
+    return f"{best} ({how}) {keeps} Without attack it reaches {own:.1f} where no defence reaches {plain:.1f}."
+
+
+def _figure(found: Sequence[tuple[float | None, float | None]]) -> tuple[float, float] | None:
+    """The means over the seeds, unless there is nothing to attack."""
     known = [(accuracy, kept) for accuracy, kept in found if accuracy is not None and kept is not None]
     if not known or len(known) < len(found):
-        return ""
+        return None
     accuracy, kept = (fmean(part) for part in zip(*known, strict=True))
-    return f"{100 * accuracy:.1f}" if attack == "none" else f"{100 * accuracy:.1f} ({kept:.0%})"
+    return accuracy, kept
+
+
+def _cell(figure: tuple[float, float] | None, attack: str) -> str:
+    if figure is None:
+        return ""
+    accuracy, kept = figure
+    return f"{100 * accuracy:.1f}" if attack == NONE else f"{100 * accuracy:.1f} ({kept:.0%})"
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

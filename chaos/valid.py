@@ -1,31 +1,78 @@
-"""Experiments that should work, drawn from what is registered, on the built-in data and small enough for one round."""
+"""Experiments that should work, drawn from what is registered, on the built-in data and small enough to be quick."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
 import typing
+from contextlib import suppress
 from typing import Any
 
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.core import Method, methods
 from fedalloy.data.partition import partitions
+from fedalloy.errors import UsageError
 from fedalloy.models import models
 
+OTHER = "fashion-mini"  # as a public set: the private one is refused
 # The sizes of images that a network can take, and options that keep it small; others of the registry take 8 pixels.
 SIZES = {"lenet5": 28, "simple-cnn": 28, "selective-cnn": 28}
+# Numbers for options whose default is none, or half or twice of which is out of their range.
+NUMBERS: dict[str, tuple[float, ...]] = {
+    "adversarial": (0.5, 2.0),
+    "bn_eps": (1e-5, 0.8),
+    "cap": (0.5, 1.0),
+    "clip": (0.5, 5.0),
+    "clip_logits": (1.0, 10.0),
+    "decay": (0.9, 1.0),
+    "distil_lr": (0.001, 0.01),
+    "generator_lr": (1e-4, 1e-3),
+    "generator_lr_decay": (0.9, 1.0),
+    "generator_weight_decay": (0.0, 1e-3),
+    "gradient_penalty": (0.0, 0.3),
+    "kd_start": (1, 2),
+    "kd_weight": (0.5, 1.0),
+    "l2": (0.0, 1e-4),
+    "lam": (0.01, 0.1),
+    "max_share": (0.5, 0.9),
+    "momentum": (0.0, 0.5),
+    "samples": (4, 16),
+    "second_phase": (1, 2),
+    "server_steps": (1, 2),
+    "shared_layers": (0, 1),
+    "tau": (0.5, 1.0, 4.0),
+    "tau_server": (0.5, 1.0),
+    "validation": (0.1, 0.2),
+}
+# What options, of all methods or of one, go with; None is without.
+KNFU = {"mode": "knfu", **dict.fromkeys(("digest_batch", "pretrain_public", "pretrain_private", "private_batch"))}
+NEEDS: dict[str, dict[str, Any]] = {
+    "trim": {"combine": "trimmed"},
+    "policy": {"samples": 8},
+    "fedmd.mode": KNFU,
+    "fedmd.tune_epochs": KNFU,
+    "fedmd.temperature": KNFU,
+    "fedmd.kd_weight": KNFU,
+    "fedmd.ce_on": KNFU,
+    "fedmd-global.beta": {"lwof": True},
+    "fedmd-global.rho": {"lwof": True},
+    "selective-fd.client_selector": {"auxiliary": None},
+    "selective-fd.temperature": {"kd": "kl"},
+    "selective-fd.max_entropy": {"server_selector": "entropy"},
+}
+TRIES = 20  # for options that a method takes together
 SMALL: dict[str, dict[str, Any]] = {"resnet8": {"width": 8}, "wrn": {"depth": 10}, "mlp": {"hidden": [16]}}
 
 
 def an_experiment(dice: random.Random) -> dict[str, Any]:
-    """A whole experiment of one round."""
+    """A whole experiment of one or two rounds."""
     clients = dice.randrange(2, 8)
     cls = methods[dice.choice(sorted(methods))]
     size, several = _networks(dice, cls)
     values: dict[str, Any] = {
-        "rounds": 1,
+        "rounds": dice.choice((1, 1, 2)),
         "seed": dice.randrange(1000),
-        "engine": "serial",
+        "engine": dice.choice(("serial", "threads")),
         "data": {"name": "tiny", "size": size},
         "partition": _partition(dice, clients),
         "method": _method(dice, cls),
@@ -33,12 +80,16 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
         "participation": _participation(dice, clients),
         **several,
     }
+    if "models" in values and dice.random() < 0.3:
+        _by_tier(dice, values)
     if cls.card.public or dice.random() < 0.2:
         values["public"] = _public(dice)
+    if cls.card.private and dice.random() < 0.2:
+        values["privacy"] = _privacy(dice)
     for key, made in (
         ("quorum", lambda: {"fraction": dice.choice((0.0, 0.5, 1.0)), "skips": dice.randrange(1, 4)}),
         ("stop", lambda: _stop(dice, values["partition"])),
-        ("memory", lambda: dice.choice(("1KB", "4GB"))),
+        ("memory", lambda: dice.choice((0, "4GB"))),
         ("layout", lambda: dice.choice(("auto", "nchw", "channels_last"))),
         ("evaluate_every", lambda: dice.randrange(1, 4)),
     ):
@@ -62,21 +113,50 @@ def _networks(dice: random.Random, cls: type[Method]) -> tuple[int, dict[str, An
 
 
 def _method(dice: random.Random, cls: type[Method]) -> dict[str, Any]:
-    """A method with quick options, and here and there another word or truth value of those that its types allow."""
-    options = {"name": cls.name, **cls.card.quick}
+    """A method with quick options, and here and there another word, truth value or number that its types allow."""
+    for _ in range(TRIES):
+        options = _options(dice, cls)
+        with suppress(UsageError):  # it says which do not go together; a wrong experiment is tried elsewhere
+            cls(**options)
+            return {"name": cls.name, **options}
+    return {"name": cls.name, **cls.card.quick}
+
+
+def _options(dice: random.Random, cls: type[Method]) -> dict[str, Any]:
+    options = dict(cls.card.quick)
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # @method makes it one
-        choices = _choices(hints[f.name])
-        if choices and f.name not in options and dice.random() < 0.08:
-            options[f.name] = dice.choice(choices)
-    return options
+        usual = cls.card.quick.get(f.name, f.default)
+        words = [] if f.name in cls.card.quick else _choices(hints[f.name])
+        values = [value for value in words + _numbers(hints[f.name], f.name, usual) if value != usual]
+        if values and dice.random() < 0.1:
+            options[f.name] = dice.choice(values)
+            options |= NEEDS.get(f.name, {}) | NEEDS.get(f"{cls.name}.{f.name}", {}) | {f.name: options[f.name]}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _choices(hint: Any) -> list[Any]:
-    if hint is bool:
-        return [False, True]
     parts = [hint, *typing.get_args(hint)]
-    return [word for part in parts if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
+    truths = [False, True] if bool in parts else []
+    words = [word for part in parts if typing.get_origin(part) is typing.Literal for word in typing.get_args(part)]
+    return truths + words
+
+
+def _numbers(hint: Any, name: str, usual: Any) -> list[Any]:
+    """Numbers that may stand in the place of the usual one: half and twice of it, or those of a table."""
+    parts = [hint, *typing.get_args(hint)]
+    if name in NUMBERS and (int in parts or float in parts):
+        return list(NUMBERS[name])
+    if int in parts and usual is not None:
+        return [max(1, usual // 2), 2 * usual]
+    return [usual / 2, 2 * usual] if float in parts and isinstance(usual, float) else []
+
+
+def _privacy(dice: random.Random) -> dict[str, Any]:
+    """DP-SGD, perhaps with a budget that may be spent."""
+    noise, norm = dice.choice((0.5, 1.0, 4.0)), dice.choice((0.1, 1.0))
+    budget = {"budget": dice.choice((0.5, 50.0))} if dice.random() < 0.3 else {}
+    return {"noise_multiplier": noise, "max_grad_norm": norm, **budget}
 
 
 def _partition(dice: random.Random, clients: int) -> dict[str, Any]:
@@ -130,6 +210,14 @@ def _participation(dice: random.Random, clients: int) -> dict[str, Any]:
     return values
 
 
+def _by_tier(dice: random.Random, values: dict[str, Any]) -> None:
+    """Give the first network to the clients of tier 0, of whom there is one at least, instead of a share."""
+    first, *others = values["models"]
+    first = {key: value for key, value in first.items() if key != "share"}
+    values["models"] = [{**first, "tier": 0}, *others]
+    values["participation"]["tiers"] = [0, 1, *(dice.randrange(3) for _ in range(values["partition"]["clients"] - 2))]
+
+
 def _public(dice: random.Random) -> dict[str, Any]:
     samples = dice.randrange(20, 60)
     labelled = dice.random() < 0.8
@@ -141,7 +229,7 @@ def _public(dice: random.Random) -> dict[str, Any]:
             "holder": dice.choice(("all", "all", "server")),
         }
     added = {"classes": "added", "answers": dice.choice(("all", "private"))} if dice.random() < 0.3 else {}
-    return {"data": "tiny", "samples": samples, "labelled": labelled, **added}
+    return {"data": OTHER, "samples": samples, "labelled": labelled, **added}
 
 
 def _stop(dice: random.Random, partition: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 from unittest.mock import patch
 
 import torch
@@ -124,6 +124,12 @@ def none_left() -> None:
                 time.sleep(0.001)
 
 
+def nothing_shared() -> None:
+    """Insist that nothing is left in the folder of shared memory."""
+    if left := sorted(path.name for path in arena._MEMORY.iterdir()):
+        raise FaultError(f"{len(left)} files are left in shared memory, such as {left[0]}")
+
+
 def _be(words: Sequence[str], errors: int, modules: Path) -> NoReturn:
     """Become a command, in a process that was forked; at its end, note what it has imported."""
     code = 70
@@ -162,7 +168,8 @@ class ForkedWorker:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self) -> Any:
-        """Wait for its end."""
+    def wait(self) -> int:
+        """Wait for its end, and say how it came."""
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.data.samples import Samples
+from fedalloy.plugins import PREFIX
 from fedalloy.rng import generator
 from fedalloy.setting import Setting, Site
 
@@ -21,6 +23,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def plugins_of_its_own() -> Iterator[None]:
+    """A plug-in that a test has loaded is no part of what the runs of another are made with."""
+    before = set(sys.modules)
+    yield
+    for name in {name for name in sys.modules if name.startswith(PREFIX)} - before:
+        del sys.modules[name]
 
 
 class Logistic(nn.Module):

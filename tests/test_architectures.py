@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fedalloy.architectures import Budget, ModelPart, assign
-from fedalloy.build import build
+from fedalloy.build import build, check_names, networks_of
 from fedalloy.config import experiment
+from fedalloy.data import load, tensors
 from fedalloy.errors import UsageError
 from fedalloy.models import parameter_count
 from fedalloy.runner import simulate
@@ -40,6 +42,14 @@ def test_a_budget_takes_the_largest_that_fits():
         ([part(clients=(1,)), part(clients=(1,)), part()], None, "client 1 is given two networks"),
         ([part(clients=(0, 1))], None, "client 2 has no network"),
         ([part(share=0.5)], None, "client 2 has no network"),
+        ([part(share=0.8), part(share=0.4)], None, r"the shares add up to 1\.2; they may add up to 1"),
+        ([part(clients=()), part()], None, r"no client has table 1, 'mlp'; .* or leave it out"),
+        ([part(clients=(0, 1, 2, 3)), part()], None, "no client has table 2, 'mlp'"),
+        ([part(share=0.1), part()], None, "no client has table 1, 'mlp'"),
+        ([part(clients=(0, 1, 2, 3)), part(share=0.5)], None, "no client has table 2, 'mlp'"),
+        ([part()] * 5, None, "no client has table 5, 'mlp'"),
+        ([part(clients=()), part()], Budget(limits=(50.0,)), "no client has table 1, 'mlp'"),
+        ([part(share=1.0)], Budget(limits=(50.0,)), r"nobody is left for \[budget\]"),
         ([part()], Budget(limits=(5.0,)), "client 0 can afford 5 parameters, but the smallest network, 'mlp', has 10"),
         ([part()], Budget(limits=(50.0,) * 5), "5 numbers for 4 clients"),
     ],
@@ -49,14 +59,77 @@ def test_what_cannot_be_dealt_is_refused(parts, budget, sentence):
         assign(parts, 4, budget, [10] * len(parts))
 
 
+def test_a_budget_may_leave_networks_that_nobody_takes():
+    assert assign([part()] * 3, 4, Budget(limits=(50.0,)), [10, 20, 100]) == [1] * 4
+
+
+@pytest.mark.parametrize(("shares", "clients"), [((0.5, 0.5), 5), ((0.34, 0.33, 0.33), 10), ((0.7, 0.2, 0.1), 10)])
+def test_shares_of_all_clients_leave_nobody_out(shares, clients):
+    dealt = assign([part(share=share) for share in shares], clients, None, [])
+    assert dealt == sorted(dealt)
+    counts = [dealt.count(number) for number in range(len(shares))]
+    assert all(abs(count - share * clients) < 1 for count, share in zip(counts, shares, strict=True))
+
+
+# --- tiers ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tier_takes_its_clients_but_for_those_that_are_named():
+    parts = [part(share=0.25), part(tier=2), part(clients=(3,)), part()]
+    assert assign(parts, 8, None, [], tiers=[2, 0, 2, 2, 0, 1, 1, 0]) == [1, 0, 1, 2, 0, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        ([part(tier=5), part()], r"nobody is of tier 5; participation\.tiers has 0, 1, 2"),
+        ([part(tier=1), part(tier=1), part()], "tier 1 is given two networks; name it once"),
+        ([part(tier=1), part(clients=(1, 3)), part()], "no client has table 1, 'mlp'"),
+        ([part(tier=1), part(tier=0)], "client 2 has no network"),
+    ],
+)
+def test_tiers_that_cannot_be_dealt_are_refused(parts, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        assign(parts, 4, None, [], tiers=[0, 1, 2, 1])
+
+
+@pytest.mark.parametrize("policy", ["full", "fraction", "weakest"])
+def test_an_experiment_gives_networks_by_tier(policy):
+    strong = {"policy": policy, "tiers": [1, 0, 1, 0]}
+    models = [{"name": "mlp", "hidden": [4], "tier": 0}, {"name": "mlp", "hidden": [8], "tier": 1}]
+    exp = experiment({**TINY, "models": models, "participation": strong})
+    assert experiment(exp.to_dict()) == exp
+    assert build(exp).setting.groups == [[0, 2], [1, 3]]
+
+
+def test_tiers_for_another_number_of_clients_are_refused():
+    models = [{"name": "mlp", "tier": 0}, {"name": "mlp"}]
+    exp = experiment({**TINY, "models": models, "participation": {"tiers": [1, 0]}})
+    with pytest.raises(UsageError, match=r"participation\.tiers has 2 entries for 4 clients; give one each"):
+        build(exp)
+
+
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
+        (
+            {"models": [{"name": "mlp", "tier": 1}]},
+            r"'mlp' has tier = 1, but no client has a tier; write participation\.tiers, one number for each client",
+        ),
+        ({"models": [{"name": "mlp", "tier": 1, "share": 0.5}]}, "both tier and share"),
+        ({"models": [{"name": "mlp", "tier": "weak"}]}, r"models\.tier = 'weak' must be a valid integer"),
+        (
+            {"models": [{"name": "mlp"}], "participation": {"tiers": [0, 1]}},
+            r'participation\.tiers has no effect with policy = "full"; write participation\.policy = "weakest", give a '
+            r"\[\[models\]\] table a tier, or leave tiers out",
+        ),
+        ({"models": [{"name": "mlp", "clients": "0-3"}]}, r"models\.clients = '0-3' must be a list of whole numbers$"),
         ({"models": [{"name": "mlp", "clients": [0], "share": 0.5}]}, "both clients and share"),
         ({"models": [{"name": "mlp", "share": 1.5}]}, r"must lie in \(0, 1\]"),
         ({"models": {"name": "mlp"}}, r"write \[\[models\]\]"),
         ({"budget": {"limits": [1]}}, r"give them under \[\[models\]\]"),
         ({"models": [{"name": "mlp"}], "budget": {"limits": []}}, "must hold positive numbers"),
+        ({"models": [{"name": "mlp"}], "budget": {"limits": 3}}, r"budget\.limits = 3 must be a list of numbers$"),
     ],
 )
 def test_impossible_experiments_are_refused(values, sentence):
@@ -84,9 +157,25 @@ def test_a_budget_in_an_experiment(unit):
     assert sizes == [parameter_count(plain.build(k)) for k in range(4)]
 
 
-def test_an_unknown_option_of_one_of_them_is_refused():
-    with pytest.raises(UsageError, match="models has no key 'hiden'; did you mean 'hidden'"):
-        build(experiment({**TINY, "models": [{"name": "mlp", "hiden": [4]}]}))
+@pytest.mark.parametrize(
+    ("key", "meant"), [("hiden", "hidden"), ("client", "clients"), ("shares", "share"), ("tiers", "tier")]
+)
+@pytest.mark.parametrize("look", [build, check_names])
+def test_an_unknown_key_of_one_of_them_is_refused(key, meant, look):
+    with pytest.raises(UsageError, match=f"models has no key '{key}'; did you mean '{meant}'"):
+        look(experiment({**TINY, "models": [{"name": "mlp", key: [4]}]}))
+
+
+def test_flops_are_counted_where_the_data_lies_and_draw_nothing():
+    models = [*HIDDEN, {"name": "resnet8", "width": 8}]
+    exp = experiment({**TINY, "models": models, "budget": {"unit": "flops", "limits": [600, 1200]}})
+    data = load("tiny")
+    pool, _ = tensors(data)
+    before = torch.get_rng_state()
+    here, there = (networks_of(exp, data, at, 10, 4) for at in (pool, pool.to("meta")))
+    assert torch.equal(torch.get_rng_state(), before)
+    hidden = [[network.keywords.get("hidden") for network in networks] for networks in (here, there)]
+    assert hidden == [[[4], [4], [8], [8]]] * 2
 
 
 def test_a_method_that_averages_refuses_them():
@@ -100,3 +189,9 @@ def test_a_run_says_who_has_what(tmp_path):
     assert [group["clients"] for group in serial.meta["models"]] == [[0, 1], [2, 3]]
     pool = simulate(experiment({**exp.to_dict(), "engine": "pool", "workers": 2}), tmp_path / "pool")
     assert [r["views"] for r in pool.rounds] == [r["views"] for r in serial.rounds]
+
+
+def test_equal_tables_are_one_network_in_what_a_run_says():
+    models = [HIDDEN[0], HIDDEN[1], HIDDEN[0]]
+    exp = experiment({**TINY, "rounds": 1, "models": models, "method": {"name": "local"}})
+    assert [group["clients"] for group in simulate(exp).meta["models"]] == [[0, 1, 3], [2]]

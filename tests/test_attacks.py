@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rich.console import Console
+from torch import nn
 
 from fedalloy import gate, tree
 from fedalloy.attack_bench import (
@@ -24,7 +25,10 @@ from fedalloy.attacks import (
     Attacked,
     answers,
     choose_attackers,
+    claims,
     free_rider,
+    honest,
+    inflated_scores,
     label_flip,
     nan,
     parameters,
@@ -39,10 +43,13 @@ from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
 from fedalloy.methods import FedAvg, FedMD, Local
+from fedalloy.methods.dafkd import DaFKD
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.knfu import KnFu
+from fedalloy.models import FeatureNet
 from fedalloy.participation import Participation
 from fedalloy.report.format import MISSING
+from fedalloy.training import params
 
 TINY = {
     "data": "tiny",
@@ -54,6 +61,7 @@ TINY = {
     "public": {"samples": 40, "labelled": True},
 }
 QUICK_MD = {"pretrain_public": 1, "pretrain_private": 1}
+NAMES = ("fedprox", "kdia", "fedmd", "ds-fl", "knfu", "dafkd")
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +101,54 @@ def test_rank_flip_reverses_the_order_of_every_row():
     assert torch.equal(rank_flip({"logits": flipped}, {})["logits"], rows)
     soft = torch.rand(6, 5, generator=torch.Generator().manual_seed(0)).softmax(1)
     assert gate.probabilities(6, 5)(rank_flip({"soft": soft}, {})["soft"]) is None
+
+
+def test_inflated_scores_claim_every_sample_in_each_form_in_which_scores_are_sent():
+    assert inflated_scores({"scores": torch.tensor([0.1, 0.7])}, {})["scores"].tolist() == [1.0, 1.0]
+    products = {"soft": torch.tensor([[0.25, 0.1875, 0.0625], [0.0, 0.0, 0.0]])}  # scores of 0.5 and 0
+    soft = inflated_scores(products, {})["soft"]
+    assert soft[0].tolist() == [0.125, 0.375, 0.5]
+    assert soft[1].tolist() == pytest.approx([1 / 3] * 3)
+    head = {"own.0.bias": torch.tensor([2.0, 2.0]), "head.0.weight": torch.ones(1, 3), "head.0.bias": torch.ones(1)}
+    forged = inflated_scores({"head": head}, {})["head"]
+    assert {name: t.flatten().tolist() for name, t in forged.items()} == {
+        "own.0.bias": [2.0, 2.0],
+        "head.0.weight": [1.0, 1.0, 1.0],
+        "head.0.bias": [1e4],
+    }
+    assert [claims(body) for body in (products, {"head": head}, {"scores": torch.ones(2)})] == [
+        ["soft"],
+        ["head"],
+        ["scores"],
+    ]
+    assert claims({"soft": torch.tensor([[0.2, 0.5, 0.3]]), "n": 5}) == []  # probabilities claim nothing
+
+
+def test_inflated_scores_come_with_a_classifier_that_answers_upside_down():
+    net = FeatureNet(nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), (3,))
+    x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    own = net(x)
+    net.load_state_dict(inflated_scores({"model": params(net), "n": 5}, {})["model"])
+    assert torch.equal(net(x), -own)
+
+
+@pytest.mark.parametrize("upload", ["head", "scores", "predictions"])
+def test_inflated_scores_pass_dafkds_gate_and_get_the_attackers_more(setting, upload):
+    method = DaFKD(**DaFKD.card.quick, upload=upload)
+    refused = []
+
+    def ran(forge):
+        engine = Attacked(Serial(setting), forge, [1])
+        state = run(method, engine, 1, watch=lambda _, fed: refused.extend(fed.quarantined))
+        return engine, state
+
+    (engine, plain), (_, attacked) = ran(honest), ran(inflated_scores)
+    assert engine.kinds == {"parameters", "scores"} | ({"answers"} if upload == "predictions" else set())
+    assert refused == []
+    assert not tree.equal(plain.body, attacked.body)
+    if upload != "predictions":  # of which the server knows no shares
+        share = [float(s["importance"][1].sum() / s["importance"].sum()) for s in (plain, attacked)]
+        assert share[1] > 1.2 * share[0]
 
 
 def test_nan_spoils_every_real_number_and_nothing_else():
@@ -226,17 +282,27 @@ def test_the_engine_says_what_kind_of_thing_is_sent(setting, method, kinds):
 
 
 def test_every_method_gets_the_defences_that_it_has():
-    found = {name: list(defences(Choice(name=name), 3, 10)) for name in ("fedprox", "kdia", "fedmd", "knfu", "dafkd")}
+    found = {name: list(defences(Choice(name=name), 3, 10)) for name in NAMES}
     assert found == {
         "fedprox": ["none", "trimmed mean", "median", "krum", "clipped"],
         "kdia": ["none", "clipped"],  # it refuses to combine otherwise
         "fedmd": ["none", "trimmed mean", "median", "krum", "clipped logits"],
+        "ds-fl": ["none", "trimmed mean", "median", "krum"],
         "knfu": ["none"],
         "dafkd": ["none", "capped shares"],
     }
     assert defences(Choice(name="dafkd"), 3, 10)["capped shares"].max_share == 0.2
     own = Choice(name="fedprox", options={"mu": 0.5, "clip": 3.0})
     assert [(m.mu, m.clip) for m in defences(own, 3, 10).values()] == [(0.5, 3.0)] * 4 + [(0.5, "median")]
+    bounded = Choice(name="ds-fl", options={"combine": "trimmed", "trim": 0.1})
+    assert [m.combine for m in defences(bounded, 3, 10).values()] == ["trimmed", "trimmed", "median", "krum"]
+
+
+def test_ds_fl_is_defended():
+    exp = {**TINY, "methods": {"ds-fl": {}}, "partition": {"name": "iid", "clients": 5}}
+    scores = bench_attacks(exp, None, ["scaled-logits", "rank-flip"], 0.4)
+    assert [s.defence for s in scores[::3]] == ["none", "trimmed mean", "median", "krum"]
+    assert all(s.accuracy is not None and s.kept is not None and math.isfinite(s.kept) for s in scores)
 
 
 @pytest.mark.parametrize(("attackers", "clients"), [(1, 3), (3, 10), (5, 11), (7, 100), (499, 1000)])
@@ -264,6 +330,32 @@ def test_only_honest_clients_are_measured():
     """What attackers learn from flipped labels is theirs alone where nothing is exchanged."""
     (_, flipped) = bench_attacks(TINY, ["local"], ["label-flip"], 0.4)
     assert flipped.kept == 1.0
+
+
+def test_dafkd_is_attacked_where_it_is_weakest_and_has_its_defence():
+    choice = bench_experiment(None, []).methods["dafkd"]
+    assert defences(choice, 3, 10).keys() == {"none", "capped shares"}
+    exp = {**TINY, "rounds": 1, "methods": {"dafkd": {**DaFKD.card.quick, "upload": choice.options["upload"]}}}
+    scores = bench_attacks(exp, None, ["inflated-scores"], 0.4)
+    assert [(s.defence, s.attack, s.accuracy is not None) for s in scores[1::2]] == [
+        ("none", "inflated-scores", True),
+        ("capped shares", "inflated-scores", True),
+    ]
+    (_, idle) = bench_attacks(TINY, ["knfu"], ["inflated-scores"], 0.4)
+    assert idle.accuracy is None
+
+
+def test_the_whole_table_fits_into_100_columns():
+    lines = [(method, defence) for method in ("FedAvg", "Local") for defence in ("none", "clipped logits")]
+    scores = [
+        Score(method, defence, attack, 0, "aca", 0.8, 1.0) for method, defence in lines for attack in ("none", *ATTACKS)
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(attack_table(scores))
+    text = console.export_text()
+    assert "…" not in text
+    assert sum(line.startswith("FedAvg none") for line in text.splitlines()) == 1
+    assert text.count("80.0 100%") == len(lines) * len(ATTACKS)  # no cell is broken
 
 
 def test_unknown_attacks_are_refused_with_the_nearest():
@@ -294,7 +386,7 @@ def test_the_report_prints_the_table_and_writes_the_figures(tmp_path):
     console = Console(width=120, file=io.StringIO(), record=True)
     out = tmp_path / "attacks.json"
     report_attacks(experiment(TINY), ["knfu"], ["nan"], 0.4, [0], out, console, said.append)
-    assert "40% of the clients attack" in console.export_text().replace("\n", " ")
+    assert "40% of the clients attack" in " ".join(console.export_text().split())
     written = json.loads(out.read_text())
     assert [(s["attack"], s["seed"]) for s in written["scores"]] == [("none", 0), ("nan", 0)]
     assert (written["fraction"], written["experiment"]["rounds"]) == (0.4, TINY["rounds"])

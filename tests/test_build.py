@@ -82,7 +82,7 @@ WRONG = [
     (["data.augment=flip"], "there is no augmentation 'flip'"),
     (["model=mpl"], "there is no model 'mpl'; did you mean 'mlp'?"),
     (["model.hiden=3"], "model has no key 'hiden'; did you mean 'hidden'?"),
-    (["model.hidden=wide"], "model.hidden = 'wide' must be a valid integer or "),
+    (["model.hidden=wide"], "model.hidden = 'wide' must be a valid integer or a list of whole numbers"),
     (["model.hidden=[0]"], "the model 'mlp' cannot be built: hidden=0 is impossible"),
     (["model.classes=3"], "model has no key 'classes'"),
     (["model=simple-cnn"], "the model 'simple-cnn' cannot be built: "),
@@ -116,7 +116,15 @@ WRONG = [
     ),
     (["public=own", "public.sample=5"], "public has no key 'sample'; did you mean 'samples'?"),
     (["public=own", "public.samples=600"], "public.samples = 600 leaves nothing of the 600 rows for the clients"),
-    (["public=tiny"], "public.samples = 1000, but 'tiny' has 600; write that many or fewer"),
+    (
+        ["public=fashion-mini", "public.samples=7000"],
+        "public.samples = 7000, but 'fashion-mini' has 6000; write that many or fewer",
+    ),
+    (
+        ["public=tiny"],
+        "the public set 'tiny' holds the same samples as the private data 'tiny', whose clients would give theirs "
+        'away; write public.data = "own", which sets rows of it aside, or name another data set',
+    ),
     (["public=tinny"], "there is no data set 'tinny'; did you mean 'tiny'?"),
     (["public=fashion-mini", "public.normalize=dafkd"], "public has no key 'normalize'; did you mean 'normalise'?"),
 ]
@@ -139,14 +147,14 @@ KEYS = {
 }
 VALUES = [
     *(-1, 0, 1, 3, 2**40, 0.0, 0.5, float("inf"), True, None, "", "tiny", "iid", "dirichlet", "mlp", "own", "official"),
-    *("all", "bernoulli", [], [3], [1, 2, 3, 4], [[0]], [[7]], {"name": "iid"}),
+    *("all", "bernoulli", "fashion-mini", [], [3], [1, 2, 3, 4], [[0]], [[7]], {"name": "iid"}),
 ]
 
 
 def test_whatever_stands_in_a_section_is_built_or_refused_in_a_sentence() -> None:
     dice = random.Random(0)
     data, done = load("tiny"), 0
-    for _ in range(300):
+    for _ in range(400):
         values = copy.deepcopy({**TINY, "public": {"samples": 5}, "participation": {}})
         section = dice.choice(sorted(KEYS))
         table = values[section] if isinstance(values[section], dict) else {"name": values[section]}
@@ -286,7 +294,12 @@ def test_different_networks_are_refused_by_methods_that_average_and_others_are_n
         mixed().check(FedAvg())
     sentence = "fedavg averages parameters, but the clients' networks differ; use one of: "
     assert str(caught.value).startswith(sentence)
-    able = str(caught.value).removeprefix(sentence).split(", ")
+    names, _, comparing = str(caught.value).removeprefix(sentence).partition("; ")
+    assert comparing == (
+        "to compare with it all the same, run it from a file without [[models]] and put both folders side by side: "
+        "fedalloy report A B"
+    )
+    able = names.split(", ")
     assert "local" in able
     for name in able:
         assert methods[name].card.any_network
@@ -369,6 +382,16 @@ def test_a_public_set_of_other_channels_is_refused(own_file: Callable[..., Path]
         built(f"public={colour}", "public.samples=5")
 
 
+def test_a_file_of_the_private_samples_is_no_public_set(own_file: Callable[..., Path]) -> None:
+    private = load("tiny")
+    for labels, classes in ((private.y, "shared"), (private.y % 3, "added")):
+        copied = own_file(x=private.x, y=labels, client=None)
+        with pytest.raises(UsageError, match=r"holds the same samples as the private data 'tiny'.* = \"own\""):
+            built(f"public={copied}", "public.samples=5", f"public.classes={classes}")
+    turned = own_file(x=private.x[..., ::-1], y=private.y, client=None)  # as many, but others
+    assert built(f"public={turned}", "public.samples=5").setting.public is not None
+
+
 # --- starting weights -------------------------------------------------------------------------------------------------
 
 
@@ -401,13 +424,14 @@ def test_every_client_may_be_tested_on_the_whole_test_split() -> None:
 
 
 def test_public_classes_may_have_outputs_of_their_own() -> None:
-    made = built("public.data=tiny", "public.labelled=true", "public.classes=added", "public.samples=50").setting
+    words = ["public.data=fashion-mini", "public.classes=added", "public.samples=50"]
+    made = built(*words, "public.labelled=true").setting
     assert (made.classes, made.outputs, made.answers) == (10, 20, 20)
     assert made.public is not None
     assert int(made.public.labels.min()) >= 10
     assert int(made.public.labels.max()) < 20
     assert tried(made)(made.sites[0].train.inputs[:1]).shape == (1, 20)
-    only = built("public.data=tiny", "public.classes=added", "public.answers=private", "public.samples=50").setting
+    only = built(*words, "public.answers=private").setting
     assert only.answers == 10
 
 
@@ -415,7 +439,7 @@ def test_public_classes_may_have_outputs_of_their_own() -> None:
     ("overrides", "sentence"),
     [
         (["public.classes=added"], "needs another data set"),
-        (["public.data=tiny", "public.answers=private"], "goes with public.classes = 'added'"),
+        (["public.data=fashion-mini", "public.answers=private"], "goes with public.classes = 'added'"),
     ],
 )
 def test_label_spaces_that_cannot_be_are_refused(overrides: list[str], sentence: str) -> None:

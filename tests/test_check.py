@@ -14,7 +14,7 @@ from fedalloy.averaging import average
 from fedalloy.check import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
 from fedalloy.core import Card, Method, action, methods, quick, reply
 from fedalloy.errors import UsageError
-from fedalloy.gate import whole
+from fedalloy.gate import Sized, whole
 from fedalloy.losses import ce
 from fedalloy.methods import QFFL, FedAvg, Local
 from fedalloy.training import fit, params
@@ -389,6 +389,19 @@ class ExpectsAnything(FedAvg):
 
 
 @bad
+class SendsMoreThanItAccepts(FedAvg):
+    def round(self, s, fed):
+        fed.ask("train", fed.sample(), model=s["model"], more=1)
+        return s.next()
+
+
+@bad
+class AcceptsLessThanItSends(FedAvg):
+    def accepts(self, action, me):
+        return {"model": Sized(lambda value: None, {"w": torch.zeros(1)})}
+
+
+@bad
 class StagesForSome(Local):
     def stages(self, me):
         return {"before": self.personal(me)} if me.id != 3 else {}
@@ -459,6 +472,13 @@ FAULTS = [
     (NothingToEvaluate(), check.check_gives_models_that_load, "there is nothing to evaluate"),
     (StagesForSome(), check.check_gives_models_that_load, r"stages\(\) gives client 0 the views .* give every client"),
     (ExpectsAnotherSize(), check.check_expects_what_it_gets, r"'train' of client 3, because n is 17, below 1000"),
+    (
+        SendsMoreThanItAccepts(),
+        check.check_accepts_what_it_is_sent,
+        r"round 1, action 'train' of client 3: accepts\(\) refuses .* because it holds 'more', which nobody asked for; "
+        "mend round",
+    ),
+    (AcceptsLessThanItSends(), check.check_accepts_what_it_is_sent, r"bytes travel .* more than accepts\(\) allows"),
     (ExpectsAnything(), check.check_survives_bad_replies, "key 'model/.*' is not finite|sent NaN, and key 'model/"),
 ]
 
@@ -479,7 +499,7 @@ def test_every_rule_has_a_fault_that_it_finds():
 
 def test_the_rules_are_told_one_line_each():
     lines = checks_passed(Local(), small_settings()[0])
-    assert len(lines) == len(check.CHECKS) == 16
+    assert len(lines) == len(check.CHECKS) == 17
     assert lines[0].startswith("is a frozen dataclass: A frozen dataclass whose hyper-parameters have defaults")
     assert all(rule_text(rule) for rule in check.CHECKS)
 

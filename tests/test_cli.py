@@ -142,7 +142,7 @@ def test_run_takes_a_users_file_with_natural_clients(quick: Command, tmp_path: P
 def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> None:
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     answer = quick("run", *TINY, "seed=1", "--out", str(run))
-    assert answer.code == 2
+    assert answer.code == 5
     assert f"'{run}' holds a run of another experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     answer = quick("run", *TINY, "--out", str(run))
@@ -222,7 +222,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     # Another experiment does not touch what is there.
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     other = fed(*words, "training.lr=0.5")
-    assert other.code == 2
+    assert other.code == 5
     assert "holds a run of another experiment; choose another folder:\n  training.lr: " in other.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
@@ -650,6 +650,39 @@ def test_a_changed_version_is_refused(fed: Command, run: Path) -> None:
     answer = fed("resume", str(run), "--rounds", "3")
     assert answer.code == 5
     assert answer.err.startswith("fedalloy: torch is not the same: the run was made with 1.0, now it is 2.")
+
+
+def test_a_changed_plugin_is_refused(quick: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedalloy.data.partition import partitions
+
+    without = dict(partitions._things)
+    monkeypatch.setattr(partitions, "_things", dict(without))
+    file = Path("split.py")
+    text = (
+        "import numpy as np\nfrom fedalloy.data.partition import partitions\n\n\n"
+        '@partitions.register("of-this-test")\ndef cards(labels, clients, *, seed):\n    """Deal like cards."""\n'
+        "    return [np.arange(k, len(labels), clients) for k in range(clients)]\n"
+    )
+    file.write_text(text)
+    plugin, split = ("--plugin", "split.py"), ("data=tiny", "model=mlp", "rounds=1", "partition=of-this-test")
+    assert quick("run", *split, "partition.clients=3", *plugin, "--out", "out").code == 0
+    assert list(read("out").meta["versions"])[-1] == "plug-in split.py"
+    assert quick("resume", "out", "--rounds", "2", *plugin).code == 0
+    file.write_text(f"{text}# mended\n")
+    answer = quick("resume", "out", "--rounds", "3", *plugin)
+    assert answer.code == 5
+    assert answer.err.startswith("fedalloy: plug-in split.py is not the same: the run was made with ")
+    monkeypatch.setattr(partitions, "_things", without)
+    monkeypatch.delitem(sys.modules, "fedalloy_plugin_split")
+    file.rename("other.py")
+    answer = quick("resume", "out", "--rounds", "3", "--plugin", "other.py")
+    assert answer.err.startswith("fedalloy: plug-in other.py is not the same: the run was made without it, now it is ")
+
+
+def test_debug_may_stand_after_the_command(quick: Command) -> None:
+    for words in (("--debug", "report", "nowhere"), ("report", "nowhere", "--debug")):
+        answer = quick(*words)
+        assert (answer.code, "Traceback" in answer.err) == (3, True)
 
 
 def test_a_fault_of_ours_is_called_one_and_can_be_looked_into(fed: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ torn in the middle, the disk reports an error, or it is full from then on.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -27,12 +25,17 @@ from fedalloy.build import Built, build
 from fedalloy.cli import main
 from fedalloy.config import build_method, experiment, override
 from fedalloy.data import load
+from fedalloy.ending import _fault
 from fedalloy.engine.serial import Serial
-from fedalloy.errors import CheckpointError, StorageError, UsageError
+from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError
 from fedalloy.report import html
 from fedalloy.results import Run, read
 from fedalloy.runner import refuse_other, resume, settled, simulate
 from fedalloy.store import Store
+from fedalloy.terminal import orderly_end
+
+sys.path.append(str(Path(__file__).parents[1] / "chaos"))  # whose disk it is; `chaos/commits.py` has all methods on it
+from disks import FAULTS, Disk, KilledError, disturbed, points
 
 TINY = {
     "data": "tiny",
@@ -114,88 +117,9 @@ def stopped_after(folder: Path, round: int, exp: Mapping[str, Any], built: Built
 # --- every fault at every call ----------------------------------------------------------------------------------------
 
 
-class KilledError(BaseException):
-    """The process is dead: nothing catches this, and nothing reaches the disk any more."""
-
-
-class Disk:
-    """The calls that change what lies below a folder; the one with the number `at` meets a fault."""
-
-    GROWING = ("create", "write", "fsync", "replace", "mkdir")  # what a full disk refuses
-
-    def __init__(self, folder: Path, at: int = 0, fault: str = "") -> None:
-        self.folder, self.at, self.fault = str(folder), at, fault
-        self.calls: list[str] = []
-        self.dead = self.full = False
-        self.handles: set[int] = set()
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("open", "write", "fsync", "ftruncate", "replace", "unlink", "mkdir", "rmdir"):
-            patch.setattr(os, name, self._watched(name, getattr(os, name)))
-        real = os.close
-        patch.setattr(os, "close", lambda handle: (self.handles.discard(handle), real(handle))[1])
-
-    def end(self) -> None:
-        """What the kernel does for a process that has ended: its files are closed, its locks released."""
-        for handle in self.handles:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
-
-    def _watched(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(what: Any, *rest: Any, **named: Any) -> Any:
-            mine = what in self.handles if isinstance(what, int) else str(what).startswith(self.folder)
-            if not mine:
-                return real(what, *rest, **named)
-            kind = "create" if name == "open" and rest[0] & os.O_CREAT else name
-            self.calls.append(kind)
-            if len(self.calls) == self.at and self.fault in ("killed", "torn"):
-                self.dead = True
-                if self.fault == "torn":
-                    real(what, rest[0][: len(rest[0]) // 2])
-            if self.dead:
-                raise KilledError
-            if len(self.calls) == self.at and self.fault == "error":
-                raise OSError(errno.EIO, "Input/output error")
-            if self.full and kind in self.GROWING:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            if len(self.calls) == self.at and self.fault == "full":
-                self.full = True
-                if kind != "write":
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                return real(what, rest[0][: len(rest[0]) // 2])  # the system takes what there is room for
-            result = real(what, *rest, **named)
-            if name == "open":
-                self.handles.add(result)
-            return result
-
-        return call
-
-
-def disturbed(disk: Disk, work: Callable[[], Run]) -> tuple[Run | None, BaseException | None]:
-    """Do something while the disk misbehaves, then let the process end."""
-    with pytest.MonkeyPatch.context() as patch:
-        disk.install(patch)
-        try:
-            return work(), None
-        except (KilledError, StorageError) as error:
-            return None, error
-        finally:
-            patch.undo()
-            disk.end()
-
-
-def points(calls: list[str], fault: str) -> list[int]:
-    """The numbers of the calls that a fault can meet."""
-    meets = {"torn": ("write",), "full": Disk.GROWING}
-    return [number for number, kind in enumerate(calls, start=1) if kind in meets.get(fault, (kind,))]
-
-
 def leftovers(folder: Path) -> list[str]:
     """What a run that has ended must not leave."""
     return [path.name for path in folder.rglob("*") if path.name.startswith((".", "run.lock", "quarantine"))]
-
-
-FAULTS = ("killed", "torn", "error", "full")
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -225,6 +149,7 @@ def test_a_fault_at_any_call_of_a_run_loses_nothing(tmp_path: Path, built: Built
         begun = (folder / "run.json").exists()
         again = resume(folder, built=built) if begun else simulate(exp, folder, built=built)
         assert ended(again) == wanted
+        assert (folder / "checkpoints" / "description.json").read_bytes() == (folder / "run.json").read_bytes()
         assert leftovers(folder) == []  # above all, nothing was taken for damage
         shutil.rmtree(folder)
     assert trouble > 0.8 * len(points(disk.calls, fault))  # the others met the removal of a file that nobody needs
@@ -233,11 +158,12 @@ def test_a_fault_at_any_call_of_a_run_loses_nothing(tmp_path: Path, built: Built
 @pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_any_call_of_a_resumption_loses_nothing(tmp_path: Path, built: Built, fault: str) -> None:
-    """The folder has all that a resumption may have to mend: a damaged generation, torn records, temporary files."""
+    """The folder has all that a resumption may have to mend: a damaged generation and description, torn records."""
     exp = tiny()
     wanted = ended(simulate(exp, tmp_path / "whole", built=built))
     hurt = stopped_after(tmp_path / "hurt", 3, exp, built)
     flip(hurt / "checkpoints" / "000003.safetensors", -1)
+    os.truncate(hurt / "run.json", 100)
     with (hurt / "rounds.jsonl").open("a") as log:
         log.write('{"round": 4, "vi')
     (hurt / "checkpoints" / ".000004.json.part").write_bytes(b"{")
@@ -256,6 +182,7 @@ def test_a_fault_at_any_call_of_a_resumption_loses_nothing(tmp_path: Path, built
         assert isinstance(error, StorageError) == (run is None and fault in ("error", "full"))
         folder = tmp_path / f"{at}"
         assert ended(resume(folder, built=built)) == wanted
+        assert (folder / "checkpoints" / "description.json").read_bytes() == (folder / "run.json").read_bytes()
         assert leftovers(folder) == ["quarantine"]
         assert (folder / "quarantine" / "000003.json").exists()
         shutil.rmtree(folder)
@@ -315,17 +242,53 @@ def test_damage_costs_one_generation(tmp_path: Path, built: Built, method: str, 
 @pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("method", METHODS)
 def test_any_one_file_may_be_damaged(tmp_path: Path, built: Built, method: str) -> None:
-    """Each file in turn, except run.json, of which there is one; the run is long enough for old files to be in use."""
+    """Each file in turn; the run is long enough for old files to be in use.
+
+    A changed letter of run.json may be somebody's edit, which is refused; so it is cut off instead.
+    """
     exp = tiny(f"method={method}", "rounds=7")
     wanted = ended(simulate(exp, tmp_path / "whole", built=built))
     made = stopped_after(tmp_path / "made", 6, exp, built)
-    files = [path.relative_to(made) for path in made.rglob("*") if path.is_file() and path.name != "run.json"]
+    files = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
     assert len(files) > 6
     for file in files:
         folder = Path(shutil.copytree(made, tmp_path / "run"))
-        flip(folder / file, (folder / file).stat().st_size // 2)
+        middle = (folder / file).stat().st_size // 2
+        flip(folder / file, middle) if file.name != "run.json" else os.truncate(folder / file, middle)
         assert ended(resume(folder, built=built)) == wanted
         shutil.rmtree(folder)
+
+
+LOST: dict[str, Callable[[Path], object]] = {
+    "lost": lambda file: file.unlink(),
+    "empty": lambda file: os.truncate(file, 0),
+    "cut off": lambda file: os.truncate(file, 300),
+    "zeros": lambda file: file.write_bytes(bytes(700)),
+    "a folder in its place": lambda file: (file.unlink(), file.mkdir()),
+}
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("what", LOST)
+def test_a_description_that_is_lost_or_damaged_is_taken_from_its_copy(
+    tmp_path: Path, built: Built, command: Command, what: str
+) -> None:
+    wanted = ended(simulate(tiny(), tmp_path / "whole", built=built))
+    folder = stopped_after(tmp_path / "run", 2, tiny(), built)
+    LOST[what](folder / "run.json")
+    if what == "a folder in its place":  # which nobody but its owner may remove
+        with pytest.raises(StorageError, match=r"run\.json' cannot be written: Is a directory"):
+            resume(folder, built=built)
+        (folder / "run.json").rmdir()
+    said: list[str] = []
+    assert ended(resume(folder, built=built, say=said.append)) == wanted
+    assert said[0].startswith(f"{folder}/run.json ")
+    assert said[0].endswith(f"; its copy '{folder}/checkpoints/description.json' is used instead")
+    assert len(said) == 1
+    (folder / "run.json").unlink()
+    code, out, _ = command("run", "--out", str(folder))
+    assert (code, "it was finished and is not run again" in out) == (0, True)
+    assert (folder / "run.json").read_bytes() == (folder / "checkpoints" / "description.json").read_bytes()
 
 
 def test_damage_to_both_generations_is_refused_and_nothing_is_touched(tmp_path: Path, built: Built) -> None:
@@ -389,7 +352,7 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
         refuse_other(settled(exp, built, build_method(exp.method)), tmp_path / "run")
 
     check("rounds=9", "engine=pool", "workers=2", "memory=1GB")  # these change no bit
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         check("training.lr=0.2", "method=fedprox")
     first, *lines = str(caught.value).splitlines()
     assert first == f"'{tmp_path}/run' holds a run of another experiment; choose another folder:"
@@ -397,7 +360,7 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
     many = [f"training.{key}=7" for key in ("epochs", "steps", "batch", "lr", "weight_decay", "horizon", "clip")]
     many += [f"training.{key}=0.5" for key in ("momentum", "step_factor", "lr_decay")]
     many += ["training.step_every=7", "seed=7"]
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(CheckpointError) as caught:
         check(*many)
     _, *lines = str(caught.value).splitlines()
     assert len(lines) == 10
@@ -433,6 +396,11 @@ def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(comma
     assert out.startswith("'run' holds this run: it was finished and is not run again\n")
     assert "FedAvg" in out
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
+    flip(Path("run/checkpoints/000003.safetensors"), -1)
+    code, out, _ = command("run", "--out", "run")
+    assert code == 0
+    assert out.startswith("'run' holds this run: it was finished, but the end of it is damaged and is made again\n")
+    assert ended(read("run")) == wanted
     code, out, _ = command("run", "rounds=4", "--out", "run")
     assert (code, len(read("run").rounds)) == (0, 4)
     assert out.startswith("'run' holds this run: going on with it\n")
@@ -442,7 +410,7 @@ def test_run_refuses_the_folder_of_another_experiment(command: Command, built: B
     stopped_after(Path("run"), 2, tiny(), built)
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, _, err = command("run", "training.momentum=0.5", "--out", "run")
-    assert code == 2
+    assert code == 5
     assert err == (
         "fedalloy: 'run' holds a run of another experiment; choose another folder:\n  training.momentum: 0.0 -> 0.5\n"
     )
@@ -470,7 +438,7 @@ with locked(Path(sys.argv[1]) / "run.lock"):
 RACE = """
 import sys
 from pathlib import Path
-from fedalloy.errors import StorageError
+from fedalloy.errors import UsageError
 from fedalloy.files import locked
 folder, won = Path(sys.argv[1]), 0
 while won < 25:
@@ -479,7 +447,7 @@ while won < 25:
             (folder / "alone").mkdir()
             (folder / "alone").rmdir()
             won += 1
-    except StorageError:
+    except UsageError:
         pass
 """
 
@@ -491,10 +459,10 @@ def test_one_process_writes_and_a_killed_one_locks_nobody_out(tmp_path: Path, bu
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
     sentence = f"'{folder}' is being written by process {holder.pid}; wait for its end, or choose another folder"
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(UsageError) as caught:
         resume(folder, built=built)
-    assert (str(caught.value), caught.value.code) == (sentence, 4)
-    with pytest.raises(StorageError):
+    assert (str(caught.value), caught.value.code) == (sentence, 2)
+    with pytest.raises(UsageError, match="is being written by process"):
         simulate(tiny(), folder, built=built)
     assert len(read(folder).rounds) == 2  # whoever reads needs no lock
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != "run.lock"} == before
@@ -521,7 +489,9 @@ main(sys.argv[1:])
 
 
 @pytest.mark.parametrize(
-    ("number", "engine", "code"), [(signal.SIGTERM, "serial", 143), (signal.SIGINT, "pool", 130)], ids=str
+    ("number", "engine", "code"),
+    [(signal.SIGTERM, "serial", 143), (signal.SIGINT, "pool", 130), (signal.SIGHUP, "pool", 129)],
+    ids=str,
 )
 def test_a_signal_ends_a_run_at_once_and_it_goes_on(
     tmp_path: Path, built: Built, number: signal.Signals, engine: str, code: int
@@ -550,11 +520,38 @@ def test_a_signal_ends_a_run_at_once_and_it_goes_on(
     assert ended(again) == ended(wanted)
 
 
+@pytest.mark.parametrize("told", [HangupError("interrupted"), Signalled(signal.SIGHUP)], ids=repr)
+def test_a_terminal_that_is_gone_is_no_fault_of_the_disk(told: BaseException) -> None:
+    def tidied() -> None:
+        try:
+            raise told
+        finally:  # as a progress bar does
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        tidied()
+    assert _fault(caught.value) == ("interrupted", 129)
+
+
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    def ignored() -> bool:
+        with orderly_end():
+            return signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert ignored()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert not ignored()
+
+
 @pytest.mark.parametrize("inner", ["checkpoints", "quarantine"])
 def test_a_run_writes_through_no_link(inner: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / inner).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="is a link; a run writes into its own folder only"):
+    with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only") as caught:
         simulate({"data": "tiny", "model": "mlp", "rounds": 1}, tmp_path / "run")
+    assert caught.value.code == 7
     assert list((tmp_path / "elsewhere").iterdir()) == []

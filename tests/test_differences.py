@@ -90,3 +90,18 @@ def test_methods_in_different_settings_do_not_compare() -> None:
     )
     (sentence,) = unequal([run(), run("Local", training=dict.fromkeys("abcdef", 1))])
     assert sentence.endswith("training.d is left out (FedAvg), 1 (Local); 2 more keys differ.")
+
+
+def test_values_that_would_fill_a_sentence_are_counted_and_not_cut() -> None:
+    tables = [{"name": "mlp", "hidden": [width], "share": 0.25} for width in (4, 8, 16, 32)]
+    (sentence,) = unequal([run(), run("KnFu", models=tables), run("Local", models=tables)])
+    assert sentence.endswith("compare: models is left out (FedAvg), 4 tables (KnFu, Local).")
+    (sentence,) = unequal([run(), run("Local", models=[tables[0]])])
+    assert sentence.endswith("models is left out (FedAvg), 1 table (Local).")
+    speeds = [float(n) for n in range(100)]
+    (sentence,) = unequal([run(speeds=speeds), run("Local", speeds=[*speeds[:-1], 7.5])])  # not one and the same
+    assert sentence.endswith("compare: speeds is 100 values (FedAvg), 100 values (Local).")
+    (sentence,) = unequal([run(tiers=[0, 1]), run("Local", tiers=[], start="a" * 70)])
+    assert sentence.endswith(
+        f"tiers is [0, 1] (FedAvg), [] (Local); start is left out (FedAvg), {'a' * 57}... (Local)."
+    )

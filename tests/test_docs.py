@@ -108,7 +108,7 @@ def check_command(words: list[str]) -> None:
     given = cli.commands[words[0]].make_context(words[0], words[1:]).params
     if "overrides" in given:
         check_parts(_experiment_of(given))
-    if given.get("methods") and not given["plugins"]:
+    if given.get("methods") and not given.get("plugins"):
         assert set(given["methods"].split(",")) <= set(methods)
     if "what" in given:
         listing(given["what"], given["filters"])

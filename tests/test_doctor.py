@@ -193,6 +193,16 @@ def test_each_broken_thing_is_named(
     assert content(folder) == before
 
 
+def test_a_description_is_taken_from_its_copy(folder: Path) -> None:
+    (folder / "run.json").write_text("{")
+    findings = run(folder)
+    assert [finding.what for finding in wrong(findings)] == [f"{folder} run.json"]
+    assert of(findings, "run.json").sentence.endswith("resume puts its copy in its place")
+    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds goes further"
+    resume(folder, rounds=2)
+    assert not wrong(run(folder))
+
+
 def test_records_are_taken_from_their_second_copy(folder: Path) -> None:
     (folder / "rounds.jsonl").write_text("no record\nno record\n")
     findings = run(folder)

@@ -13,7 +13,7 @@ from torch import nn
 from fedalloy.core import Method, State, run
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.engine.serial import Serial
-from fedalloy.evaluation import evaluate
+from fedalloy.evaluation import at_client, distinct, evaluate, from_clients, miscounted
 from fedalloy.methods import FedAvg, Local
 from fedalloy.setting import Setting, Site
 from fedalloy.training import LocalWork
@@ -124,6 +124,27 @@ def test_personal_views_of_different_networks(setting):
     memories = {0: {"model": AS_IS}, 1: {"model": AS_IS}, 2: {"model": {"0.weight": ROLLED["weight"]}}}
     view = evaluate(several, Personal(), State(1, {}), memories)["personal"]
     assert view["clients"]["accuracy"] == [0.75, None, 0.0]
+
+
+def test_groups_of_equal_weights_are_each_evaluated_with_their_own_network(setting):
+    class Backwards(nn.Linear):
+        def forward(self, x):
+            return -super().forward(x)
+
+    class Groups(Method):
+        def models(self, s):
+            return {"group 0": AS_IS, "group 1": {"weight": AS_IS["weight"].clone()}}
+
+    several = dataclasses.replace(setting, networks=[network, network, lambda: Backwards(3, 3, bias=False)])
+    views = evaluate(several, Groups(), State(1, {}), {})
+    assert views["group 0"]["clients"]["accuracy"] == [0.75, None, 0.5]
+    assert views["group 0"] == evaluate(setting, Shared(), State(1, {}), {})["as-is"]
+    assert views["group 1"]["clients"]["loss"] != views["group 0"]["clients"]["loss"]
+    # The same where each client counts for itself.
+    which, kept = distinct(Groups().models(State(1, {})))
+    counts = {k: at_client(several, Groups(), k, 1, {}, kept) for k in several.ids}
+    assert all(miscounted(several, k, found, kept) is None for k, found in counts.items())
+    assert from_clients(several, which, kept, counts) == views
 
 
 def test_without_holdout_and_validation_the_columns_are_empty(setting):

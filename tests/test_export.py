@@ -102,6 +102,20 @@ def test_the_lines_build_the_network_that_the_weights_are_of(tmp_path: Path, mon
         assert tree.equal(dict(run_lines(lines, path, monkeypatch).state_dict()), read_weights(path))
 
 
+def test_the_lines_build_the_network_that_works_like_the_clients(tmp_path: Path) -> None:
+    """Equal names and shapes of weights are not enough: GroupNorm of eight groups, or of one for each channel."""
+    kinds = ("group", "instance")
+    own = [{"name": "resnet8", "width": 16, "norm": kind, "clients": [k]} for k, kind in enumerate(kinds)]
+    values = {**TINY, "rounds": 1, "models": [*own, {"name": "mlp"}], "public": {"samples": 20}}
+    simulate({**values, "method": "local"}, tmp_path / "run")
+    for client, kind in enumerate(kinds):
+        assert f"norm='{kind}'" in export_model(tmp_path / "run", client=client)[1]
+    quick = {"name": "feddf", "steps": 1, "batch": 4}
+    simulate({**values, "method": quick}, tmp_path / "groups")
+    for view, words in (("group 0", "norm='group'"), ("group 1", "norm='instance'"), ("group 2", '"mlp"')):
+        assert words in export_model(tmp_path / "groups", view)[1]
+
+
 def test_a_view_and_a_place_can_be_chosen(averaged: Path, tmp_path: Path) -> None:
     path, lines = export_model(averaged, "oca", path=tmp_path / "mine.safetensors")
     assert path == tmp_path / "mine.safetensors"

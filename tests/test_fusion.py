@@ -60,6 +60,9 @@ def test_the_self_share_has_bounds_and_rows_sum_to_one(seed, clients, beta, conc
     assert own.max() <= beta / (beta + 1) * (1 + slack)
     others = w - torch.diag(own)
     assert torch.allclose(own, beta * others.max(1).values)  # Eq. 8 survives the normalisation
+    most = others.sort(descending=True).values.cumsum(1)  # what c others hold together
+    c = torch.arange(1, clients + 1, dtype=torch.float64)
+    assert (most <= c / (beta + c) * (1 + slack)).all()
 
 
 def test_the_bounds_for_the_papers_numbers():

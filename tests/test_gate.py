@@ -12,9 +12,22 @@ import torch
 from fedalloy import tree
 from fedalloy.check import small_settings
 from fedalloy.core import Federation, Message, Method, Reply, run
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.serial import Serial
-from fedalloy.gate import Check, array, counts, like, probabilities, real, refusal, whole
+from fedalloy.gate import (
+    LEAST,
+    MOST,
+    Check,
+    array,
+    counts,
+    like,
+    optional,
+    probabilities,
+    real,
+    refusal,
+    room,
+    whole,
+)
 from fedalloy.methods import FedAvg
 from fedalloy.participation import Participation
 
@@ -103,6 +116,43 @@ def test_without_a_contract_numbers_must_be_finite() -> None:
     assert refusal({"n": INF}, None) == "n is not finite"
 
 
+def test_a_key_may_be_left_out_if_the_contract_says_so() -> None:
+    contract = {"n": whole(1), "teacher": optional(like(MODEL))}
+    assert refusal({"n": 3}, contract) is None
+    assert refusal({"n": 3, "teacher": MODEL}, contract) is None
+    assert refusal({"n": 3, "teacher": {}}, contract) == "teacher has other names than it should ('steps' is missing)"
+    assert refusal({"teacher": MODEL}, contract) == "it lacks 'n'"
+
+
+@pytest.mark.parametrize(
+    ("contract", "largest"),
+    [
+        ({"model": like(MODEL), "n": whole(1)}, {"model": MODEL, "n": 1 << 62}),
+        ({"loss": real(), "at": like({"a": {"b": 1}})}, {"loss": -1.7976931348623157e308, "at": {"a": {"b": -MOST}}}),
+        ({"soft": probabilities(500, 10)}, {"soft": torch.zeros(500, 10)}),
+        (
+            {"x": array(3, 2, dtype=torch.int64), "c": counts(7, 9)},
+            {"x": torch.zeros(3, 2).long(), "c": torch.ones(7).long()},
+        ),
+        ({"teacher": optional(like(MODEL))}, {"teacher": MODEL}),
+        ({}, {}),
+        ({"é" * 3000: whole(1)}, {"é" * 3000: 1}),
+    ],
+)
+def test_a_contract_says_how_many_bytes_may_come(contract: dict[str, Check], largest: dict[str, Any]) -> None:
+    found, data = room(contract), tree.encode(largest)
+    assert found is not None
+    assert len(data) <= found.bytes <= len(data) + LEAST + 64
+    assert len(tree.header(largest)[0]) <= found.head <= max(LEAST, len(data) + 64)
+
+
+def test_what_cannot_be_measured_has_no_room_of_its_own() -> None:
+    assert room(None) is None
+    assert room({"n": lambda value: None}) is None
+    assert room({"n": optional(lambda value: None)}) is None
+    assert room({"text": like({"a": "b"})}) is None
+
+
 class Strict(FedAvg):
     """FedAvg that says what it expects."""
 
@@ -141,6 +191,29 @@ def test_a_refused_client_might_as_well_have_been_absent(change: dict[str, Any])
     assert 4 not in tampered.memories  # it remembers nothing of a round that it took no part in
     assert [[bad["client"] for bad in fed.quarantined] for fed in seen] == [[4], [4]]
     assert seen[0].quarantined[0]["action"] == "train"
+
+
+class Stammering(Serial):
+    """Client 4 is heard twice, and what comes first is not sound, or does not come."""
+
+    def __init__(self, *args: Any, first: Any) -> None:
+        super().__init__(*args)
+        self.first = first
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
+        for answer in super().carry(method, round, messages):
+            if answer.client == 4:
+                yield Failure(4, "cut off") if self.first is None else replace(answer, reply=Reply(self.first))
+            yield answer
+
+
+@pytest.mark.parametrize("first", [None, {}, {"n": -1}])
+def test_the_first_answer_that_is_sound_counts(first: Any) -> None:
+    setting = replace(small_settings()[0], participation=Participation())
+    seen: list[Round] = []
+    found = run(Strict(), Stammering(setting, first=first), 2, watch=lambda _, fed: seen.append(fed))  # type: ignore[func-returns-value]
+    assert tree.equal(found.body, run(Strict(), Serial(setting), 2).body)
+    assert [[bad["client"] for bad in fed.quarantined] for fed in seen] == [[4], [4]]
 
 
 def test_a_clean_round_quarantines_nobody() -> None:

@@ -27,12 +27,13 @@ from fedalloy.cli import main
 from fedalloy.comparison import compare, slug
 from fedalloy.config import Choice, experiment
 from fedalloy.data import load
-from fedalloy.errors import DataError, StorageError, UsageError
+from fedalloy.errors import DataError, SecurityError, UsageError
 from fedalloy.export import export_model, loading_lines
 from fedalloy.methods import FedAvg
 from fedalloy.report import html
 from fedalloy.report.svg import save
 from fedalloy.runner import simulate
+from fedalloy.store import Store
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src" / "fedalloy"
@@ -486,7 +487,78 @@ def test_links_in_a_run_lead_no_write_out_of_it(made: Path, inside: Path) -> Non
     (run / "rounds.jsonl").unlink()
     for target in (victim, inside.parent / "not there yet"):
         (run / "rounds.jsonl").symlink_to(target)
-        with pytest.raises(StorageError, match="cannot be written"):
+        with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only"):
             files.append_line(run / "rounds.jsonl", "{}")
         (run / "rounds.jsonl").unlink()
     assert outside(inside) == before
+
+
+# --- files that would execute something -------------------------------------------------------------------------------
+
+
+def pickled(protocol: int) -> bytes:
+    import pickle
+
+    return pickle.dumps({"w": 1}, protocol)
+
+
+def saved_by_torch(zipped: bool) -> bytes:
+    import io
+
+    import torch
+
+    data = io.BytesIO()
+    torch.save({"w": torch.zeros(2)}, data, _use_new_zipfile_serialization=zipped)
+    return data.getvalue()
+
+
+EXECUTABLE = {
+    **{f"a pickle of protocol {number}": pickled(number) for number in (2, 3, 4, 5)},
+    "a zip of torch.save": saved_by_torch(True),
+    "an old file of torch.save": saved_by_torch(False),
+}
+
+
+@pytest.mark.parametrize("kind", EXECUTABLE)
+def test_what_would_execute_something_is_refused_by_its_first_bytes(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As weights to start from, as data and as a checkpoint; while one generation is whole, that is enough."""
+    file = tmp_path / "file.npz"
+    file.write_bytes(EXECUTABLE[kind])
+    for words in (f"start={file}", f"data={file}"):
+        with pytest.raises(SystemExit) as left:
+            main(["run", "data=tiny", "model=mlp", "rounds=1", words, "--out", str(tmp_path / "out")])
+        assert left.value.code == 7
+        assert "would execute something when it is read" in capsys.readouterr().err
+    run = tmp_path / "run"
+    simulate({**TINY, "rounds": 2}, run)
+    newest, older = sorted((run / "checkpoints").glob("0*.safetensors"), reverse=True)[:2]
+    newest.write_bytes(EXECUTABLE[kind])
+    said: list[str] = []
+    assert Store(run).restore(said.append) is not None
+    assert "would execute something" in said[0]
+    older.write_bytes(EXECUTABLE[kind])
+    with pytest.raises(SecurityError, match="is whole") as caught:
+        Store(run).restore()
+    assert caught.value.code == 7
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580])
+def test_weights_whose_header_is_as_long_as_a_pickle_begins_are_read(length: int, tmp_path: Path) -> None:
+    """The first two bytes of safetensors are the length of its header, which may be any."""
+    import torch
+
+    for name in ("w", "ww"):
+        head = {"__metadata__": {"a": ""}, name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
+        text = json.dumps(head).encode().ljust(length)
+        (tmp_path / "w.safetensors").write_bytes(length.to_bytes(8, "little") + text + bytes(4))
+        assert torch.equal(files.read_weights(tmp_path / "w.safetensors")[name], torch.zeros(1))
+
+
+def test_an_npz_of_objects_is_refused_as_what_would_execute_something(tmp_path: Path) -> None:
+    import numpy as np
+
+    np.savez(tmp_path / "a.npz", x=np.array([{}], object), y=np.zeros(1))
+    with pytest.raises(SecurityError, match="would execute something when it is read"):
+        simulate({**TINY, "data": str(tmp_path / "a.npz")})

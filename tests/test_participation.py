@@ -8,11 +8,12 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from fedalloy.config import experiment
 from fedalloy.core import run
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.methods import QFFL, Centralised, FedAvg, FedAvgM, FedProx, Local
-from fedalloy.participation import USED_BY, Participation, Policy
+from fedalloy.participation import USES_FRACTION, Participation, Policy
 from fedalloy.training import LocalWork
 from fedalloy.tree import clone, equal
 
@@ -222,10 +223,6 @@ def test_nobody_in_time_is_a_round_without_change(small_setting):
             r"leave fraction at 1\.0",
         ),
         ({"policy": "trace", "trace": [[0]], "fraction": 0.5}, r'fraction has no effect with policy = "trace"'),
-        (
-            {"policy": "fraction", "fraction": 0.5, "tiers": [1, 2]},
-            r'tiers has no effect with policy = "fraction"; write participation\.policy = "weakest", or leave tiers ',
-        ),
     ],
 )
 def test_impossible_values_are_refused_in_a_sentence(options, sentence):
@@ -237,12 +234,22 @@ def test_impossible_values_are_refused_in_a_sentence(options, sentence):
 def test_each_policy_takes_its_own_options_and_every_default(policy):
     options = {"trace": [[0]]} if policy == "trace" else {}
     Participation(policy=policy, fraction=1.0, tiers=None, late_drop=0.1, deadline=1.0, speeds=[1.0], **options)
-    for name, value in (("fraction", 0.5), ("tiers", [1])):
-        if policy in USED_BY[name]:
-            Participation(policy=policy, **{name: value}, **options)
-        else:
-            with pytest.raises(UsageError, match=f"{name} has no effect"):
-                Participation(policy=policy, **{name: value}, **options)
+    if policy in USES_FRACTION:
+        Participation(policy=policy, fraction=0.5, **options)
+    else:
+        with pytest.raises(UsageError, match="fraction has no effect"):
+            Participation(policy=policy, fraction=0.5, **options)
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_tiers_need_the_weakest_policy_or_networks_by_tier(policy):
+    options = {"policy": policy, "tiers": [0, 1], **({"trace": [[0]]} if policy == "trace" else {})}
+    experiment({"participation": options, "models": [{"name": "mlp", "tier": 0}, {"name": "mlp"}]})
+    if policy == "weakest":
+        experiment({"participation": options})
+    else:
+        with pytest.raises(UsageError, match=f'tiers has no effect with policy = "{policy}"'):
+            experiment({"participation": options})
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -66,10 +67,50 @@ def test_all_clients_start_from_the_same_weights(small_setting):
     assert not equal(one, params(small_setting([4, 4], seed=1).client(0, 1, {}).build()))
 
 
-def test_same_network_is_found_from_names_and_shapes(small_setting, small):
-    assert small_setting([4, 4], networks=[small, lambda: small(dropout=0.5)]).same_network
+def test_same_network_is_found_from_structure_names_and_shapes(small_setting, small):
+    assert small_setting([4, 4], networks=[small, lambda: small()]).same_network
     assert not small_setting([4, 4], networks=[small, wide]).same_network
     assert not small_setting([4, 4], networks=[small, lambda: small(batch_norm=True)]).same_network
+    assert not small_setting([4, 4], networks=[small, lambda: small(dropout=0.5)]).same_network
+
+
+def residual(kind):
+    return partial(create, "resnet8", classes=3, channels=1, size=8, width=16, norm=kind)
+
+
+def test_networks_of_equal_weights_that_work_differently_are_two_groups(small_setting, random_sites):
+    by_group, by_instance = residual("group"), residual("instance")
+    networks = [by_group, by_instance, by_group, residual("instance")]  # the last two were made anew
+    setting = small_setting([], sites=random_sites([4] * 4, shape=(1, 8, 8)), networks=networks)
+    assert setting.groups == [[0, 2], [1, 3]]
+    with pytest.raises(UsageError, match="the clients' networks differ"):
+        setting.check(FedAvg())
+    weights, x = params(setting.build(0)), setting.sites[0].train.inputs
+    assert equal(weights, params(setting.build(1)))
+    owners = {"group 0": 0, "group 1": 1, "global": SERVER, "group 7": SERVER, "group one": SERVER}
+    for view, client in owners.items():
+        net = setting.fitting(weights, view).eval()
+        assert torch.equal(net(x), setting.build(client).eval()(x))
+    assert not torch.equal(setting.build(0).eval()(x), setting.build(1).eval()(x))
+
+
+def test_a_group_that_a_view_names_but_does_not_fit_is_passed_over(small_setting, small):
+    setting = small_setting([4, 4], networks=[small, wide])
+    assert isinstance(setting.fitting(params(wide()), "group 0"), nn.Linear)
+
+
+def test_groups_are_found_once_for_each_network_and_not_for_each_client(small_setting, rows, small):
+    made = []
+
+    def noted():
+        made.append(1)
+        return small()
+
+    data = rows([[0.0] * 4], [0])
+    networks = [noted, small] * 5_000
+    setting = small_setting([], sites=[Site(data, data)] * 10_000, networks=networks)
+    assert [len(ids) for ids in setting.groups] == [10_000]
+    assert len(made) == 1
 
 
 def test_flops_by_hand(small_setting, small):

@@ -96,7 +96,7 @@ def test_a_run_is_kept_as_it_was_returned(tmp_path: Path) -> None:
     assert kept.meta == run.meta
     assert kept.rounds == run.rounds
     assert (kept.meta["status"], kept.meta["stopped_by"]) == ("done", "rounds")
-    assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("*.json")) == [
+    assert sorted(file.name for file in (tmp_path / "run" / "checkpoints").glob("0*.json")) == [
         *("000002.json", "000003.json")
     ]
 
@@ -162,6 +162,9 @@ def test_a_folder_with_a_run_or_its_remains_is_refused(tmp_path: Path) -> None:
         simulate(tiny(), tmp_path / "run")
     assert sorted((p, p.stat().st_mtime_ns) for p in (tmp_path / "run").rglob("*")) == before
     (tmp_path / "run" / "run.json").unlink()
+    with pytest.raises(UsageError, match=r"holds a run; `fedalloy resume .*run` goes on with it"):
+        simulate(tiny(), tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "description.json").unlink()
     with pytest.raises(UsageError, match="holds the remains of a run; choose another folder"):
         simulate(tiny(), tmp_path / "run")
 

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 
 from fedalloy import tree
 from fedalloy.core import State
 from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
 from fedalloy.files import append_line, make_folder, read_weights, write_atomically, write_json, write_weights
-from fedalloy.store import Store, described, experiment_digest
+from fedalloy.results import read
+from fedalloy.store import Store, begun, described, experiment_digest
 
 META = {"format": 1, "name": "fedavg", "label": "FedAvg", "seed": 0}
 
@@ -57,7 +59,10 @@ def test_a_checkpoint_comes_back_bit_for_bit(filled: Store) -> None:
 
 def test_the_two_newest_checkpoints_are_kept_and_the_records_twice(filled: Store) -> None:
     names = sorted(path.name for path in filled.checkpoints.iterdir())
-    assert names == ["000002.json", "000002.safetensors", "000003.json", "000003.safetensors", "rounds.jsonl"]
+    assert names == [
+        *("000002.json", "000002.safetensors", "000003.json", "000003.safetensors"),
+        *("description.json", "rounds.jsonl"),
+    ]
     assert filled.logs[0].read_bytes() == filled.logs[1].read_bytes()
 
 
@@ -166,12 +171,13 @@ def test_records_without_any_checkpoint_are_never_thrown_away(filled: Store) -> 
 
 def test_a_run_of_the_first_format_goes_on(filled: Store) -> None:
     """There the manifests knew neither experiment nor records, and there was one copy of these."""
-    for path in filled.checkpoints.glob("*.json"):
+    for path in filled.checkpoints.glob("0*.json"):
         claim = json.loads(path.read_bytes())
         files = claim["files"].items()
         pieces, hashes = {n: f["pieces"] for n, f in files}, {n: f["sha256"] for n, f in files}
         write_json(path, {"round": claim["round"], "pieces": pieces, "sha256": hashes})
     filled.logs[1].unlink()
+    filled.descriptions[1].unlink()
     again = Store(filled.folder)
     saved = again.restore()
     assert saved is not None
@@ -210,7 +216,8 @@ def test_what_is_damaged_goes_to_quarantine_when_the_run_goes_on(filled: Store) 
     assert sorted(path.name for path in filled.quarantine.iterdir()) == ["000003.json", "000003.safetensors"]
     names = sorted(path.name for path in filled.folder.rglob("*") if path.parent != filled.quarantine)
     assert names == [
-        *("000002.json", "000002.safetensors", "checkpoints", "quarantine", "rounds.jsonl", "rounds.jsonl", "run.json")
+        *("000002.json", "000002.safetensors", "checkpoints", "description.json", "quarantine"),
+        *("rounds.jsonl", "rounds.jsonl", "run.json"),
     ]
     again.record(record(3))
     again.commit(state(3), {})
@@ -252,6 +259,22 @@ def test_a_run_with_a_checkpoint_is_never_taken_back(filled: Store) -> None:
 def test_run_json_must_say_enough_to_go_on(store: Store) -> None:
     with pytest.raises(DataError, match=r"run\.json says nothing of digests"):
         described(store.folder)
+
+
+def test_the_description_is_there_twice_and_one_copy_is_enough(filled: Store) -> None:
+    copy = filled.checkpoints / "description.json"
+    assert copy.read_bytes() == filled.meta.read_bytes()
+    filled.describe({**META, "status": "done"})
+    assert copy.read_bytes() == filled.meta.read_bytes()
+    filled.meta.unlink()
+    assert begun(filled.folder)
+    assert read(filled.folder).meta["status"] == "done"
+    assert not filled.meta.exists()  # reading changes nothing
+    with pytest.raises(UsageError, match="holds a run"):
+        Store(filled.folder).create(META)
+    copy.write_bytes(b"{")
+    with pytest.raises(DataError, match=r"run\.json cannot be read \(No such file"):
+        read(filled.folder)
 
 
 def test_what_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> None:
@@ -298,6 +321,16 @@ def test_a_file_is_replaced_at_once_and_synced(tmp_path: Path, monkeypatch: pyte
     write_atomically(tmp_path / "x", b"content")
     assert done == ["sync", "replace", "sync"]  # the file, its name, the folder that holds the name
     assert (tmp_path / "x").read_bytes() == b"content"
+
+
+def test_equal_weights_give_equal_files(tmp_path: Path) -> None:
+    weights = {name: torch.arange(3.0) for name in ("b", "a", "c")}
+    about = {key: key for key in ("view", "round", "method", "model", "mean", "std")}
+    for number in range(8):
+        write_weights(dict(reversed(weights.items())) if number % 2 else weights, tmp_path / f"{number}", about)
+    assert len({(tmp_path / f"{number}").read_bytes() for number in range(8)}) == 1
+    with safetensors.safe_open(tmp_path / "0", "pt") as held:
+        assert held.metadata() == about
 
 
 def test_weights_come_back_also_when_two_names_share_a_tensor(tmp_path: Path) -> None:

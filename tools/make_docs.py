@@ -82,7 +82,7 @@ SENTENCES: dict[type, dict[str, str]] = {
         "late_drop": "The probability that a client trains but its reply is lost.",
         "deadline": "Seconds; a client whose local work would take longer is not asked.",
         "speeds": "FLOP/s of each client; goes with `deadline`.",
-        "tiers": "The strength of each client, for `weakest`; a larger number is stronger.",
+        "tiers": "How strong each client is, for `weakest` and `tier` in `[[models]]`; a larger number is stronger.",
         "trace": "The ids of each round, for `trace`; it starts again when it is used up.",
     },
     PublicPart: {
@@ -107,7 +107,8 @@ SENTENCES: dict[type, dict[str, str]] = {
     ModelPart: {
         "name": "A registered network; its options follow.",
         "clients": "The ids that have it.",
-        "share": "The share of all clients that have it, in ascending id, from those nobody has named.",
+        "tier": "The clients with this number in `participation.tiers` have it, but for those that are named.",
+        "share": "The share of all clients that have it, in ascending id, from those that are left.",
     },
     Budget: {
         "unit": "What is limited: the network's parameters, or the FLOPs of a forward pass of one sample.",

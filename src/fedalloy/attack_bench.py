@@ -50,6 +50,13 @@ DEFAULT: Mapping[str, Any] = {
         "fedmd": {"pretrain_public": 3, "pretrain_private": 3, "digest_epochs": 5, "digest_batch": 32},
         "knfu": {},
         "ds-fl": {},
+        "dafkd": {  # in the form in which clients say themselves how much they count, and small
+            "upload": "scores",
+            "noise": 16,
+            "generator_width": 8,
+            "distil_samples": 256,
+            "distil_steps": 40,
+        },
     },
 }
 NONE = "none"  # no defence, or no attack
@@ -76,17 +83,16 @@ class Score:
     kept: float | None
 
 
-def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
-    """A method as it is, and with each option it has that bounds what attackers can do.
+def bounds(attackers: int, clients: int) -> dict[str, dict[str, Any]]:
+    """The options that bound what attackers can do, by the name of the defence.
 
-    Trimming drops as many of the largest and smallest values as there are attackers, Krum as many clients. Options that
-    a method refuses, because its server would get around them, are left out; a method may have none.
+    Trimming drops as many of the largest and smallest values as there are attackers, Krum as many clients.
 
-    >>> list(defences(Choice(name="fedavg"), 3, 10)), defences(Choice(name="fedavg"), 3, 10)["trimmed mean"].trim
-    (['none', 'trimmed mean', 'median', 'krum', 'clipped'], 0.3)
+    >>> bounds(3, 10)["krum"]
+    {'combine': 'krum', 'trim': 0.3}
     """
     share = math.ceil(1000 * attackers / clients) / 1000
-    bounds: dict[str, dict[str, Any]] = {
+    return {
         "trimmed mean": {"combine": "trimmed", "trim": share},
         "median": {"combine": "median"},
         "krum": {"combine": "krum", "trim": share},
@@ -94,12 +100,24 @@ def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
         "clipped logits": {"clip_logits": LOGITS_WITHIN},
         "capped shares": {"max_share": min(1.0, EQUAL_SHARES / clients)},
     }
+
+
+def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
+    """A method as it is, and with each of `bounds` that it has.
+
+    Options that a method refuses, because its server would get around them, are left out; a method may have none.
+
+    >>> list(defences(Choice(name="fedavg"), 3, 10)), defences(Choice(name="fedavg"), 3, 10)["trimmed mean"].trim
+    (['none', 'trimmed mean', 'median', 'krum', 'clipped'], 0.3)
+    """
     found = {NONE: build_method(choice)}
     known = {f.name for f in fields(methods[choice.name])}  # type: ignore[arg-type]  # @method makes it a dataclass
-    for name, options in bounds.items():
+    for name, options in bounds(attackers, clients).items():
         if known.issuperset(options):
+            # A share that was given belongs to the `combine` that was given with it.
+            own = {key: value for key, value in choice.options.items() if key != "trim" or "combine" not in options}
             try:
-                found[name] = build_method(replace(choice, options={**choice.options, **options}))
+                found[name] = build_method(replace(choice, options={**own, **options}))
             except UsageError:  # the method says why; here it has one defence less
                 continue
     return found
@@ -206,15 +224,17 @@ def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:
 
     >>> table = attack_table([Score("FedAvg", "median", "none", 0, "aca", 0.8, 1.0)])
     >>> [column.header for column in table.columns], table.row_count
-    (['Method', 'Defence', 'No attack'], 1)
+    (['Method', 'Defence', 'No\\nattack'], 1)
     """
     scores = list(scores)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=0, caption_justify="left")
     columns = list(dict.fromkeys(score.attack for score in scores))
     table.add_column("Method", no_wrap=True)
     table.add_column("Defence", no_wrap=True)
     for attack in columns:
-        table.add_column("No attack" if attack == NONE else attack.replace("-", " "), justify="right")
+        name = "No attack" if attack == NONE else attack
+        lines = name.replace("-", "\n").replace(" ", "\n")  # so that eight columns fit into a width of 100
+        table.add_column(lines, justify="right", overflow="fold")
     last = ""
     for method, defence in dict.fromkeys((score.method, score.defence) for score in scores):
         line = [score for score in scores if (score.method, score.defence) == (method, defence)]

@@ -25,7 +25,7 @@ from fedalloy.errors import UsageError
 from fedalloy.setting import Setting
 from fedalloy.tree import Tree
 
-Kind = Literal["parameters", "answers", "data"]
+Kind = Literal["parameters", "answers", "scores", "data"]
 Forge = Callable[[Tree, Tree], Tree]
 """From what an honest client would send, and the newest of everything that it was sent, to what an attacker sends."""
 
@@ -51,6 +51,23 @@ def answers(body: Tree) -> list[str]:
     ['soft']
     """
     return [name for name in ANSWERS if isinstance(body.get(name), Tensor)]
+
+
+def claims(body: Tree) -> list[str]:
+    """The names of what says how much the client's answers should count, in each form in which DaFKD sends it.
+
+    These are scores, the discriminator's head that gives them, or probabilities times scores, which do not sum to 1.
+
+    >>> claims({"scores": torch.ones(1)}), claims({"soft": torch.tensor([[0.25, 0.25]])})
+    (['scores'], ['soft'])
+    """
+    soft = body.get("soft")
+    found = {
+        "scores": isinstance(body.get("scores"), Tensor),
+        "head": isinstance(body.get("head"), Mapping),
+        "soft": isinstance(soft, Tensor) and bool(((soft.sum(1) - 1).abs() > 1e-3).any()),
+    }
+    return [name for name, claimed in found.items() if claimed]
 
 
 def sign_flip(body: Tree, sent: Tree, boost: float = BOOST) -> Tree:
@@ -99,6 +116,42 @@ def rank_flip(body: Tree, _: Tree) -> Tree:
 def _upside_down(rows: Tensor) -> Tensor:
     values, places = rows.sort(dim=1, stable=True)
     return torch.empty_like(rows).scatter_(1, places, values.flip(1))
+
+
+def inflated_scores(body: Tree, _: Tree) -> Tree:
+    """Every sample is claimed with the highest score there is, for a classifier that answers upside down.
+
+    Where the server computes the score itself, the discriminator's head has a bias that no sample outweighs. The
+    classifier's output layer is negated, and so are its logits; products of scores and probabilities are turned upside
+    down, with a sum of 1.
+
+    >>> inflated_scores({"scores": torch.tensor([0.1, 0.7])}, {})
+    {'scores': tensor([1., 1.])}
+    >>> inflated_scores({"soft": torch.tensor([[0.375, 0.125]])}, {})  # a score of 0.5
+    {'soft': tensor([[0.2500, 0.7500]])}
+    """
+    forge: dict[str, Callable[[Any], Any]] = {
+        "scores": torch.ones_like,
+        "head": lambda head: _last_layer(head, lambda name, t: torch.full_like(t, LARGE) if name == "bias" else t),
+        "soft": lambda soft: _certain(_upside_down(soft)),
+    }
+    wrong = {name: forge[name](body[name]) for name in claims(body)}
+    if isinstance(body.get("model"), Mapping):
+        wrong["model"] = _last_layer(body["model"], lambda _, t: -t)
+    return {**body, **wrong}
+
+
+def _last_layer(weights: Tree, change: Callable[[str, Tensor], Tensor]) -> Tree:
+    """A network's weights after a change of its last layer, if they say which is its head."""
+    last = [name.rpartition(".")[0] for name in weights if name.startswith("head.")][-1:]
+    layers = {name: name.rpartition(".") for name in weights}
+    return {name: change(layers[name][2], t) if layers[name][0] in last else t for name, t in weights.items()}
+
+
+def _certain(rows: Tensor) -> Tensor:
+    """Rows that sum to 1; those that sum to nothing become equal probabilities."""
+    mass = rows.sum(1, keepdim=True)
+    return torch.where(mass > 0, rows / torch.where(mass > 0, mass, 1), 1 / rows.shape[1])
 
 
 def nan(body: Tree, sent: Tree) -> Tree:
@@ -158,7 +211,7 @@ def honest(body: Tree, _: Tree) -> Tree:
 class Attack:
     """A way to attack: what it changes (`on`), and how - what is sent, by `forge`, or the data, by `poison`.
 
-    Replies of another kind it leaves as they are.
+    It is of use against methods that send such things, and leaves others as they are.
     """
 
     name: str
@@ -173,11 +226,21 @@ ATTACKS: Mapping[str, Attack] = {
         Attack("sign-flip", ("parameters",), sign_flip),
         Attack("scaled-logits", ("answers",), scaled_logits),
         Attack("rank-flip", ("answers",), rank_flip),
+        Attack("inflated-scores", ("scores",), inflated_scores),
         Attack("label-flip", ("data",), poison=label_flip),
         Attack("free-rider", ("parameters", "answers"), free_rider),
         Attack("nan", ("parameters", "answers"), nan),
     )
 }
+
+
+def how_many(clients: int, fraction: float) -> int:
+    """How many of the clients attack: round(fraction * K).
+
+    >>> how_many(10, 0.25)
+    3
+    """
+    return math.floor(fraction * clients + 0.5) if math.isfinite(fraction) else 0
 
 
 def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
@@ -186,7 +249,7 @@ def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
     >>> choose_attackers(10, 0.3, seed=0), choose_attackers(10, 0.1, seed=0)
     ([1, 8, 9], [1])
     """
-    count = math.floor(fraction * clients + 0.5) if math.isfinite(fraction) else 0
+    count = how_many(clients, fraction)
     if count < 1 or 2 * count >= clients:
         raise UsageError(
             f"a fraction of {fraction} makes {count} of {clients} clients attackers; at least one must be, and fewer "
@@ -233,6 +296,7 @@ class Attacked:
             body = answer.reply.body
             self.kinds |= {"parameters"} if parameters(body, sent[answer.client]) else set()
             self.kinds |= {"answers"} if answers(body) else set()
+            self.kinds |= {"scores"} if claims(body) else set()
             if answer.client in self.attackers:
                 forged = Reply(self.forge(body, self._sent[answer.client]), answer.reply.keep)
                 answer = replace(answer, reply=forged)

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import models, rng
-from fedalloy.architectures import assign
+from fedalloy.architectures import ModelPart, assign
 from fedalloy.config import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
-from fedalloy.core import Augmentation, Network
+from fedalloy.core import Augmentation, Network, initial
 from fedalloy.costs import forward_flops
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
@@ -129,7 +129,7 @@ test_fraction, test_samples, validation
     options = _partition_options(exp.partition)
     complete(exp.partition.name, options if exp.partition.name != "natural" else {**options, "ids": ()})
     for part in exp.models:
-        _model_options(Choice(name=part.name, options=part.options), "models")
+        _model_options(part, "models")
     _model_options(exp.model, "model")
     if exp.public is not None:
         _public_options(exp.public)
@@ -139,7 +139,7 @@ def _partition_options(part: PartitionPart) -> dict[str, Any]:
     return check_options(part, partitions[part.name], "partition", ("labels", "clients", "seed", "ids"))
 
 
-def _model_options(choice: Choice, where: str) -> dict[str, Any]:
+def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
     return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
 
 
@@ -161,18 +161,18 @@ def _read(name: str, options: Mapping[str, Any]) -> Dataset:
 
 def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
     """Each client's network; equal ones are one object, by which they are told to be equal."""
-    makers = [
-        network_of(Choice(name=part.name, options=part.options), data, pool, outputs, "models") for part in exp.models
-    ]
+    exp.participation.check(clients)  # its tiers may say who has which
+    makers = [network_of(part, data, pool, outputs, "models") for part in exp.models]
     costs: list[float] = []
     if exp.budget is not None:
         example = pool.take([0])[0]
         size = parameter_count if exp.budget.unit == "parameters" else partial(forward_flops, example=example)
-        costs = [size(maker()) for maker in makers]
-    return [makers[number] for number in assign(exp.models, clients, exp.budget, costs)]
+        costs = [size(initial(maker, exp.seed, device=example.device)) for maker in makers]
+    dealt = assign(exp.models, clients, exp.budget, costs, exp.participation.tiers or ())
+    return [makers[number] for number in dealt]
 
 
-def network_of(choice: Choice, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
+def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
     """What makes the chosen network for these samples and this many outputs."""
     options = _model_options(choice, where)
     _, channels, height, width = pool.x.shape
@@ -308,6 +308,11 @@ def public_of(
     if aside is not None:
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
     other = _read(part.data, _public_options(part))
+    if np.array_equal(other.x, data.x):  # another shape is seen without looking at a single sample
+        raise UsageError(
+            f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
+            'would give theirs away; write public.data = "own", which sets rows of it aside, or name another data set'
+        )
     if other.x.shape[1] != data.x.shape[1]:
         raise UsageError(
             f"the public set '{part.data}' has {other.x.shape[1]} channels and '{data.name}' {data.x.shape[1]}; "

@@ -15,6 +15,7 @@ import torch
 
 from fedalloy import tree
 from fedalloy.check_replies import (
+    check_accepts_what_it_is_sent,
     check_expects_what_it_gets,
     check_survives_bad_replies,
     check_survives_lost_replies,
@@ -132,7 +133,7 @@ def _check_models(method: Method, run: Trace) -> None:
         shared = dict(method.models(state))
         _check_unchanged(before, state.body, "models(): the state")
         for view, weights in shared.items():
-            setting.fitting(weights)
+            setting.fitting(weights, view)
             require_finite(weights, f"models(), view '{view}'")
     found = [_check_own(method, run, k) for k in setting.ids]
     own = ["" in views for views in found]
@@ -399,6 +400,7 @@ CHECKS: list[Rule] = [
     check_survives_bytes,
     check_resumes,
     check_expects_what_it_gets,
+    check_accepts_what_it_is_sent,
     check_survives_lost_replies,
     check_survives_bad_replies,
     check_sends_what_the_ledger_counts,

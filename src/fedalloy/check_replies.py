@@ -1,4 +1,4 @@
-"""The rules about replies: what a method expects of them, and that it does without those that are lost or bad."""
+"""The rules about messages and replies: what either side expects, and that the server does without bad replies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,20 @@ from torch import Tensor
 
 from fedalloy import tree
 from fedalloy.core import Client, Message, Method, Reply
+from fedalloy.costs import Meter
 from fedalloy.engine.base import Answer, Round
-from fedalloy.probe import STATE, Case, ContractError, Probe, first_difference, located, trace
+from fedalloy.gate import Contract, refusal, room
+from fedalloy.probe import (
+    STATE,
+    Case,
+    ContractError,
+    Probe,
+    first_difference,
+    located,
+    place,
+    setting_with_public_classes,
+    trace,
+)
 from fedalloy.setting import Setting
 from fedalloy.tree import Tree
 
@@ -39,6 +51,40 @@ def check_expects_what_it_gets(case: Case) -> None:
                 f"round {fed.round}: expects() refuses the honest answer to '{bad['action']}' of client "
                 f"{bad['client']}, because {bad['reason']}; mend the action, or expects()"
             )
+
+
+class _Looking(_Gated):
+    """Clients look at what they are sent, and both sides at how much there is, as between machines."""
+
+    def act(self, method: Method, me: Client, message: Message) -> Reply:
+        down = method.accepts(message.action, replace(me, meter=Meter()))
+        if (fault := refusal(message.body, down)) is not None:
+            raise ContractError(
+                f"{place(me, message)}: accepts() refuses what the server honestly sent, because {fault}; "
+                "mend round(), or accepts()"
+            )
+        answer = super().act(method, me, message)
+        for where, body, contract in (
+            ("accepts", message.body, down),
+            ("expects", answer.body, method.expects(message, self.rounds[-1])),
+        ):
+            if body and _too_large(body, contract):
+                raise ContractError(
+                    f"{place(me, message)}: {len(tree.encode(body)):,} bytes travel honestly, which is more than "
+                    f"{where}() allows; let its checks say the largest thing that they let through"
+                )
+        return answer
+
+
+def _too_large(body: Tree, contract: Contract | None) -> bool:
+    most = room(contract)
+    return most is not None and (len(tree.encode(body)) > most.bytes or len(tree.header(body)[0]) > most.head)
+
+
+def check_accepts_what_it_is_sent(case: Case) -> None:
+    """What accepts() says holds for all that clients are sent, and nothing is larger than a contract allows."""
+    trace(case.method, _Looking(case.setting), 3)
+    trace(case.method, _Looking(setting_with_public_classes()), 2)
 
 
 class _Lossy(Probe):

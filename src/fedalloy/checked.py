@@ -18,6 +18,7 @@ DEEPEST = 16  # tables or lists within each other; an experiment needs four
 LONGEST_KEY = 100  # letters
 LONGEST_TEXT = 500
 LONGEST_SHOWN = 200
+_MANY: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -53,10 +54,34 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
-        wanted = dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors())
+        wanted = dict.fromkeys(
+            _a_list(hint, e["loc"]) if _is_no_list(e) else e["msg"].removeprefix("Input should be ")
+            for e in error.errors()
+        )
         raise UsageError(f"{where}{place} = {shown(first['input'])} must be {' or '.join(wanted)}") from error
     except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
         return value
+
+
+def _is_no_list(error: Mapping[str, Any]) -> bool:
+    """Whether pydantic says that a list was wanted: it has a name for each kind of them."""
+    return error["type"] in ("tuple_type", "sequence_str") or error.get("ctx", {}).get("class") == "Sequence"
+
+
+def _a_list(hint: Any, place: Sequence[int | str]) -> str:
+    """What is wanted at this place of a value of this type, where it is a list: a file knows no tuples."""
+    found = [part for part in (hint, *typing.get_args(hint)) if _is_list(part)]
+    inner = typing.get_args(found[0])[0] if found else Any
+    steps = [step for step in place if isinstance(step, int)]
+    if steps:
+        return _a_list(inner, steps[1:])
+    many = "lists" if _is_list(inner) else _MANY.get(inner)
+    return f"a list of {many}" if many else "a list"
+
+
+def _is_list(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return isinstance(origin, type) and issubclass(origin, Sequence)
 
 
 def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedalloy import tree
 from fedalloy.core import State
 from fedalloy.errors import CheckpointError, DataError
-from fedalloy.files import PRIVATE, as_json, read_file, remove_file, write_atomically
+from fedalloy.files import PRIVATE, as_json, read_file, refuse_executable, remove_file, write_atomically
 from fedalloy.tree import Tree
 
 FORMAT = 2
@@ -132,7 +132,9 @@ class Manifest:
         """The state and the memories, every file's hash checked."""
         found: dict[Place, Any] = {}
         for name, claim in self.files.items():
-            data = read_file(self.path.parent / f"{int(name):06d}.safetensors")
+            file = self.path.parent / f"{int(name):06d}.safetensors"
+            data = read_file(file)
+            refuse_executable(file, data)
             if hashlib.sha256(data).hexdigest() != claim["sha256"]:
                 raise DataError(f"the hash of {name}.safetensors is not the one in the manifest")
             whole = tree.decode(data)
@@ -149,8 +151,10 @@ def read_checkpoint(path: Path) -> tuple[State, dict[int, Tree]]:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a manifest and check that it is as it was written."""
+    data = read_file(path)
+    refuse_executable(path, data)
     try:
-        claim = json.loads(read_file(path))
+        claim = json.loads(data)
         if claim.keys() == {"round", "pieces", "sha256"}:  # the first format
             hashes = claim["sha256"]
             files = {name: {"sha256": hashes[name], "pieces": places} for name, places in claim["pieces"].items()}

@@ -409,7 +409,7 @@ def bench_attacks(
     """Measure how much accuracy methods keep under attack.
 
     Each method runs with and without the options that bound an attacker, once without attackers and once under each
-    attack: sign-flip, scaled-logits, rank-flip, label-flip, free-rider, nan.
+    attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.
     """
     from fedalloy.attack_bench import bench_experiment, report_attacks
 
@@ -460,15 +460,20 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
 
 def _begun(exp: Experiment, folder: Path) -> bool:
     """Whether a folder holds a run of this experiment, which is then said; another's is refused."""
-    from fedalloy.runner import refuse_other, refuse_shorter
-    from fedalloy.store import described
+    from fedalloy.runner import is_whole, refuse_other, refuse_shorter
+    from fedalloy.store import begun, described
 
-    if not (folder / "run.json").exists():
+    if not begun(folder):
         return False
     refuse_other(exp, folder)
     refuse_shorter(exp.rounds, folder)
     meta = described(folder)
     enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
-    over = meta["status"] == "done" and enough
-    say(f"'{folder}' holds this run: {'it was finished and is not run again' if over else 'going on with it'}")
+    if not (meta["status"] == "done" and enough):
+        said = "going on with it"
+    elif is_whole(folder):
+        said = "it was finished and is not run again"
+    else:
+        said = "it was finished, but the end of it is damaged and is made again"
+    say(f"'{folder}' holds this run: {said}")
     return True

@@ -16,7 +16,7 @@ from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
 from fedalloy.results import Run
 from fedalloy.runner import Watch, completed, refuse_other, refuse_shorter, resume, settled, simulate
-from fedalloy.store import Say
+from fedalloy.store import Say, begun
 from fedalloy.training import one_thread
 
 Begin = Callable[[str, int], Watch]
@@ -58,7 +58,7 @@ def compare(
                 label = label_of(key, choice)
                 watch = begin(label, seed) if begin is not None else None
                 place = _place(folder, key, seed)
-                if place is not None and _begun(place):
+                if place is not None and begun(place):
                     runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
                 else:
                     this = dataclasses.replace(one, method=choice)
@@ -105,7 +105,7 @@ def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: 
         if other != key:
             raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
         place = _place(folder, key, exp.seed)
-        if place is not None and _begun(place):
+        if place is not None and begun(place):
             refuse_other(settled(exp, built, method), place)
             refuse_shorter(exp.rounds, place)
 
@@ -114,12 +114,8 @@ def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:
     return Path(folder) / f"{slug(key)}-seed{seed}" if folder is not None else None
 
 
-def _begun(place: Path) -> bool:
-    return (place / "run.json").exists()
-
-
 def _done(place: Path | None) -> int:
-    return completed(place) if place is not None and _begun(place) else 0
+    return completed(place) if place is not None and begun(place) else 0
 
 
 def slug(label: str) -> str:

@@ -191,9 +191,23 @@ class Experiment:
         _check_seed("seed", self.seed)
         if self.budget is not None and not self.models:
             raise UsageError("[budget] chooses among several networks; give them under [[models]]")
+        self._check_tiers()
         waits = self.stop.target is not None or self.stop.patience is not None
         if waits and self.stop.metric == "validation" and self.partition.validation == 0:
             raise UsageError("stop.metric = 'validation' needs a validation share; write partition.validation = 0.1")
+
+    def _check_tiers(self) -> None:
+        by_tier = [part for part in self.models if part.tier is not None]
+        if self.participation.tiers is None and by_tier:
+            raise UsageError(
+                f"models: '{by_tier[0].name}' has tier = {by_tier[0].tier}, but no client has a tier; "
+                "write participation.tiers, one number for each client"
+            )
+        if self.participation.tiers is not None and not by_tier and self.participation.policy != "weakest":
+            raise UsageError(
+                f'participation.tiers has no effect with policy = "{self.participation.policy}"; write '
+                'participation.policy = "weakest", give a [[models]] table a tier, or leave tiers out'
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """The experiment as it would stand in a file, defaults written out."""
@@ -290,7 +304,7 @@ def build_method(choice: Choice) -> Method:
 
 
 def check_options(
-    part: DataPart | PartitionPart | PublicPart | Choice,
+    part: DataPart | PartitionPart | PublicPart | Choice | ModelPart,
     maker: Callable[..., Any],
     where: str,
     given: Collection[str] = (),

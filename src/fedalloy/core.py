@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ from fedalloy.costs import Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract
+from fedalloy.gate import Contract, finite
 from fedalloy.layout import Layout, laid_out
+from fedalloy.plugins import by_signal, named
 from fedalloy.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back
 from fedalloy.quorum import QuorumError
 from fedalloy.registry import Registry, refuse_unknown_choices
@@ -86,6 +87,11 @@ class Client:
     scale: Scale = field(default_factory=Scale)
     meter: Meter = field(default_factory=Meter)
     account: Account | None = None
+    outputs: int = 0  # of a network; 0: as many as there are classes
+
+    def __post_init__(self) -> None:
+        if self.outputs == 0:
+            object.__setattr__(self, "outputs", self.classes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -175,7 +181,7 @@ class Federation(Protocol):
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
-        """The clients whose networks have equal names and shapes, group by group."""
+        """The clients whose networks are equal in structure, names and shapes, group by group."""
 
     def build(self, client: int | None = None) -> nn.Module:
         """The server's network as it is before any training, or a client's."""
@@ -194,6 +200,9 @@ class Federation(Protocol):
 
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
         """Send every client the body (and its own part of a mapping); replies come in ascending id, perhaps fewer."""
+
+    def skip(self, reason: str) -> NoReturn:
+        """End the round: it is recorded as skipped, and everything stays as it was before."""
 
     def pool(self) -> Samples:
         """All clients' training data in one place; only a simulation can do this, and it is counted as upload."""
@@ -245,6 +254,10 @@ class Method:
         """One round: ask clients, combine, return the next state."""
         raise UsageError(f"the method {self.name} has no round(self, s, fed); it returns s.next(...)")
 
+    def leaves(self) -> str:
+        """What leaves a client, in words; a method whose options change it says more here than on its card."""
+        return self.card.leaves_client
+
     def expects(self, message: Message, fed: Federation) -> Contract | None:
         """What the reply to a message must hold, key by key, made of `fedalloy.gate`'s checks; None: finite numbers.
 
@@ -252,8 +265,18 @@ class Method:
         """
         return None
 
+    def accepts(self, action: str, me: Client) -> Contract | None:
+        """What a client must be sent with an action, as `expects` has it for replies, made of what the client knows.
+
+        A client on another machine refuses what is otherwise, and does not act.
+        """
+        return None
+
     def models(self, s: State) -> Mapping[str, Tree]:
-        """The models that could be deployed now, by the name of their view."""
+        """The models that could be deployed now, by the name of their view.
+
+        A view called `group 1` belongs to that group of `fed.groups`, and so to its network; others are the server's.
+        """
         return {}
 
     def personal(self, me: Client) -> Tree | None:
@@ -263,6 +286,16 @@ class Method:
     def stages(self, me: Client) -> Mapping[str, Tree]:
         """Other models of this client that are worth measuring, such as the one before its local update, by view."""
         return {}
+
+
+def group_of(view: str) -> int | None:
+    """The number of the group whose model a view is, if its name says so.
+
+    >>> group_of("group 1"), group_of("global")
+    (1, None)
+    """
+    word, _, number = view.partition(" ")
+    return int(number) if word == "group" and number.isdecimal() else None
 
 
 methods: Registry[type[Method]] = Registry("method")
@@ -306,7 +339,7 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
 
     A client that is alone in its process has torch's global stream seeded, for layers that know no other. Under
     [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone. What goes
-    wrong gets a note of whose action it was.
+    wrong gets a note of whose action it was; what would end more than that, such as SystemExit, is an error like any.
     """
     do = getattr(method, message.action, None)
     if not getattr(do, "is_action", False):
@@ -317,14 +350,27 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
             answer = do(me, message)
         except BudgetSpentError as spent:
             answer = Reply({LEDGER: str(spent)})
-        except Exception as error:
-            error.add_note(f"client {me.id}, action '{message.action}'")
-            raise
+        except BaseException as error:
+            if by_signal(error):
+                raise
+            raise _told(error, f"client {me.id}, action '{message.action}'")  # noqa: B904  # mostly the same error
     if not isinstance(answer, Reply):
         raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
     return answer if me.account is None else Reply(answer.body, closed(me.account, me.memory, answer.keep))
 
 
+def _told(error: BaseException, note: str) -> Exception:
+    """An error of client code as every engine can raise it, with a note."""
+    if isinstance(error, Exception) and not isinstance(error, _MEANS_ELSE):
+        told: Exception = error
+    else:
+        told = RuntimeError(f"it raised {named(error)}")
+        told.__cause__ = error
+    BaseException.add_note(told, note)  # its own class may have other ideas
+    return told.with_traceback(error.__traceback__)
+
+
+_MEANS_ELSE = (StopIteration, QuorumError, EOFError, BrokenPipeError)  # to a loop, to `run` and to the command line
 _BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
 
 
@@ -364,8 +410,9 @@ def run(
 ) -> State:
     """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
 
-    A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy. `settle`
-    is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
+    A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy; so does
+    one after which the server's state is not finite. `settle` is given the first state and that of each round; it may
+    move tensors elsewhere, but not change a bit.
     """
     if state is None:
         fed = engine.open(method, 0)
@@ -377,16 +424,42 @@ def run(
         memories = dict(engine.memories)
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
             try:
-                state = method.round(state, fed)
+                state = _after(method, state, fed)
             except QuorumError:  # the federation has noted it; nothing of the round stays
                 state, engine.memories = state.next(), rolled_back(memories, engine.memories)
         del memories  # nobody may hold on to what this round replaced
-        if not isinstance(state, State) or state.round != fed.round:
-            raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
         state = settle(state)
         if watch is not None and watch(state, fed):
             break
     return state
+
+
+def _after(method: Method, before: State, fed: Federation) -> State:
+    """The state after a round; one that leaves the server with numbers that no later round could mend is skipped."""
+    state = method.round(before, fed)
+    if not isinstance(state, State) or state.round != fed.round:
+        raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
+    if (place := _not_finite(state.body, before.body)) is not None:
+        fed.skip(
+            f"the server's {place} is not finite, though every reply was; lower training.lr, or bound what a client "
+            "can do by clip or combine"
+        )
+    return state
+
+
+def _not_finite(now: Tree, before: Tree) -> str | None:
+    """Where a tree is not finite, if it is not; what is the same object as before has been looked at before."""
+    for key, value in sorted(now.items()):  # a state that was restored has its keys in this order
+        old = before.get(key)
+        if value is old:
+            continue
+        if isinstance(value, Mapping):
+            inner = _not_finite(value, old if isinstance(old, Mapping) else {})
+            if inner is not None:
+                return f"{key}/{inner}"
+        elif not finite(value):
+            return key
+    return None
 
 
 __all__ = [

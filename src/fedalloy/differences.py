@@ -13,6 +13,7 @@ from fedalloy.store import FREE
 # What runs of one line in a table may differ in. The number of rounds is not among it: the last round of a longer run
 # is another one.
 OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
+LONGEST = 60  # letters of a value in a sentence
 NAMED = 4  # keys in a sentence; more than that are counted
 
 
@@ -70,10 +71,22 @@ def unequal(runs: Sequence[Run]) -> list[str]:
 
 
 def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
-    labels: dict[str, dict[str, None]] = {}
+    labels: dict[str, tuple[Any, dict[str, None]]] = {}
     for run, value in zip(runs, values, strict=True):
-        labels.setdefault("left out" if value is None else f"{value!s:.60}", {})[run.label] = None
-    return ", ".join(f"{text} ({', '.join(names)})" for text, names in labels.items())
+        labels.setdefault(repr(value), (value, {}))[1][run.label] = None
+    return ", ".join(f"{_brief(value)} ({', '.join(names)})" for value, names in labels.values())
+
+
+def _brief(value: Any) -> str:
+    """A value in a sentence; a long list is counted, because half a list says nothing."""
+    if value is None:
+        return "left out"
+    if value and isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        return f"{len(value)} table{'s' if len(value) > 1 else ''}"
+    text = str(value)
+    if len(text) <= LONGEST:
+        return text
+    return f"{len(value)} values" if isinstance(value, list) else f"{text[: LONGEST - 3]}..."
 
 
 def _refuse_twice(runs: Sequence[Run]) -> None:

@@ -32,7 +32,7 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
 from fedalloy.models import models
 from fedalloy.report.format import human_bytes, listed
-from fedalloy.results import read
+from fedalloy.results import read, read_one_meta
 from fedalloy.runner import versions
 from fedalloy.store import Store, described
 
@@ -287,18 +287,25 @@ def _run_findings(folder: Path) -> list[Finding]:
         exp = recorded(meta)
     except BROKEN as error:
         return [_wrong("run.json", error), *_checkpoints(folder), _lock(folder)]
-    state = f"{meta['label']}, seed {meta['seed']}, {meta.get('status', 'of unknown status')}"
-    lock = _lock(folder)
+    description, lock = _description(folder, meta), _lock(folder)
     if lock.level == "warn":  # what is being written need not be whole at this moment
-        return [Finding("ok", "run.json", state), lock]
+        return [description, lock]
     return [
-        Finding("ok", "run.json", state),
+        description,
         _records(folder, exp.rounds),
         *_checkpoints(folder),
         *_ingredients(exp),
         lock,
         _resume(folder, meta, exp.rounds),
     ]
+
+
+def _description(folder: Path, meta: Mapping[str, Any]) -> Finding:
+    try:
+        read_one_meta(folder / "run.json")
+    except DataError as error:
+        return _wrong("run.json", DataError(f"{str(error).split(';')[0]}; resume puts its copy in its place"))
+    return Finding("ok", "run.json", f"{meta['label']}, seed {meta['seed']}, {meta.get('status', 'of unknown status')}")
 
 
 def _records(folder: Path, planned: int) -> Finding:

@@ -5,51 +5,77 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import click
 
-from fedalloy.errors import FedalloyError, InterruptionError, PluginError, TerminationError
-from fedalloy.terminal import Terminated, orderly_end
+from fedalloy.errors import FedalloyError, InterruptionError, PluginError, Signalled
+from fedalloy.terminal import ENDINGS, orderly_end
 
+DEBUG = "--debug"
 WHOLE = "--debug shows the whole traceback"
 
 
 def carry_out(command: click.Command, given: list[str]) -> NoReturn:
     """Run a command with what was given to it, and leave."""
-    debug = "--debug" in given
+    debug = DEBUG in given  # before the command or after it
     with orderly_end():
         try:
-            command.main(given, prog_name="fedalloy", standalone_mode=False)
-        except PluginError as error:
-            _fail(f"{error}; {WHOLE}", error.code, debug, error)
+            command.main([word for word in given if word != DEBUG], prog_name="fedalloy", standalone_mode=False)
         except FedalloyError as error:
-            _fail(str(error), error.code, debug, error)
+            _fail(_refusal(error), error.code, debug, error)
         except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
-            told = isinstance(error, Terminated) or isinstance(error.__cause__, Terminated)
-            _fail("interrupted", (TerminationError if told else InterruptionError).code, debug)
+            cause = error.__cause__ or error
+            _fail(*_interruption(cause), debug, cause)
         except click.exceptions.NoArgsIsHelpError as error:
             click.echo(error.format_message())
         except click.NoSuchOption as error:
             _fail(_as_override(error, given), 2, debug, error)
         except click.ClickException as error:
             _fail(error.format_message(), 2, debug, error)
-        except BrokenPipeError:
-            sys.exit(0)
-        except Exception as error:
+        except BaseException as error:
             _fail(*_fault(error), debug, error)
     sys.exit(0)
 
 
-def _fault(error: Exception) -> tuple[str, int]:
-    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
+def _refusal(error: FedalloyError) -> str:
+    """The sentence of a refusal; what failed at a client has a note, and more to show."""
+    from fedalloy.plugins import sentence
+
+    noted = error.code == FedalloyError.code and hasattr(error, "__notes__")
+    return f"{sentence(error)}; {WHOLE}" if noted else sentence(error)
+
+
+def _interruption(error: BaseException) -> tuple[str, int]:
+    """What to say after an interruption, and its exit code; a plug-in may have raised what only signals should."""
     from fedalloy.plugins import blamed
+
+    if isinstance(error, Signalled):
+        return "interrupted", ENDINGS[error.number].code
+    return ("interrupted", InterruptionError.code) if blamed(error) is None else _fault(error)
+
+
+def _fault(error: BaseException) -> tuple[str, int]:
+    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
+    from fedalloy.plugins import blamed, named
 
     if (sentence := blamed(error)) is not None:
         return f"{sentence}; {WHOLE}", PluginError.code
+    if isinstance(error, SystemExit):
+        raise error  # a command's own
+    if isinstance(error, BrokenPipeError):
+        sys.exit(0)
     if isinstance(error, OSError):
+        behind = error.__context__
+        while behind is not None:  # where the terminal was closed, what is said on the way out fails too
+            if isinstance(behind, InterruptionError):
+                return f"{behind}", behind.code
+            if isinstance(behind, Signalled):
+                return _interruption(behind)
+            behind = behind.__context__
         return f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4
-    return f"{type(error).__name__}: {error} - a bug of fedalloy's; --debug shows where", 1
+    return f"{named(error)} - a bug of fedalloy's; --debug shows where", 1
 
 
 def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
@@ -72,12 +98,13 @@ def _keys() -> list[str]:
 
 
 def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:
-    if debug and error is not None:
-        import traceback
+    with suppress(OSError):  # the terminal may be gone
+        if debug and error is not None:
+            import traceback
 
-        traceback.print_exception(error)
-    # A bug may need many lines, a worker's for instance.
-    click.echo(f"fedalloy: {sentence if code == FedalloyError.code else _printable(sentence)}", err=True)
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                click.echo(_printable(line.expandtabs()), err=True)
+        click.echo(f"fedalloy: {_printable(sentence)}", err=True)
     sys.exit(code)
 
 

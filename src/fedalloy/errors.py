@@ -33,6 +33,12 @@ class CheckpointError(FedalloyError):
     code = 5
 
 
+class SecurityError(DataError):
+    """A file that would execute something when it is read, or a link by which a run would write elsewhere."""
+
+    code = 7
+
+
 class PluginError(FedalloyError):
     """What a user's own file raised while a client was at work in another process; the sentence says where."""
 
@@ -47,3 +53,17 @@ class TerminationError(InterruptionError):
     """As before, but the system told the process to end (SIGTERM)."""
 
     code = 143
+
+
+class HangupError(InterruptionError):
+    """As before, but the terminal was closed or the connection to it was lost (SIGHUP)."""
+
+    code = 129
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal that ends a command has come: unlike any other KeyboardInterrupt, nobody's code has raised this one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number

@@ -7,7 +7,7 @@ and `from_clients` makes the same record of their counts; no sample leaves its o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy import metrics
-from fedalloy.core import Client, Method, Network, State
+from fedalloy.core import Client, Method, Network, State, group_of
 from fedalloy.data.samples import Samples
 from fedalloy.gate import Check, array, real, refusal
 from fedalloy.setting import Setting, pooled
@@ -63,8 +63,9 @@ def evaluate(
     Equal models, such as ACA and OCA where all clients take part, are evaluated once.
     """
     which, kept = distinct(method.models(state))
-    found = side_by_side(lambda weights: _shared(setting, weights, threads), kept, threads)
-    views = {name: found[place] for name, place in which.items()}
+    found = side_by_side(lambda view: _shared(setting, view, kept[view], threads), list(kept), threads)
+    records = dict(zip(kept, found, strict=True))
+    views = {name: records[view] for name, view in which.items()}
     first = setting.client(0, state.round, memories.get(0, {}))
     if method.personal(first) is not None:
         views[PERSONAL] = _each(setting, method.personal, state.round, memories, threads)
@@ -73,14 +74,20 @@ def evaluate(
     return views
 
 
-def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, int], list[Tree]]:
-    """Which of the distinct models each view has, and these.
+def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, str], dict[str, Tree]]:
+    """The distinct models by the name of their first view, and for every view the one that has its model.
 
     >>> distinct({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}})
-    ({'a': 0, 'b': 0}, [{'w': tensor([1.])}])
+    ({'a': 'a', 'b': 'a'}, {'a': {'w': tensor([1.])}})
     """
-    kept: list[Tree] = []
-    return {name: _place(weights, kept) for name, weights in models.items()}, kept
+    which: dict[str, str] = {}
+    kept: dict[str, Tree] = {}
+    for view, weights in models.items():
+        # Two groups may have equal weights and networks that make different things of them.
+        alike = (other for other in kept if group_of(other) == group_of(view) and _equal(weights, kept[other]))
+        which[view] = next(alike, view)
+        kept.setdefault(which[view], weights)
+    return which, kept
 
 
 def at_client(
@@ -90,7 +97,7 @@ def at_client(
     me = setting.client(id, round, memory)
     own, stages = method.personal(me), method.stages(me)
     return {
-        "models": {name: _counts(setting.fitting(weights), setting, id) for name, weights in models.items()},
+        "models": {view: _counts(setting.fitting(weights, view), setting, id) for view, weights in models.items()},
         PERSONAL: {} if own is None else _counts(load(setting.build(id), own), setting, id),
         "stages": {name: _counts(load(setting.build(id), weights), setting, id) for name, weights in stages.items()},
         "order": "\n".join(stages),  # a tree's own keys come back sorted
@@ -105,19 +112,18 @@ def _counts(net: nn.Module, setting: Setting, id: int) -> dict[str, Any]:
 
 
 def from_clients(
-    setting: Setting, which: Mapping[str, int], kept: Sequence[Tree], counts: Mapping[int, Tree]
+    setting: Setting, which: Mapping[str, str], kept: Mapping[str, Tree], counts: Mapping[int, Tree]
 ) -> dict[str, Any]:
     """The record that `evaluate` would make, from the counts of the clients that answered; the others have no samples.
 
     `which` and `kept` are what `distinct` made of the method's models; the common test set is the server's own.
     """
-    views: dict[str, Any] = {}
-    for place, weights in enumerate(kept):
-        view = _counted(setting, {k: c["models"][str(place)] for k, c in counts.items()}, exact=True)
+    records: dict[str, Any] = {}
+    for view, weights in kept.items():
+        records[view] = _counted(setting, {k: c["models"][view] for k, c in counts.items()}, exact=True)
         if setting.holdout is not None:
-            view["test"] = _accuracy(setting.fitting(weights), setting.holdout, setting)
-        views |= {name: view for name, at in which.items() if at == place}
-    views = {name: views[name] for name in which}
+            records[view]["test"] = _accuracy(setting.fitting(weights, view), setting.holdout, setting)
+    views = {name: records[view] for name, view in which.items()}
     own = {k: {**({PERSONAL: c[PERSONAL]} if c[PERSONAL] else {}), **c["stages"]} for k, c in counts.items()}
     order = [PERSONAL, *(stage for c in counts.values() for stage in c["order"].split("\n"))]
     for name in dict.fromkeys(order):
@@ -127,8 +133,8 @@ def from_clients(
     return views
 
 
-def miscounted(setting: Setting, client: int, found: Any, models: int) -> str | None:
-    """What is wrong with what a client says that it counted, if anything."""
+def miscounted(setting: Setting, client: int, found: Any, models: Collection[str]) -> str | None:
+    """What is wrong with what a client says that it counted for these models, if anything."""
     site = setting.sites[client]
     contract: dict[str, Check] = {
         "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
@@ -152,7 +158,7 @@ def miscounted(setting: Setting, client: int, found: Any, models: int) -> str | 
         "order": lambda value: None if isinstance(value, str) else "is no text",
     }
     fault = refusal(found, wanted)
-    if fault is None and found["models"].keys() != {str(place) for place in range(models)}:
+    if fault is None and found["models"].keys() != set(models):
         return "models has other names than it should"
     return fault
 
@@ -175,25 +181,20 @@ def _stage(method: Method, stage: str, me: Client) -> Tree:
     return method.stages(me)[stage]
 
 
-def _place(weights: Tree, kept: list[Tree]) -> int:
-    """Where in the list these weights stand; they are added if none there are equal."""
-    for place, other in enumerate(kept):
-        if weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights):
-            return place
-    kept.append(weights)
-    return len(kept) - 1
+def _equal(weights: Tree, other: Tree) -> bool:
+    return weights.keys() == other.keys() and all(torch.equal(weights[name], other[name]) for name in weights)
 
 
-def _shared(setting: Setting, weights: Tree, threads: int) -> dict[str, Any]:
-    net = setting.fitting(weights)
+def _shared(setting: Setting, view: str, weights: Tree, threads: int) -> dict[str, Any]:
+    net = setting.fitting(weights, view)
     confusion, loss = _tally(net, [site.test for site in setting.sites], setting, threads)
-    view = _view(setting, confusion, loss)
+    record = _view(setting, confusion, loss)
     if setting.holdout is not None:
-        view["test"] = _accuracy(net, setting.holdout, setting, threads)
+        record["test"] = _accuracy(net, setting.holdout, setting, threads)
     parts = [site.validation for site in setting.sites if site.validation is not None and len(site.validation)]
     if parts:
-        view["validation"] = _accuracy(net, pooled(parts), setting, threads)
-    return view
+        record["validation"] = _accuracy(net, pooled(parts), setting, threads)
+    return record
 
 
 def _each(

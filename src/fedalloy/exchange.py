@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core import Client, Federation
+from fedalloy.core import Client, Federation, Method
 from fedalloy.data.public import Policy, PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.registry import refuse_idle
 from fedalloy.training import Optimiser, fit
 
 
@@ -19,7 +20,37 @@ def public_part(party: Client | Federation, size: int | None, policy: Policy) ->
     """The public samples of this round, the same for the server and every client; no size means all of them."""
     if party.public is None:
         raise UsageError("the clients hold no public set; write public.holder = 'all'")
-    return party.public.subset(party.round, party.seed, size or len(party.public), policy if size else "all")
+    if size is None:
+        return party.public.subset(party.round, party.seed, len(party.public), "all")
+    return party.public.subset(party.round, party.seed, size, policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPublicSamples(Method):
+    """What methods share whose clients answer on public samples: which samples these are.
+
+    * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
+    """
+
+    samples: int | None = None
+    policy: Policy = "fresh"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples is not None and self.samples < 1:
+            raise UsageError(
+                f"{self.name}.samples = {self.samples} must be at least 1; leave it out for all public samples"
+            )
+        refuse_idle(self, self.name, {"policy": ("samples",)})
+
+    @property
+    def drawn_by(self) -> Policy:
+        """How a round's samples are drawn, also where it is not written."""
+        return self.policy
+
+    def part(self, party: Client | Federation) -> PublicSet:
+        """The public samples of this round."""
+        return public_part(party, self.samples, self.drawn_by)
 
 
 def digest(

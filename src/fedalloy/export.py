@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from fedalloy.build import build
 from fedalloy.comparison import slug
@@ -63,24 +65,38 @@ def export_model(
         outputs = meta["model"].get("outputs", meta["model"]["classes"])
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
-    model = _network_of(views[view], exp, classes=outputs, channels=channels, size=size)
+    weights, name = views[view], view
+
+    def trained() -> nn.Module:
+        setting = build(exp, dataset, network).setting
+        return setting.fitting(weights, name) if client is None else setting.build(client)
+
+    model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)
     scale = _scale(meta)
     lines = loading_lines(path, model, outputs, channels, size, scale)
     about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
     if scale is not None:
         about |= {"mean": json.dumps(scale.mean), "std": json.dumps(scale.std)}
-    write_weights(views[view], path, about)
+    write_weights(weights, path, about)
     return path, lines
 
 
-def _network_of(weights: Tree, exp: Experiment, *, classes: int, channels: int, size: int) -> Choice:
-    """Which of the experiment's networks has parameters of these names and shapes; clients may have their own."""
+def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module], **given: int) -> Choice:
+    """Which of the experiment's networks these weights are of; clients may have their own.
+
+    The names and shapes of parameters mostly tell. Where networks differ in less, it is the one that was `trained`,
+    which is asked for only then, because it needs the run's data.
+    """
     shapes = {name: tensor.shape for name, tensor in weights.items()}
-    for part in exp.models:
-        net = create(part.name, classes=classes, channels=channels, size=size, **part.options)
-        if {name: tensor.shape for name, tensor in net.state_dict().items()} == shapes:
-            return Choice(name=part.name, options=part.options)
-    return exp.model
+    fitting: dict[str, Choice] = {}
+    own = [Choice(name=part.name, options=part.options) for part in exp.models]
+    for choice in [exp.model, *own] if own else []:
+        if choice.name in registered:
+            net = create(choice.name, **given, **choice.options)
+            if {name: tensor.shape for name, tensor in net.state_dict().items()} == shapes:
+                fitting.setdefault(repr(net), choice)
+    kind = repr(trained()) if len(fitting) > 1 else next(iter(fitting), "")
+    return fitting.get(kind, exp.model)
 
 
 def _scale(meta: Mapping[str, Any]) -> Scale | None:

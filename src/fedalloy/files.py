@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -12,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedalloy.errors import DataError, StorageError, UsageError
+from fedalloy.errors import DataError, SecurityError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+NO_LINKS = "a run writes into its own folder only, so remove the link"
 PRIVATE = 0o600  # the mode of what is for its owner alone; other files follow the umask
 
 
@@ -43,6 +45,31 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except MemoryError as error:
         raise DataError(f"'{path}' has more bytes than there is memory") from error
+
+
+def refuse_executable(path: Path, data: bytes) -> None:
+    """Refuse a file that begins like a pickle or like what torch.save writes: to read it would be to execute it.
+
+    >>> refuse_executable(Path("model.pt"), b"\\x80\\x04K\\x01.")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.SecurityError: 'model.pt' is a pickle, which would execute something when it is read; write \
+weights as safetensors and data as an .npz file of numbers
+    """
+    # Safetensors begin with the length of a header, which may be any, and the brace with which that begins.
+    pickled = data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and data[4:9] != b"\0\0\0\0{"
+    first = data[30 : 30 + int.from_bytes(data[26:28], "little")] if data[:4] == b"PK\x03\x04" else b""
+    if pickled or first.endswith(b".pkl"):
+        raise SecurityError(
+            f"'{path}' is a pickle, which would execute something when it is read; write weights as safetensors and "
+            "data as an .npz file of numbers"
+        )
+
+
+def beginning(path: Path) -> bytes:
+    """The first bytes of a file, by which one knows what it is."""
+    with path.open("rb") as file:
+        return file.read(1000)
 
 
 def temporary_of(path: Path) -> Path:
@@ -113,7 +140,7 @@ def _lock(path: Path) -> int:
         except BlockingIOError as error:
             holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             os.close(handle)
-            raise StorageError(
+            raise UsageError(
                 f"'{path.parent}' is being written by process {holder or 'of unknown id'}; wait for its end, or choose "
                 "another folder"
             ) from error
@@ -151,7 +178,11 @@ def write_weights(weights: Mapping[str, Tensor], path: Path, about: Mapping[str,
 
     # Clones, because two names of one tensor cannot be stored.
     data = safetensors.torch.save({name: t.detach().clone() for name, t in weights.items()}, metadata=dict(about))
-    write_atomically(path, data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    # Safetensors writes the strings in whatever order; sorted, equal models are equal files.
+    head = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    write_atomically(path, len(head).to_bytes(8, "little") + head + data[end:])
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -159,6 +190,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     import safetensors.torch
 
     try:
+        if Path(path).is_file():
+            refuse_executable(Path(path), beginning(Path(path)))
         return safetensors.torch.load_file(path)
     except FileNotFoundError as error:
         raise DataError(f"there is no model file '{path}'") from error
@@ -193,4 +226,6 @@ def _said(path: Path, done: str, what: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise SecurityError(f"'{path}' is a link; {NO_LINKS}") from error
         raise StorageError(f"{what}'{path}' cannot be {done}: {error.strerror or error}") from error

@@ -1,15 +1,19 @@
-"""The gate: what a client's reply must be before a method sees it.
+"""The gate: what a client's reply must be before a method sees it, and what a client must be sent before it acts.
 
-A contract says of every key what may stand there. It is made from what the server knows - what it sent, its roster -
-never from a reply, so that no client can move it. A reply that does not keep it is set aside with a reason, and the
-round goes on as if that client had been absent.
+A contract says of every key what may stand there. It is made from what the receiver knows - the server from what it
+sent and its roster, a client from its own network and public samples - never from what came, so that no sender can move
+it. A reply that does not keep it is set aside with a reason, and the round goes on as if that client had been absent; a
+message that does not is answered with a refusal. Where both come from another machine, a contract also says how many
+bytes are read at all (`room`). In one process, server and client trust each other: only replies are checked there.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +30,47 @@ LONGEST = 300  # letters of a reason, which may quote what a stranger wrote
 DEEPEST = 32  # tables within tables, where no contract says how many there are
 MOST = (1 << 63) - 1  # a whole number beyond it could be neither written nor computed with
 LARGEST = 1 << 30  # numbers in a tensor, where no contract says its shape
+LEAST = 4096  # bytes of names, shapes and numbers that are always read: a name too much can then be told as such
+NUMBER = -sys.float_info.max  # no number that may come is longer as text
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A check that also knows the largest thing that it lets through; tensors in it need not hold numbers.
+
+    `largest` is None if there is no such thing. An `optional` one may be left out.
+    """
+
+    check: Check
+    largest: Any
+    optional: bool = False
+
+    def __call__(self, value: Any) -> str | None:
+        """What is wrong with a value, if anything."""
+        return self.check(value)
+
+
+class Room(NamedTuple):
+    """How much is read of what comes from afar: so many bytes, and so many of them for names, shapes and numbers."""
+
+    bytes: int
+    head: int
+
+
+def room(contract: Contract | None) -> Room | None:
+    """How many bytes the largest tree has that keeps a contract; None if that cannot be told.
+
+    >>> room({"w": array(1000, 1000), "n": whole(1)})
+    Room(bytes=4004104, head=4096)
+    """
+    if contract is None:
+        return None
+    largest = {key: check.largest if isinstance(check, Sized) else None for key, check in contract.items()}
+    if any(thing is None for thing in largest.values()):
+        return None
+    text, tensors = tree.header(largest)
+    head = max(LEAST, len(text))
+    return Room(8 + head + sum(map(tree.leaf_bytes, tensors)), head)
 
 
 def refusal(body: Any, contract: Contract | None) -> str | None:
@@ -56,14 +101,14 @@ def _fault(body: Any, contract: Contract | None) -> str | None:
         return f"it is a {type(body).__name__}, not a table"
     if contract is None:
         return _unsound(body, "", DEEPEST)
-    for key in contract:
-        if key not in body:
+    for key, check in contract.items():
+        if key not in body and not (isinstance(check, Sized) and check.optional):
             return f"it lacks '{key}'"
     for key in body:
         if key not in contract:
             return f"it holds '{_short(key)}', which nobody asked for"
     for key, check in contract.items():
-        if (fault := check(body[key])) is not None:
+        if key in body and (fault := check(body[key])) is not None:
             return f"{key} {fault}"
     return None
 
@@ -80,13 +125,22 @@ def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
             large = value.numel() > LARGEST
             fault = f"{name} has more than {LARGEST:,} numbers" if large else _unreadable(value, f"{name} ")
         else:
-            fault = None if _finite(value) else f"{name} is not finite"
+            fault = None if finite(value) else f"{name} is not finite"
         if fault is not None:
             return fault
     return None
 
 
-def like(example: Any) -> Check:
+def optional(check: Check) -> Sized:
+    """What may be left out, and if it is there must pass a check.
+
+    >>> refusal({}, {"n": optional(whole(1))}), refusal({"n": 0}, {"n": optional(whole(1))})
+    (None, 'n is 0, below 1')
+    """
+    return Sized(check, check.largest if isinstance(check, Sized) else None, optional=True)
+
+
+def like(example: Any) -> Sized:
     """The same names, shapes and kinds of numbers as the example, all of them finite.
 
     >>> model = like({"w": torch.zeros(2), "b": torch.zeros(1)})
@@ -99,10 +153,10 @@ def like(example: Any) -> Check:
     def check(value: Any) -> str | None:
         return _unlike(value, example, "")
 
-    return check
+    return Sized(check, _largest(example))
 
 
-def whole(least: int, most: int = MOST) -> Check:
+def whole(least: int, most: int = MOST) -> Sized:
     """A whole number within limits.
 
     >>> whole(1, 5)(7), whole(1)(True), whole(1)(2)
@@ -114,10 +168,10 @@ def whole(least: int, most: int = MOST) -> Check:
             return f"is a {type(value).__name__}, not a whole number"
         return _outside(value, least, most)
 
-    return check
+    return Sized(check, NUMBER)
 
 
-def real(least: float = -math.inf, most: float = math.inf) -> Check:
+def real(least: float = -math.inf, most: float = math.inf) -> Sized:
     """A finite number within limits.
 
     >>> real(0)(float("inf")), real(0)(-1.5)
@@ -127,29 +181,30 @@ def real(least: float = -math.inf, most: float = math.inf) -> Check:
     def check(value: Any) -> str | None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return f"is a {type(value).__name__}, not a number"
-        return _outside(value, least, most) if _finite(value) else "is not finite"
+        return _outside(value, least, most) if finite(value) else "is not finite"
 
-    return check
+    return Sized(check, NUMBER)
 
 
-def array(*shape: int, least: float = -math.inf, most: float = math.inf, dtype: torch.dtype = torch.float32) -> Check:
+def array(*shape: int, least: float = -math.inf, most: float = math.inf, dtype: torch.dtype = torch.float32) -> Sized:
     """A tensor of this shape, all of it finite and within limits.
 
     >>> array(2, least=0, most=1)(torch.tensor([0.5, 1.5]))
     'has numbers outside 0 to 1'
     """
+    example = torch.empty(shape, dtype=dtype, device="meta")
 
     def check(value: Any) -> str | None:
-        fault = _unlike(value, torch.empty(shape, dtype=dtype, device="meta"), "")
+        fault = _unlike(value, example, "")
         if fault is not None or (least == -math.inf and most == math.inf) or not value.numel():
             return fault
         inside = least <= value.min().item() and value.max().item() <= most
         return None if inside else f"has numbers outside {least} to {most}"
 
-    return check
+    return Sized(check, example)
 
 
-def probabilities(rows: int, columns: int) -> Check:
+def probabilities(rows: int, columns: int) -> Sized:
     """A distribution over the columns in each row.
 
     >>> probabilities(1, 2)(torch.tensor([[0.5, 0.9]]))
@@ -163,10 +218,10 @@ def probabilities(rows: int, columns: int) -> Check:
             return "has rows that do not sum to 1"
         return fault
 
-    return check
+    return Sized(check, within.largest)
 
 
-def counts(classes: int, total: int) -> Check:
+def counts(classes: int, total: int) -> Sized:
     """How many samples there are of each class, `total` in all.
 
     >>> counts(2, 5)(torch.tensor([2, 4]))
@@ -180,7 +235,15 @@ def counts(classes: int, total: int) -> Check:
             return f"counts {int(value.sum())} samples, not {total}"
         return fault
 
-    return check
+    return Sized(check, within.largest)
+
+
+def _largest(example: Any) -> Any:
+    """The largest thing that is like an example; None where it holds text, which may be of any length."""
+    if isinstance(example, Mapping):
+        found = {key: _largest(part) for key, part in example.items()}
+        return None if any(part is None for part in found.values()) else found
+    return example if isinstance(example, Tensor) else NUMBER if isinstance(example, int | float) else None
 
 
 def _unlike(value: Any, example: Any, place: str) -> str | None:
@@ -198,7 +261,7 @@ def _unlike(value: Any, example: Any, place: str) -> str | None:
         return _unlike_tensor(value, example, place)
     if type(value) is not type(example):
         return f"{place}is a {type(value).__name__}, not a {type(example).__name__}"
-    return None if _finite(value) else f"{place}is not finite"
+    return None if finite(value) else f"{place}is not finite"
 
 
 def _unlike_tensor(value: Any, example: Tensor, place: str) -> str | None:
@@ -215,10 +278,15 @@ def _unreadable(value: Tensor, place: str) -> str | None:
     """Why a tensor's numbers cannot be used, if so; shape and kind are right."""
     if value.layout != torch.strided or value.is_meta:
         return f"{place}holds no plain numbers"
-    return None if _finite(value) else f"{place}is not finite"
+    return None if finite(value) else f"{place}is not finite"
 
 
-def _finite(leaf: Any) -> bool:
+def finite(leaf: Any) -> bool:
+    """Whether a leaf of a tree is finite: a number, or all of a tensor's.
+
+    >>> finite(torch.tensor([1.0, float("nan")])), finite(3), finite("text")
+    (False, True, True)
+    """
     if isinstance(leaf, Tensor):
         # NaN passes on to the minimum: two passes over the numbers, and no room for a copy of them.
         return not (leaf.is_floating_point() and leaf.numel()) or all(

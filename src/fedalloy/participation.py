@@ -13,7 +13,7 @@ from fedalloy.errors import UsageError
 from fedalloy.registry import refuse_unknown_choices
 
 Policy = Literal["full", "fraction", "bernoulli", "weakest", "trace", "legacy"]
-USED_BY = {"fraction": ("fraction", "bernoulli", "weakest", "legacy"), "tiers": ("weakest",)}  # others refuse them
+USES_FRACTION = ("fraction", "bernoulli", "weakest", "legacy")  # the others refuse it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,7 @@ class Participation:
       probability `fraction`, at least one. `weakest`: the weakest clients never take part; round(fraction * K) stay.
       `trace`: the given list of ids for each round, repeated from its start when it is used up. `legacy`: successive
       draws of numpy's old generator, as in FedKF's code.
+    * `tiers`: how strong each client is, for `weakest`; an experiment can also give networks by them.
     * `deadline`: a client whose local work would take longer than this many seconds never answers; its time is
       FLOPs / speed. `late_drop`: a client trains, but its reply is lost with this probability.
 
@@ -51,13 +52,11 @@ class Participation:
             raise UsageError(f"participation.deadline = {self.deadline} must be a positive number of seconds")
         if (self.policy == "trace") != bool(self.trace):
             raise UsageError("participation.policy = 'trace' and a non-empty participation.trace go together")
-        for name, policies in USED_BY.items():
-            default = getattr(type(self), name)
-            if getattr(self, name) != default and self.policy not in policies:
-                raise UsageError(
-                    f'participation.{name} has no effect with policy = "{self.policy}"; write participation.policy = '
-                    f'"{policies[0]}", or leave {name} {"out" if default is None else f"at {default}"}'
-                )
+        if self.fraction != 1 and self.policy not in USES_FRACTION:
+            raise UsageError(
+                f'participation.fraction has no effect with policy = "{self.policy}"; write participation.policy = '
+                '"fraction", or leave fraction at 1.0'
+            )
 
     def check(self, clients: int) -> None:
         """Refuse lists that do not fit the number of clients."""

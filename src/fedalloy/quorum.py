@@ -19,9 +19,9 @@ class Quorum:
     """What a round needs to count.
 
     Fewer answers than `fraction` of those that were asked leave the model and the clients' memories as they were: the
-    round is recorded as skipped, and after `skips` such rounds in a row the run stops, its checkpoint intact. A client
-    that takes longer than `deadline` seconds counts as absent; without one, nobody is hurried, and equal runs are
-    equal on any machine.
+    round is recorded as skipped, and after `skips` such rounds in a row, or if all rounds are, the run stops, its
+    checkpoint intact. A client that takes longer than `deadline` seconds counts as absent; without one, nobody is
+    hurried, and equal runs are equal on any machine. Only workers and Flower's clients can be hurried.
 
     >>> Quorum().needed(9)
     5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -316,8 +316,30 @@ def _spread(values: list[float | None]) -> Spread:
     return Spread(float(np.mean(known)), std, len(known))
 
 
-def read_meta(file: Path) -> Mapping[str, Any]:
-    """What a `run.json` says."""
+def copy_of(file: Path) -> Path:
+    """Where the second copy of a `run.json` lies: beside the checkpoints, under a name that nobody takes for a run's.
+
+    >>> print(copy_of(Path("runs/one/run.json")))
+    runs/one/checkpoints/description.json
+    """
+    return file.parent / "checkpoints" / "description.json"
+
+
+def read_meta(file: Path, say: Callable[[str], None] = lambda _: None) -> Mapping[str, Any]:
+    """What a `run.json` says, or its copy, where it is lost or damaged."""
+    try:
+        return read_one_meta(file)
+    except DataError as error:
+        try:
+            meta = read_one_meta(copy_of(file))
+        except DataError:
+            raise error from None
+        say(f"{str(error).split(';')[0]}; its copy '{copy_of(file)}' is used instead")
+        return meta
+
+
+def read_one_meta(file: Path) -> Mapping[str, Any]:
+    """What this copy of a `run.json` says."""
     try:
         meta = json.loads(read_file(file).decode("utf-8"))
     except OSError as error:

@@ -18,6 +18,7 @@ from fedalloy.averaging import average
 from fedalloy.errors import UsageError
 
 Combine = Literal["mean", "median", "trimmed", "krum"]
+TRIMS = {"trim": ("combine", "trimmed", "krum")}  # for `refuse_idle`: the share says something only with these
 BLOCK = 1 << 22  # numbers that are sorted at a time, so that memory does not grow with the clients
 
 
@@ -39,6 +40,22 @@ def combined(
     if combine == "krum":
         return krum(models, server, trim)
     return median(models, server) if combine == "median" else trimmed(models, server, trim)
+
+
+def combined_answers(soft: Tensor, combine: Combine = "mean", trim: float = 0.2) -> Tensor:
+    """One distribution for each sample of those of K clients, K x samples x classes: their mean or a robust one.
+
+    Numbers that are combined class by class need not sum to 1: rows are made to. Where nothing is left of a row,
+    because what each client is certain of is an extreme to the others, all classes are equally probable.
+
+    >>> combined_answers(torch.tensor([[[0.8, 0.2]], [[0.6, 0.4]], [[0.0, 1.0]]]), "median")
+    tensor([[0.6000, 0.4000]], dtype=torch.float64)
+    """
+    if combine == "mean":
+        return soft.double().mean(0)
+    answers = [{"soft": own} for own in soft.double()]
+    found: Tensor = combined(answers, [1.0] * len(answers), answers[0], combine, trim)["soft"]
+    return _normalised(found.T, torch.ones_like(found.T)).T
 
 
 def median(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]) -> dict[str, Any]:

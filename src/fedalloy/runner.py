@@ -30,8 +30,9 @@ from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.evaluation import Remote, views_on
 from fedalloy.layout import resolve
 from fedalloy.models import parameter_count
+from fedalloy.plugins import fingerprints
 from fedalloy.privacy import LEDGER, figures
-from fedalloy.quorum import Quorum, QuorumError
+from fedalloy.quorum import QuorumError
 from fedalloy.results import FORMAT, Run, read
 from fedalloy.setting import Setting
 from fedalloy.spill import Spill, parse_size
@@ -108,7 +109,7 @@ def resume(
     described(folder)  # what is no run is not locked either
     store = Store(Path(folder))
     with store.locked(), one_thread():
-        old = described(folder)
+        old = described(folder, say)
         exp = recorded(old)
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
@@ -225,7 +226,7 @@ def _go_on(
         if watch is not None:
             watch(record)
         clock["start"] = time.perf_counter()
-        _give_up(exp.quorum, records)
+        _give_up(exp, records)
         stopped_by = should_stop(exp.stop, records) or "rounds"
         return stopped_by != "rounds"
 
@@ -233,6 +234,7 @@ def _go_on(
         if store is not None:
             store.describe(meta)
         run(method, engine, exp.rounds, start.pop() if start else None, after, settle)
+    _give_up(exp, records)  # one that had given up in its last round does so again
     meta = {**meta, "status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
@@ -261,12 +263,22 @@ def round_record(
     }
 
 
-def _give_up(quorum: Quorum, records: Sequence[Mapping[str, Any]]) -> None:
-    """End a run whose last rounds all lacked a quorum; it can be gone on with."""
-    last = [record.get("skipped") for record in records[-quorum.skips :]]
-    if len(last) == quorum.skips and all(last):
+def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
+    """End a run whose last rounds all lacked a quorum, or all it was to have; it can be gone on with."""
+    needed = min(exp.quorum.skips, exp.rounds)
+    last = [record.get("skipped") for record in records[-needed:]]
+    if len(last) == needed and all(last):
         rounds = f"{len(last)} rounds in a row were" if len(last) > 1 else "a round was"
-        raise QuorumError(f"{rounds} skipped: {last[-1]}; the run can be resumed, or needs a lower quorum.fraction")
+        none = "" if len(last) < len(records) else "no round counted: "
+        more = " with more rounds" if len(records) == exp.rounds else ""
+        raise QuorumError(f"{none}{rounds} skipped: {last[-1]}; the run can be resumed{more}{_remedy(records[-1])}")
+
+
+def _remedy(record: Mapping[str, Any]) -> str:
+    """What else may help a run whose last round was skipped; where the server overflowed, the reason says it itself."""
+    if any("not finite" in bad["reason"] for bad in record.get("quarantined", ())):
+        return "; the clients' replies were not finite, so lower training.lr"
+    return ", or needs a lower quorum.fraction" if "clients answered" in record["skipped"] else ""
 
 
 def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
@@ -339,7 +351,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
 
 
 def versions(*, private: bool) -> dict[str, str]:
-    """What must be the same for a run to go on; opacus is part of it where training is private.
+    """What must be the same for a run to go on, with opacus where training is private, and the plug-ins' files.
 
     >>> sorted(versions(private=False))
     ['fedalloy', 'machine', 'numpy', 'python', 'torch']
@@ -351,6 +363,7 @@ def versions(*, private: bool) -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         **({"opacus": _version("opacus")} if private else {}),
+        **{f"plug-in {file}": content for file, content in fingerprints().items()},
     }
 
 
@@ -363,10 +376,7 @@ def _version(library: str) -> str:
 
 def _client_models(setting: Setting) -> list[dict[str, Any]]:
     """The clients' networks, where they differ: how large each is, and who has it."""
-    owners: dict[Network, list[int]] = {}
-    for client in setting.ids:
-        owners.setdefault(setting.network(client), []).append(client)
-    return [{"parameters": parameter_count(setting.build(ids[0])), "clients": ids} for ids in owners.values()]
+    return [{"parameters": parameter_count(setting.build(ids[0])), "clients": ids} for ids in setting.groups]
 
 
 def _class_counts(setting: Setting) -> list[list[int]]:
@@ -375,7 +385,7 @@ def _class_counts(setting: Setting) -> list[list[int]]:
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = [
-        f"{key} is not the same: the run was made with {_short(old[part].get(key))}, now it is {_short(value)}"
+        f"{key} is not the same: the run was made {_made(old[part].get(key))}, now it is {_short(value)}"
         for part in ("digests", "versions")
         for key, value in new[part].items()
         if old[part].get(key) != value
@@ -391,7 +401,7 @@ def refuse_other(exp: Experiment, folder: str | Path) -> None:
     if lines:
         more = [f"  and {len(lines) - 9} more"] if len(lines) > 10 else []
         listing = "\n".join([*lines[: 10 - len(more)], *more])
-        raise UsageError(f"'{folder}' holds a run of another experiment; choose another folder:\n{listing}")
+        raise CheckpointError(f"'{folder}' holds a run of another experiment; choose another folder:\n{listing}")
 
 
 def completed(folder: str | Path) -> int:
@@ -402,6 +412,14 @@ def completed(folder: str | Path) -> int:
         return 0
 
 
+def is_whole(folder: str | Path) -> bool:
+    """Whether the newest checkpoint of a run can be used, and is that of the last round on record."""
+    store = Store(Path(folder))
+    saved = store.restore()
+    newest = max((int(path.stem) for path in store.manifests()), default=0)
+    return saved is not None and saved[0].round >= max(newest, completed(folder))
+
+
 def refuse_shorter(rounds: int, folder: str | Path) -> None:
     """Refuse to go on with the run in a folder to a round that it has left behind."""
     done = completed(folder)
@@ -409,6 +427,10 @@ def refuse_shorter(rounds: int, folder: str | Path) -> None:
         raise UsageError(
             f"'{folder}' has completed {done} rounds; write rounds = {done} or more, or choose another folder"
         )
+
+
+def _made(value: Any) -> str:
+    return "without it" if value is None else f"with {_short(value)}"
 
 
 def _short(value: Any) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core import Augmentation, Client, Method, Network, initial, methods
+from fedalloy.core import Augmentation, Client, Method, Network, group_of, initial, methods
 from fedalloy.costs import Meter, forward_flops
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
@@ -32,6 +33,13 @@ class Site:
     train: Samples
     test: Samples
     validation: Samples | None = None
+
+
+class Kind(NamedTuple):
+    """What makes two networks one architecture: the layers as torch prints them, the names and shapes of weights."""
+
+    layers: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,39 +133,40 @@ class Setting:
         return self.sites[0].train.x.device
 
     @cached_property
-    def shapes(self) -> dict[Network, dict[str, tuple[int, ...]]]:
-        """The names and shapes of each network's weights, found from the networks themselves; the server's is first."""
-        return {
-            network: {name: tuple(t.shape) for name, t in initial(network, self.seed).state_dict().items()}
-            for network in dict.fromkeys([self.network(SERVER), *self.networks])
-        }
+    def kinds(self) -> dict[Network, Kind]:
+        """What each network is, found from the networks themselves; the server's is first.
+
+        Equal weights do not make equal networks: two may differ in dropout, or in the groups of a GroupNorm.
+        """
+        return {n: _kind(initial(n, self.seed)) for n in dict.fromkeys([self.network(SERVER), *self.networks])}
 
     @property
     def same_network(self) -> bool:
-        """Whether all networks, the server's too, have equal names and shapes."""
-        first, *others = self.shapes.values()
-        return all(shape == first for shape in others)
+        """Whether all networks, the server's too, are of one kind."""
+        return len(set(self.kinds.values())) == 1
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """The clients whose networks have equal names and shapes, group by group."""
-        kinds = {network: sorted(shape.items()) for network, shape in self.shapes.items()}
-        found: list[tuple[list[tuple[str, tuple[int, ...]]], list[int]]] = []
+        """The clients whose networks are of one kind, group by group."""
+        owners: dict[Network, list[int]] = {}
         for k in self.ids:
-            kind = kinds[self.network(k)]
-            members = next((ids for other, ids in found if other == kind), None)
-            if members is None:
-                found.append((kind, [k]))
-            else:
-                members.append(k)
-        return [ids for _, ids in found]
+            owners.setdefault(self.network(k), []).append(k)
+        found: dict[Kind, list[int]] = {}
+        for network, ids in owners.items():  # a kind is long to compare: once for each network, not for each client
+            found.setdefault(self.kinds[network], []).extend(ids)
+        return [sorted(ids) for ids in found.values()]
 
-    def fitting(self, weights: Tree) -> nn.Module:
-        """The network that these weights belong to, the server's if it is that one, holding them."""
+    def fitting(self, weights: Tree, view: str = "") -> nn.Module:
+        """The network that a view's weights belong to, holding them.
+
+        It is that of the group which the view names, otherwise the server's; where that one does not fit, the first
+        that does.
+        """
         network = self.network(SERVER)
         if any(other is not network for other in self.networks):
-            shape = {name: tuple(t.shape) for name, t in weights.items()}
-            network = next((n for n, other in self.shapes.items() if other == shape), network)
+            shapes, group = _shapes(weights), group_of(view)
+            named = [self.network(ids[0]) for number, ids in enumerate(self.groups) if number == group]
+            network = next((n for n in (*named, *self.kinds) if self.kinds[n].shapes == shapes), network)
         return load(initial(network, self.seed, self.layout, self.device), weights)
 
     def steps(self, client: int) -> int:
@@ -206,6 +215,7 @@ class Setting:
             layout=self.layout,
             scale=self.scale,
             account=account,
+            outputs=self.outputs,
         )
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
@@ -223,6 +233,7 @@ class Setting:
             layout=self.layout,
             scale=self.scale,
             meter=meter,
+            outputs=self.outputs,
         )
 
     def check(self, method: Method) -> None:
@@ -233,7 +244,11 @@ class Setting:
             raise UsageError(f"{method.name} needs clients that hold the public set; write public.holder = 'all'")
         if not method.card.any_network and not self.same_network:
             able = ", ".join(name for name, m in methods.items() if m.card.any_network)
-            raise UsageError(f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}")
+            raise UsageError(
+                f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}; "
+                "to compare with it all the same, run it from a file without [[models]] and put both folders side by "
+                "side: fedalloy report A B"
+            )
         if method.card.features:
             bare = [k for k in self.ids if not hasattr(self.build(k), "features")]
             if bare:
@@ -253,6 +268,14 @@ def pooled(parts: Sequence[Samples]) -> Samples:
         return Samples(first.x, first.y, torch.cat([p.index for p in parts]))
     x, y = torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts])
     return Samples(x, y, torch.arange(len(y)))
+
+
+def _kind(net: nn.Module) -> Kind:
+    return Kind(repr(net), _shapes(net.state_dict()))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, tuple(t.shape)) for name, t in weights.items()))
 
 
 def _stray(labels: Tensor, classes: int) -> int | None:

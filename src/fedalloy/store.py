@@ -2,9 +2,9 @@
 
 A round is a transaction: its record is appended, then its checkpoint's manifest is the commit. The manifest holds the
 hashes of everything it stands for, the records and the experiment among them. Two generations are kept, which share no
-file; of the records there is a second copy beside them. Reading changes nothing. Who goes on to write holds the
-folder's lock and first makes the folder what it was after the newest whole checkpoint: what is damaged goes to
-`quarantine/`, records of later rounds go. Only the owner can read what the store writes: models can tell of data.
+file; of the records and of `run.json` there is a second copy beside them. Reading changes nothing. Who goes on to write
+holds the folder's lock and first makes the folder what it was after the newest whole checkpoint: what is damaged goes
+to `quarantine/`, records of later rounds go. Only the owner can read what the store writes: models can tell of data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 from fedalloy.checkpoints import Checkpoints, Manifest, read_manifest
 from fedalloy.core import State
-from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
+from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.files import (
+    NO_LINKS,
     PRIVATE,
     append_line,
     as_json,
@@ -32,7 +33,7 @@ from fedalloy.files import (
     temporary_of,
     write_atomically,
 )
-from fedalloy.results import read, read_meta
+from fedalloy.results import copy_of, read, read_meta
 from fedalloy.tree import Tree
 
 Say = Callable[[str], None]
@@ -48,6 +49,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.meta = folder / "run.json"
+        self.descriptions = (self.meta, copy_of(self.meta))  # the same, twice; the copy is written last, and goes first
         self.rounds = folder / "rounds.jsonl"
         self.checkpoints = folder / "checkpoints"
         self.logs = (self.rounds, self.checkpoints / "rounds.jsonl")  # the same, twice
@@ -65,7 +67,7 @@ class Store:
         make_folder(self.folder, PRIVATE_FOLDER)
         for inner in (self.checkpoints, self.quarantine):
             if inner.is_symlink():  # what is written there would lie elsewhere
-                raise StorageError(f"'{inner}' is a link; a run writes into its own folder only, so remove the link")
+                raise SecurityError(f"'{inner}' is a link; {NO_LINKS}")
         try:
             with locked(self.lock):
                 yield
@@ -75,7 +77,7 @@ class Store:
 
     def create(self, meta: Mapping[str, Any]) -> None:
         """Make the folder for a new run; one with a run or with anything else in it is refused."""
-        if self.meta.exists():
+        if begun(self.folder):
             raise UsageError(f"'{self.folder}' holds a run; `fedalloy resume {self.folder}` goes on with it")
         if any(log.exists() for log in self.logs) or self._saved.generations():
             raise UsageError(f"'{self.folder}' holds the remains of a run; choose another folder")
@@ -90,21 +92,28 @@ class Store:
         self._experiment = experiment_digest(meta)
         try:
             make_folder(self.checkpoints, PRIVATE_FOLDER)
-            write_atomically(self.meta, content, PRIVATE)
+            for file in self.descriptions:
+                write_atomically(file, content, PRIVATE)
         except StorageError:
             self.remove()
             raise
 
     def remove(self) -> None:
         """Take back `create` for a run that has not completed a round; other files in the folder stay."""
+        copy = copy_of(self.meta)
+        if any(path != copy for path in self.checkpoints.glob("*")):
+            return
         with contextlib.suppress(OSError):
+            copy.unlink(missing_ok=True)
             self.checkpoints.rmdir()
             self.meta.unlink(missing_ok=True)
 
     def describe(self, meta: Mapping[str, Any]) -> None:
-        """Write `run.json` anew, if it says something else."""
-        if self.meta.read_bytes() != (content := as_json(meta)):
-            write_atomically(self.meta, content, PRIVATE)
+        """Write `run.json` and its copy anew, where they say something else."""
+        content = as_json(meta)
+        for file in self.descriptions:
+            if _content(file) != content:
+                write_atomically(file, content, PRIVATE)
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Append a round's record."""
@@ -122,6 +131,7 @@ class Store:
         """The newest whole checkpoint, or None if no round was completed; nothing is written."""
         self._experiment = experiment_digest(read_meta(self.meta))
         paths = self._saved.generations()
+        kind: type[FedalloyError] = CheckpointError
         for path in paths:
             try:
                 manifest = read_manifest(path)
@@ -131,11 +141,12 @@ class Store:
                 saved = manifest.load()
             except DAMAGE as error:
                 say(f"the checkpoint of round {int(path.stem)} cannot be used: {error}")
+                kind = SecurityError if isinstance(error, SecurityError) else kind
                 continue
             self._whole = manifest
             return saved
         if paths:
-            raise CheckpointError(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
+            raise kind(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
         if any(_content(log).count(b"\n") > 1 for log in self.logs):  # one may precede its commit
             raise CheckpointError(
                 f"'{self.folder}' has records of several rounds, but no checkpoint; start again in another folder"
@@ -163,6 +174,10 @@ class Store:
         self._kept = b""
         return [json.loads(line) for line in kept]
 
+    def manifests(self) -> list[Path]:
+        """The manifests of the checkpoints, newest first, whole or not."""
+        return self._saved.generations()
+
     def records(self) -> list[dict[str, Any]]:
         """The records of the completed rounds; a torn last line is not one of them."""
         return [dict(record) for record in read(self.folder).rounds]
@@ -188,9 +203,15 @@ class Store:
         raise DataError(f"the records in {self.rounds.name} are not those of its rounds")
 
 
-def described(folder: str | Path) -> Mapping[str, Any]:
+def begun(folder: str | Path) -> bool:
+    """Whether a folder holds a run, be it one that has lost its `run.json`."""
+    meta = Path(folder) / "run.json"
+    return meta.exists() or copy_of(meta).exists()
+
+
+def described(folder: str | Path, say: Say = lambda _: None) -> Mapping[str, Any]:
     """What `run.json` says, if that is enough to go on with the run."""
-    meta = read_meta(Path(folder) / "run.json")
+    meta = read_meta(Path(folder) / "run.json", say)
     for part in ("digests", "experiment", "model", "versions"):
         if not isinstance(meta.get(part), Mapping):
             raise DataError(f"{Path(folder) / 'run.json'} says nothing of {part}; the run cannot be gone on with")
@@ -208,10 +229,10 @@ def experiment_digest(meta: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def _content(log: Path) -> bytes:
-    """What a copy of the records holds: nothing, if it is not there or cannot be read."""
+def _content(file: Path) -> bytes:
+    """What a copy of the records or of `run.json` holds: nothing, if it is not there or cannot be read."""
     try:
-        return read_file(log)
+        return read_file(file)
     except (OSError, DataError):
         return b""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from fedalloy.errors import InterruptionError, TerminationError, UsageError
+from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config import Experiment
@@ -84,26 +84,31 @@ def chosen_seeds(text: str, first: int) -> list[int]:
     return seeds
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM has come; whatever is under way ends as it does after Ctrl-C."""
+# What a signal makes of a command that it ends; Windows has no SIGHUP.
+ENDINGS: dict[int, type[InterruptionError]] = {signal.SIGINT: InterruptionError, signal.SIGTERM: TerminationError}
+if hasattr(signal, "SIGHUP"):
+    ENDINGS[signal.SIGHUP] = HangupError
 
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM unwind what is inside, as Ctrl-C does, so that workers are ended and shared memory is given back.
+    """Let SIGTERM and SIGHUP unwind what is inside, as Ctrl-C does: workers are ended, shared memory is given back.
 
-    Only the first signal does; a second one shall not stop the first from being answered.
+    Only the first signal does; a second one shall not stop the first from being answered. Under `nohup` nobody minds
+    that the terminal is closed.
     """
 
     def end(number: int, _: object) -> NoReturn:
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in ENDINGS:
             signal.signal(each, signal.SIG_IGN)
-        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        raise Signalled(number)
 
     if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
         yield
         return
-    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDINGS}
+    if before.get(hangup := getattr(signal, "SIGHUP", 0)) == signal.SIG_IGN:
+        del before[hangup]
     for number in before:
         signal.signal(number, end)
     try:
@@ -119,7 +124,11 @@ def resumable(*words: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        kind = TerminationError if isinstance(error, Terminated) else InterruptionError
+        from fedalloy.plugins import blamed
+
+        if not isinstance(error, Signalled) and blamed(error) is not None:
+            raise  # a plug-in's own
+        kind = ENDINGS[error.number] if isinstance(error, Signalled) else InterruptionError
         raise kind(f"interrupted; `{as_typed(*words)}` goes on from the last round") from error
 
 

@@ -121,10 +121,16 @@ def framing_bytes(tree: Tree) -> int:
     return 8 + len(head) + sum(leaf_bytes(t) for t in tensors) - payload
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """Read what `encode` wrote; keys come back sorted."""
+def decode(data: bytes, most: int | None = None) -> dict[str, Any]:
+    """Read what `encode` wrote; keys come back sorted.
+
+    A header of more than `most` bytes is refused unread: as objects, names take many times the bytes that they are. It
+    must account for all bytes that follow, or safetensors refuses it, before a tensor is made.
+    """
     try:
         size = struct.unpack("<Q", data[:8])[0]
+        if most is not None and size > most:
+            raise DataError(f"its names and shapes take {size:,} bytes; at most {most:,} are read")
         head = json.loads(data[8 : 8 + size])
         flat: dict[str, Any] = dict(safetensors.torch.load(data))
         flat.update(json.loads(head.get("__metadata__", {}).get("leaves", "{}")))

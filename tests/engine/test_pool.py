@@ -15,17 +15,22 @@ import torch
 from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
-from fedalloy import tree
-from fedalloy.core import methods, quick, run
+from fedalloy import plugins, tree
+from fedalloy.core import action, methods, quick, run
+from fedalloy.engine import arena
+from fedalloy.engine import cargo as cargo_module
+from fedalloy.engine import pool as pool_module
 from fedalloy.engine.cargo import pack, release, unpack
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.pool import Pool, WorkerError, can_cross
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
-from fedalloy.errors import UsageError
+from fedalloy.errors import StorageError, UsageError
 from fedalloy.methods import FedAvg, Local
 from fedalloy.models import create
+from fedalloy.participation import Participation
 from fedalloy.probe import small_settings
+from fedalloy.quorum import Quorum
 from fedalloy.training import params
 
 
@@ -172,6 +177,29 @@ def test_what_a_notebook_defines_runs_in_threads_and_says_so(plain):
     assert not can_cross(FedAvg(), replace(plain, networks=[lambda: nn.Linear(1, 1)]))
 
 
+@pytest.mark.parametrize("kind", ["serial", "threads"])
+def test_who_cannot_keep_a_deadline_refuses_it(plain, kind):
+    hurried = replace(plain, quorum=Quorum(deadline=60.0))
+    with (
+        pytest.raises(
+            UsageError, match=r"^quorum\.deadline = 60 needs clients in processes .*; write engine = 'pool', or"
+        ),
+        engine_for([FedAvg()], hurried, 1, kind, 2, print),
+    ):
+        pass
+
+
+def test_a_deadline_makes_auto_the_pool_and_what_cannot_be_sent_there_is_refused(plain):
+    class Mine(FedAvg):
+        pass
+
+    hurried = replace(plain, quorum=Quorum(deadline=60.0))
+    with engine_for([FedAvg()], hurried, 1, "auto", 1, print) as engine:
+        assert type(engine) is Pool
+    with pytest.raises(UsageError, match="defined in a script"), engine_for([Mine()], hurried, 1, "auto", 1, print):
+        pass
+
+
 def test_small_runs_need_no_pool(plain):
     with engine_for([FedAvg()], plain, 1, "auto", 2, print) as engine:
         assert type(engine) is Serial
@@ -199,3 +227,148 @@ def test_the_memory_layout_crosses_to_the_workers(plain):
         assert unpack(cargo).layout == "nchw"
     finally:
         release(cargo)
+
+
+# --- shared memory, and workers that cannot start ---------------------------------------------------------------------
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files without a name under /proc")
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """The folder in which shared memory lies."""
+    monkeypatch.setattr(arena, "_MEMORY", tmp_path)
+    return tmp_path
+
+
+@linux
+def test_a_pool_that_is_killed_leaves_no_data_in_shared_memory(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from fedalloy.engine import arena;"
+        "arena._MEMORY = Path(sys.argv[1]);"
+        "from fedalloy.engine.pool import Pool; from fedalloy.probe import small_settings;"
+        "p = Pool(small_settings()[0], workers=1); print('begun', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "begun\n"
+        parent.kill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def open_files():
+    return set(os.listdir("/proc/self/fd")) if sys.platform == "linux" else set()
+
+
+@linux
+def test_a_closed_pool_leaves_no_open_file(plain, memory):
+    before = open_files()
+    with Pool(plain, workers=1) as engine:
+        finish(FedAvg(), engine, 1)
+        assert len(open_files()) > len(before)
+        assert list(memory.iterdir()) == []
+    assert open_files() == before
+
+
+def test_where_files_need_names_they_are_there_until_the_end(plain, memory, monkeypatch):
+    monkeypatch.setattr(arena, "_nameless", lambda: False)
+    expected = tree.digest(finish(FedAvg(), Serial(plain)))
+    with Pool(plain, workers=1) as engine:
+        engine._workers[0].process.kill()  # its successor finds the data too
+        assert tree.digest(finish(FedAvg(), engine)) == expected
+        assert {path.name[:9] for path in memory.iterdir()} == {"fedalloy-"}
+    assert list(memory.iterdir()) == []
+
+
+def test_a_setting_that_does_not_fit_leaves_nothing(plain, memory, monkeypatch):
+    monkeypatch.setattr(arena, "_nameless", lambda: False)
+    real, calls = arena.shared, []
+
+    def short(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise StorageError("9 bytes of shared memory cannot be had")
+        return real(*given)
+
+    monkeypatch.setattr(cargo_module, "shared", short)
+    with pytest.raises(StorageError):
+        Pool(plain, workers=1)
+    assert list(memory.iterdir()) == []
+
+
+PARENT = """
+import os
+if "FEDALLOY_ONLY_HERE" in os.environ:
+    raise ValueError("not\\nin a worker")
+"""
+
+
+@pytest.mark.parametrize("words", ["the plug-in '.*only.py' failed in line 4: ValueError: not in a worker", ""])
+def test_a_worker_that_cannot_start_is_one_sentence(plain, memory, monkeypatch, tmp_path_factory, words):
+    monkeypatch.setattr(arena, "_nameless", lambda: False)
+    if words:
+        file = tmp_path_factory.mktemp("plugin") / "only.py"
+        file.write_text(PARENT)
+        plugins.load_file(file)
+        monkeypatch.setenv("FEDALLOY_ONLY_HERE", "no")
+    else:
+        words = r"it left with code 1; is memory short\?"
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = open_files()
+    try:
+        with pytest.raises(WorkerError, match=f"^a worker could not start: {words}$"):
+            Pool(plain, workers=2)
+    finally:
+        sys.modules.pop("fedalloy_plugin_only", None)
+    assert list(memory.iterdir()) == []
+    assert open_files() == before
+
+
+def test_a_program_that_is_not_there_is_a_worker_that_cannot_start(plain, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    with pytest.raises(WorkerError, match=r"^a worker could not start: No such file or directory$"):
+        Pool(plain, workers=1)
+
+
+class Lethal(FedAvg):
+    """Client 3 takes its worker with it."""
+
+    @action
+    def train(self, me, msg):
+        if me.id == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(me, msg)
+
+
+def test_a_successor_that_cannot_start_is_a_death_of_that_client_alone(plain, monkeypatch):
+    """Client 3 kills its worker; of those that follow, the first cannot start."""
+    setting = replace(plain, participation=Participation(), quorum=Quorum(fraction=0.0))
+    real, tries = pool_module._Worker.wait_until_ready, []
+
+    def stillborn(worker):
+        tries.append(worker)
+        if len(tries) == 2:
+            worker.process.kill()
+        real(worker)
+
+    monkeypatch.setattr(pool_module._Worker, "wait_until_ready", stillborn)
+    seen = []
+    with Pool(setting, workers=1) as engine:
+        end = run(Lethal(), engine, 1, watch=lambda _, fed: seen.append(fed))
+    reason = "a worker could not start: signal 9 ended it; is memory short?"
+    assert seen[0].quarantined == [{"client": 3, "action": "train", "reason": reason}]
+    assert len(tries) == 3
+    others = [k for k in setting.ids if k != 3]
+    without = replace(setting, participation=Participation(policy="trace", trace=[others]))
+    assert tree.equal(end.body, run(FedAvg(), Serial(without), 1).body)
+
+
+def test_when_no_successor_can_start_the_round_is_skipped(plain, monkeypatch):
+    setting = replace(plain, participation=Participation(), quorum=Quorum())
+    seen = []
+    with Pool(setting, workers=2) as engine:
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        for worker in engine._workers:
+            worker.process.kill()
+        run(FedAvg(), engine, 1, watch=lambda _, fed: seen.append(fed))
+    assert {bad["client"] for bad in seen[0].quarantined} == set(setting.ids)
+    assert seen[0].skipped is not None

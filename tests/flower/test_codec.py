@@ -15,7 +15,9 @@ from fedalloy import tree
 from fedalloy.costs import Ledger
 from fedalloy.engine.flower.codec import BODY, HEADER, KIND, array, from_records, to_records
 from fedalloy.errors import DataError
+from fedalloy.gate import Room
 
+ROOM = Room(1 << 20, 1 << 20)
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
@@ -40,7 +42,8 @@ def travelled(records):
 @settings(max_examples=60, deadline=None)
 @given(trees)
 def test_any_tree_comes_back_as_it_was(body):
-    header, found = from_records(travelled(to_records(body, {"round": 3, "client": 1, "text": "é", "seconds": 0.5})))
+    sent = to_records(body, {"round": 3, "client": 1, "text": "é", "seconds": 0.5})
+    header, found = from_records(travelled(sent), ROOM)
     assert header == {"round": 3, "client": 1, "text": "é", "seconds": 0.5}
     assert tree.encode(found) == tree.encode(body)
 
@@ -56,7 +59,7 @@ def test_a_tree_has_the_bytes_that_the_ledger_counts(body):
 
 def test_a_bfloat16_weight_and_a_nan_keep_their_bits():
     body = {"w": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16)}
-    found = from_records(travelled(to_records(body, {})))[1]
+    found = from_records(travelled(to_records(body, {})), ROOM)[1]
     assert torch.equal(found["w"].view(torch.int16), body["w"].view(torch.int16))
 
 
@@ -91,7 +94,19 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_no_message_is_refused(name):
     with pytest.raises(DataError):
-        from_records(travelled(HOSTILE[name]), most=1000)
+        from_records(travelled(HOSTILE[name]), Room(1000, 200))
+
+
+def test_nothing_too_large_is_read(monkeypatch):
+    """Neither names nor numbers are looked at where there are too many bytes of them."""
+    names, numbers = to_records(dict.fromkeys(map(str, range(50)), 0), {}), to_records({"w": torch.zeros(300)}, {})
+    monkeypatch.setattr("json.loads", lambda _: pytest.fail("the header was read"))
+    with pytest.raises(DataError, match=r"its tree has 1,\d\d\d bytes; at most 1,000 are read"):
+        from_records(numbers, Room(1000, 200))
+    with pytest.raises(DataError, match=r"its names and shapes take \d\d\d bytes; at most 200 are read"):
+        from_records(names, Room(1000, 200))
+    with pytest.raises(DataError, match="a text in its header has 101 letters; at most 100 are read"):
+        from_records(to_records({}, {"ledger": "x" * 101}), Room(1000, 200), longest=100)
 
 
 def test_shared_bodies_are_written_once():

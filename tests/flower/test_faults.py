@@ -16,7 +16,8 @@ from fedalloy.engine.flower.codec import BODY, HEADER, from_records, to_records
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.serial import Serial
 from fedalloy.evaluation import views_on
-from fedalloy.methods import FedAvg, Local
+from fedalloy.gate import Room
+from fedalloy.methods import FedAvg, KnFu, Local
 from fedalloy.participation import Participation
 from fedalloy.privacy import LEDGER, Privacy
 from fedalloy.quorum import Quorum
@@ -55,7 +56,7 @@ def kept_but(change):
 
 
 def changed(answer, change):
-    made = change(*from_records(answer.content))
+    made = change(*from_records(answer.content, Room(1 << 30, 1 << 20)))
     content = to_records(made[1], made[0]) if isinstance(made, tuple) else made
     message = Message.__new__(Message)
     parts = ("_error", "_content") if isinstance(content, Error) else ("_content", "_error")
@@ -87,6 +88,19 @@ FAULTS = {
     "wrong names": (lambda h, b: (h, {**b, "model": {"w": torch.ones(1)}}), "has other names than it should"),
     "an extra key": (lambda h, b: (h, {**b, "extra": 1}), "it holds 'extra', which nobody asked for"),
     "a failed action": (lambda h, b: ({"error": "no\x1b[2Jpe"}, {}), "its action failed: no?[2Jpe"),
+    "100,000 names": (lambda h, b: (h, {**b, **dict.fromkeys(map(str, range(100_000)), 0)}), "bytes; at most"),
+    "names for numbers": (
+        lambda h, b: (h, {"n": b["n"], **dict.fromkeys(map(str, range(400)), 0)}),
+        "its names and shapes take",
+    ),
+    "a larger model": (
+        lambda h, b: (h, {**b, "model": {k: v.expand(50, *v.shape) for k, v in b["model"].items()}}),
+        "bytes; at most",
+    ),
+    "a long ledger": (
+        lambda h, b: ({**h, "digest": "0" * 64, "ledger": "{" + " " * 100_000 + "}"}, b),
+        "a text in its header has",
+    ),
 }
 
 
@@ -127,9 +141,9 @@ def test_an_action_that_raises_or_returns_nothing_is_a_sentence(setting, federat
     monkeypatch.setattr(FedAvg, "train", bad_train)
     fed = federation(setting).open(FedAvg(), 1)
     fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])
-    assert [(bad["client"], bad["reason"]) for bad in fed.quarantined] == [
-        (BAD, "its action failed: SystemExit: I leave"),
-        (3, "its action failed: fedavg.train returned NoneType; return reply(...)"),
+    assert [(bad["client"], bad["reason"].removeprefix("its action failed: ")) for bad in fed.quarantined] == [
+        (BAD, "RuntimeError: it raised SystemExit: I leave"),
+        (3, "fedavg.train returned NoneType; return reply(...)"),
     ]
 
 
@@ -255,8 +269,8 @@ def test_a_memory_that_is_lost_is_evaluated_as_an_empty_one(setting, federation,
 def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(setting, federation):
     lies = {
         0: lambda h, b: Error(2, "boom"),
-        1: lambda h, b: (h, {**b, "models": {"0": {**b["models"]["0"], "confusion": torch.full((4, 4), 9)}}}),
-        3: lambda h, b: (h, {**b, "stages": {"mine": b["models"]["0"]}, "order": "mine"}),
+        1: lambda h, b: (h, {**b, "models": {"aca": {**b["models"]["aca"], "confusion": torch.full((4, 4), 9)}}}),
+        3: lambda h, b: (h, {**b, "stages": {"mine": b["models"]["aca"]}, "order": "mine"}),
         4: lambda h, b: (h, {**b, "personal": {"loss": 0.5}}),
     }
 
@@ -289,8 +303,7 @@ def test_a_client_refuses_what_a_server_may_not_ask(change, reason, setting, fed
     engine = federation(setting)
     named = engine._header(engine._told(FedAvg()), 1, 1, "train")
     body = {"model": FedAvg().init(engine.open(FedAvg(), 0))["model"]}
-    ((_, found),) = engine._exchange("train.act", {1: to_records(body, {**named, **change})}, 1)
-    assert reason in str(found)
+    assert reason in str(sent(engine, "train.act", to_records(body, {**named, **change})))
 
 
 def test_a_client_refuses_numbers_that_are_none(setting, federation):
@@ -301,6 +314,53 @@ def test_a_client_refuses_numbers_that_are_none(setting, federation):
     fed.ask("train", {0: {"model": model}, 1: {"model": broken}, 2: {"model": model}})
     assert [bad["client"] for bad in fed.quarantined] == [1]
     assert "what the server sent is refused" in fed.quarantined[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: {"model": model, "extra": 1}, "it holds 'extra', which nobody asked for"),
+        (lambda model: {"model": {k: w.int() for k, w in model.items()}}, "is int32, not float32"),
+        (lambda model: {"model": {k: w.double() for k, w in model.items()}}, "bytes; at most"),
+        (lambda model: {"model": {k: w[:1] for k, w in model.items()}}, "has the shape"),
+        (lambda model: {"model": {}}, "model has other names than it should"),
+        (lambda model: {"model": {k: w.expand(50, *w.shape) for k, w in model.items()}}, "bytes; at most"),
+    ],
+)
+def test_a_client_refuses_what_its_method_is_never_sent(change, reason, setting, federation):
+    fed = federation(setting).open(FedAvg(), 1)
+    model = FedAvg().init(fed)["model"]
+    fed.ask("train", [0, 2], model=model)
+    assert not fed.quarantined
+    engine = federation(setting)
+    header = engine._header(engine._told(FedAvg()), 1, 1, "train")
+    found = sent(engine, "train.act", to_records(change(model), header))
+    assert "what the server sent is refused: " in str(found)
+    assert reason in str(found)
+
+
+def test_a_client_refuses_answers_that_are_no_probabilities(setting, federation):
+    method = KnFu(samples=8)
+    engine = federation(setting)
+    header = engine._header(engine._told(method), 1, 1, "tune")
+    found = sent(engine, "train.act", to_records({"soft": torch.ones(8, 4)}, header))
+    assert "what the server sent is refused: soft has rows that do not sum to 1" in str(found)
+    found = sent(engine, "train.act", to_records({"soft": torch.ones(9, 4) / 4}, header))
+    assert "what the server sent is refused: soft has the shape (9, 4), not (8, 4)" in str(found)
+
+
+@pytest.mark.parametrize("kind", ["evaluate.views", "query.introduce"])
+def test_a_client_refuses_more_than_anybody_would_send(kind, setting, federation):
+    engine = federation(setting)
+    header = engine._address(engine._told(FedAvg()), 1, 1)
+    found = sent(engine, kind, to_records({"0": {"w": torch.zeros(5_000_000)}}, header))
+    assert "bytes; at most" in str(found)
+
+
+def sent(engine, kind, letter):
+    """What client 1 answers to a letter."""
+    ((_, found),) = engine._exchange(kind, {1: letter}, 1, lambda _: Room(1 << 20, 1 << 20))
+    return found
 
 
 # --- privacy --------------------------------------------------------------------------------------------------------

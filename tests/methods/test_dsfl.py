@@ -17,6 +17,7 @@ from fedalloy.errors import UsageError
 from fedalloy.methods import Local
 from fedalloy.methods.dsfl import DSFL, sharpened
 from fedalloy.participation import Participation
+from fedalloy.probe import small_settings
 from fedalloy.rng import generator
 from fedalloy.setting import SERVER
 from fedalloy.training import LocalWork, batches, load
@@ -76,6 +77,45 @@ def test_answers_are_averaged_before_they_are_sharpened(aggregation, wanted):
     found = DSFL(aggregation=aggregation).aggregate(soft)
     assert found.dtype == torch.float32
     assert found[0].tolist() == pytest.approx(wanted, abs=5e-7)
+
+
+# Three clients say (0.8, 0.1, 0.1), (0.2, 0.5, 0.3) and (0.6, 0.3, 0.1), a liar (0, 0, 1).
+#   median of each: (0.2 + 0.6) / 2, (0.1 + 0.3) / 2, (0.1 + 0.3) / 2, which sum to 0.8; trimmed by a quarter: the same
+#   krum by a quarter: the liar goes; the mean of the others
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"combine": "median"}, [0.5, 0.25, 0.25]),
+        ({"combine": "trimmed", "trim": 0.25}, [0.5, 0.25, 0.25]),
+        ({"combine": "trimmed"}, [0.4, 0.225, 0.375]),  # a fifth of four is nobody
+        ({"combine": "krum", "trim": 0.25}, [1.6 / 3, 0.9 / 3, 0.5 / 3]),
+    ],
+    ids=str,
+)
+def test_what_one_client_does_to_the_answers_can_be_bounded(options, wanted):
+    soft = torch.tensor([[[0.8, 0.1, 0.1]], [[0.2, 0.5, 0.3]], [[0.6, 0.3, 0.1]], [[0.0, 0.0, 1.0]]])
+    plain = DSFL(aggregation="mean", **options).aggregate(soft)
+    assert plain.dtype == torch.float32
+    assert plain[0].tolist() == pytest.approx(wanted, abs=1e-6)
+    sharp = DSFL(**options).aggregate(soft)
+    assert torch.allclose(sharp, sharpened(torch.tensor([wanted]), 0.1), atol=1e-6)
+
+
+@pytest.mark.parametrize("combine", ["median", "trimmed"])
+def test_where_all_contradict_each_other_every_class_is_equally_probable(combine):
+    """Each class is a certainty of one client and nothing to the others: no number between the extremes is left."""
+    soft = torch.eye(4)[:3, None]
+    trim = {} if combine == "median" else {"trim": 0.4}
+    found = DSFL(combine=combine, **trim).aggregate(soft)
+    assert found[0].tolist() == pytest.approx([0.25] * 4)
+
+
+@pytest.mark.parametrize("aggregation", ["era", "mean"])
+def test_by_default_it_is_the_plain_mean_to_the_bit(aggregation):
+    soft = torch.randn(7, 50, 10, generator=generator(1, "answers")).softmax(2)
+    mean = soft.double().mean(0)
+    wanted = (sharpened(mean, 0.1) if aggregation == "era" else mean).float()
+    assert torch.equal(DSFL(aggregation=aggregation).aggregate(soft), wanted)
 
 
 def test_clients_and_server_learn_from_the_same_labels_by_hand(setting, play):
@@ -192,6 +232,7 @@ def test_four_kilobytes_travel_each_way_for_each_client():
 
 def test_it_keeps_the_contract():
     check_method(DSFL())
+    check_method(DSFL(combine="median", samples=6), small_settings()[1])
 
 
 @pytest.mark.parametrize(
@@ -199,6 +240,10 @@ def test_it_keeps_the_contract():
     [
         ({"temperature": 0.0}, r"ds-fl\.temperature = 0\.0 must be positive"),
         ({"aggregation": "sa"}, r"ds-fl\.aggregation = 'sa' is unknown"),
+        ({"aggregation": "mean", "temperature": 0.5}, r"ds-fl\.temperature has no effect without aggregation = 'era'"),
+        ({"combine": "trimmed", "trim": 0.5}, r"ds-fl\.trim = 0\.5 must lie in"),
+        ({"trim": 0.3}, r"ds-fl\.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
+        ({"combine": "median", "trim": 0.3}, r"ds-fl\.trim has no effect"),
     ],
 )
 def test_impossible_options_are_refused(options, sentence):

@@ -219,6 +219,8 @@ def test_what_a_server_learns_from_single_models_is_clipped_too(cls, play):
     [
         (lambda: FedAvg(combine="medain"), "did you mean 'median'"),
         (lambda: FedAvg(trim=0.5), r"fedavg.trim = 0.5 must lie in \[0, 0.5\)"),
+        (lambda: FedAvg(trim=0.3), "fedavg.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
+        (lambda: FedProx(combine="median", trim=0.3), "fedprox.trim has no effect without combine = 'trimmed' or"),
         (lambda: FedAvg(clip=0.0), "fedavg.clip = 0.0 must be a positive number, or 'median'"),
         (lambda: MOON(clip="mean"), "moon.clip = 'mean' is unknown; did you mean 'median'"),
         (lambda: FedAvg(cap=0.0), r"fedavg.cap = 0.0 must lie in \(0, 1\]"),

@@ -295,16 +295,37 @@ def test_as_a_baseline_of_knfu_the_mean_is_one_of_probabilities(setting):
     torch.testing.assert_close(fused[4]["soft"], torch.tensor([[0.6, 0.4]]))
 
 
+def test_public_samples_are_drawn_as_the_mode_says_unless_it_is_written(setting, play):
+    """By class in FedMD's own form; at random as KnFu's baseline, which so meets the samples that KnFu meets."""
+    at = setting(public=public_set(30))
+
+    def drawn(method):
+        fed = play(method, at, 2).engine
+        rows = [method.part(fed.open(method, t)).samples.index.tolist() for t in (1, 2)]
+        assert rows == [method.part(at.client(1, t, {})).samples.index.tolist() for t in (1, 2)]
+        return rows
+
+    def by(policy):
+        return [at.public.subset(t, 3, 7, policy).samples.index.tolist() for t in (1, 2)]
+
+    assert drawn(FedMD(**PLAIN, samples=7)) == by("stratified") != by("fresh")
+    assert (
+        drawn(FedMD(mode="knfu", samples=7)) == drawn(KnFu(samples=7)) == drawn(SelectiveFD(samples=7)) == by("fresh")
+    )
+    assert drawn(FedMD(mode="knfu", samples=7, policy="stratified")) == by("stratified")
+    assert drawn(FedMD(**PLAIN, samples=7, policy="fixed")) == by("fixed")
+
+
 # Refusals and the contract
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"mode": "knfu", "l2": 0.1}, r"fedmd\.l2 has no effect with mode = 'knfu'"),
+        ({"mode": "knfu", "l2": 0.1}, r"fedmd\.l2 has no effect without mode = 'original'; leave it out"),
         ({"mode": "knfu", "pretrain_public": 0}, r"fedmd\.pretrain_public has no effect"),
         ({"mode": "knfu", "clip_logits": 1.0}, r"fedmd\.clip_logits has no effect"),
-        ({"tune_epochs": 2}, r"fedmd\.tune_epochs has no effect with mode = 'original'"),
+        ({"tune_epochs": 2}, r"fedmd\.tune_epochs has no effect without mode = 'knfu'; leave it out"),
         ({"ce_on": "none"}, r"fedmd\.ce_on has no effect"),
         ({"mode": "kd"}, r"fedmd\.mode = 'kd' is unknown"),
         ({"l2": -1.0}, r"fedmd\.l2 = -1\.0 must not be negative"),
@@ -313,6 +334,12 @@ def test_as_a_baseline_of_knfu_the_mean_is_one_of_probabilities(setting):
         ({"held_out": 1.0}, r"fedmd\.held_out = 1\.0 must lie in \[0, 1\)"),
         ({"clip_logits": 0.0}, r"fedmd\.clip_logits = 0\.0 must be positive"),
         ({"trim": 0.5}, r"fedmd\.trim = 0\.5 must lie in"),
+        ({"trim": 0.3}, r"fedmd\.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
+        ({"mode": "knfu", "trim": 0.3}, r"fedmd\.trim has no effect"),
+        ({"policy": "fixed"}, r"fedmd\.policy has no effect without samples; leave it out"),
+        ({"policy": "stratified"}, r"fedmd\.policy has no effect"),
+        ({"samples": 0}, r"fedmd\.samples = 0 must be at least 1; leave it out for all public samples"),
+        ({"mode": "knfu", "samples": 0}, r"fedmd\.samples = 0 must be at least 1"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, sentence):
@@ -355,9 +382,10 @@ def test_pretraining_needs_public_labels_and_clients_the_public_set(setting, sma
     with pytest.raises(UsageError, match="pretrain_public needs labels"):
         play(FedMD(), unlabelled, 1)
     play(FedMD(pretrain_public=0, pretrain_private=1), unlabelled, 1)
-    for mode in ({"pretrain_public": 0}, {"mode": "knfu", "ce_on": "none"}):
+    for how in ({"pretrain_public": 0}, {"mode": "knfu", "ce_on": "none", "policy": "stratified"}):
         with pytest.raises(UsageError, match="policy = 'stratified' draws public samples by their labels"):
-            play(FedMD(samples=8, **mode), unlabelled, 0)
+            play(FedMD(samples=8, **how), unlabelled, 0)
+    play(FedMD(samples=8, mode="knfu", ce_on="none"), unlabelled, 1)  # nobody wrote "stratified"
     with pytest.raises(UsageError, match=r"public\.holder = 'all'"):
         play(FedMD(), setting(public=public_set(holder="server")), 1)
     with pytest.raises(UsageError, match="needs a network with a linear layer"):

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fedalloy import rng
+from fedalloy import rng, simulate
+from fedalloy.build import build
 from fedalloy.check import check_method
-from fedalloy.core import Message, initial
-from fedalloy.costs import payload
+from fedalloy.config import experiment, override, read_toml
+from fedalloy.core import initial
+from fedalloy.data.arrays import from_arrays
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
@@ -22,8 +26,10 @@ from fedalloy.losses import ce
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal, norms_kept
 from fedalloy.methods.local import Local
+from fedalloy.models import parameter_count
 from fedalloy.participation import Participation
 from fedalloy.probe import small_settings
+from fedalloy.setting import SERVER
 from fedalloy.training import LocalWork, batches, frozen, load, params, predict
 from fedalloy.tree import equal
 
@@ -74,10 +80,43 @@ def test_the_loss_of_the_global_update(options, value):
     assert method.digest_loss(Z.repeat(5, 1), TARGET.repeat(5, 1)).item() == pytest.approx(value, rel=1e-5)
 
 
-def test_messages_of_the_papers_size_are_600_kilobytes_each_way():
-    answers = [Message("answer", k, {"logits": torch.zeros(5000, 30)}) for k in (0, 1)]
-    assert dict(payload(answers[0].body)) == {"logits": 600_000}
-    assert dict(payload({"logits": FedMDGlobal().consensus(answers)})) == {"logits": 600_000}
+def made(classes, rows, side=2):
+    """A data set of so many classes and rows: noise, as small as it may be."""
+    x = rng.numpy_generator(classes, "made data").integers(0, 256, (rows, 3, side, side), dtype=np.uint8)
+    return {"x": x, "y": np.arange(rows) % classes}
+
+
+def test_the_papers_ledger_is_600_kilobytes_each_way_for_each_client(tmp_path):
+    """10 private and 20 public classes; 5,000 of 6,000 public samples in a round: 5,000 * 30 * 4 bytes."""
+    np.savez(tmp_path / "public.npz", **made(20, 6000))
+    values = {
+        "method": {"name": "fedmd-global", "samples": 5000, "digest_epochs": 1, **PLAIN},
+        "model": {"name": "mlp", "hidden": [4]},
+        "public": {"data": str(tmp_path / "public.npz"), "samples": 6000, "classes": "added", "labelled": True},
+        "partition": {"name": "iid", "clients": 3},
+        "engine": "serial",
+        "rounds": 2,
+    }
+    for r in simulate(values, dataset=from_arrays(**made(10, 60))).rounds:
+        for way in ("up", "down"):
+            assert {kind: n for kind, n in r["bytes"][way].items() if kind != "framing"} == {"logits": 3 * 600_000}
+
+
+def test_the_papers_networks_have_its_parameters(tmp_path):
+    """Table 1, and the sum over its 20 clients; made images of CIFAR's shape and classes stand in for the data."""
+    toml = read_toml(Path(__file__).parents[2] / "experiments" / "fedmd-global-cifar10.toml")
+    assert toml["data"]["name"] == "cifar10"
+    assert (toml["public"]["data"], toml["public"].pop("labels")) == ("cifar100", "coarse")
+    np.savez(tmp_path / "public.npz", **made(20, 40, side=32))
+    here = override(toml, [f"public.data={tmp_path / 'public.npz'}", "public.samples=40"])
+    private, test = made(10, 400, side=32), made(10, 10, side=32)
+    at = build(experiment(here), dataset=from_arrays(**private, x_test=test["x"], y_test=test["y"])).setting
+    assert at.outputs == 30
+    counts = [parameter_count(at.build(k)) for k in at.ids]
+    sizes = (6, 79_486), (4, 176_926), (4, 274_366), (4, 371_806), (2, 469_246)
+    assert counts == [count for clients, count in sizes for _ in range(clients)]
+    assert sum(counts) == 4_707_800
+    assert parameter_count(at.build(SERVER)) == 566_686
 
 
 def test_a_round_sends_logits_and_nothing_else(setting, play):
@@ -177,7 +216,7 @@ def test_with_beta_zero_it_is_no_lwof_to_the_bit(augment, setting, small, play):
 def test_at_the_first_step_nothing_is_forgotten(setting, small):
     """Without dropout and BatchNorm the network and its frozen copy answer alike: the term has no gradient."""
     me = setting().client(0, 1, {})
-    net, method = me.build().double(), FedMDGlobal(rho=3.0)
+    net, method = me.build().double(), FedMDGlobal(lwof=True, rho=3.0)
     x = me.train.inputs.double()
     p = method.soften(predict(frozen(load(small().double(), params(net))), replace(me.train, x=me.train.x.double())))
     method.forgetting(p, net(x)).backward()
@@ -193,10 +232,11 @@ def test_the_first_local_step_is_the_same_with_and_without_lwof_and_the_second_i
 
     def after(steps, lwof):
         at = setting(work=replace(WORK, work="fixed_steps", steps=steps), augment=augment)
-        return play(FedMDGlobal(**PLAIN, lwof=lwof, beta=50.0), at, 1).engine.memories[0]["model"]
+        return play(FedMDGlobal(**PLAIN, **lwof), at, 1).engine.memories[0]["model"]
 
-    torch.testing.assert_close(after(1, True), after(1, False))
-    assert (after(2, True)["out.bias"] - after(2, False)["out.bias"]).abs().max() > 1e-4
+    strong = {"lwof": True, "beta": 50.0}
+    torch.testing.assert_close(after(1, strong), after(1, {}))
+    assert (after(2, strong)["out.bias"] - after(2, {})["out.bias"]).abs().max() > 1e-4
 
 
 def test_without_a_local_step_lwof_changes_nothing(setting):
@@ -307,6 +347,12 @@ def test_kept_norms_use_their_running_statistics(small):
         ({"loss": "kl"}, r"fedmd-global\.loss = 'kl' is unknown"),
         ({"init_global": "public", "pretrain_public": 0}, "needs pretrain_public of at least one epoch"),
         ({"digest_batch": 0}, r"fedmd-global\.digest_batch = 0 must be at least 1"),
+        ({"samples": 0}, r"fedmd-global\.samples = 0 must be at least 1; leave it out"),
+        ({"rho": 3.0}, r"fedmd-global\.rho has no effect without lwof = true; leave it out"),
+        ({"beta": 0.5}, r"fedmd-global\.beta has no effect without lwof = true"),
+        ({"loss": "l2", "l1_reduction": "sum_class"}, r"fedmd-global\.l1_reduction has no effect without loss = 'l1'"),
+        ({"trim": 0.3}, r"fedmd-global\.trim has no effect without combine = 'trimmed' or 'krum'"),
+        ({"policy": "fixed"}, r"fedmd-global\.policy has no effect without samples"),
     ],
 )
 def test_options_that_cannot_be_meant_are_refused(options, sentence):

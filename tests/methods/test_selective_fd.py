@@ -646,6 +646,7 @@ def test_what_cannot_be_is_refused_before_the_first_round(options, sentence, set
         ({"server_selector": "none", "tau_server": 1.0}, "tau_server has no effect without server_selector = 'l1'"),
         ({"temperature": 2.0}, "temperature has no effect without kd = 'kl'"),
         ({"labels": "hard", "kd": "kl"}, "kd has no effect without labels = 'soft'"),
+        ({"policy": "fixed"}, r"selective-fd\.policy has no effect without samples"),
     ],
 )
 def test_impossible_options_are_refused(options, sentence):

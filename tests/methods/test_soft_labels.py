@@ -15,6 +15,7 @@ from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.exchange import public_part
 from fedalloy.methods import Local
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.participation import Participation
@@ -169,6 +170,13 @@ def test_a_rounds_samples_are_the_same_for_all_and_new_in_every_round(setting, p
             assert torch.equal(r["soft"], net(part.inputs).softmax(1).detach())
 
 
+def test_no_samples_are_not_all_samples(setting):
+    fed = Serial(setting()).open(Fixed(), 1)
+    assert len(public_part(fed, None, "fresh")) == PUBLIC
+    with pytest.raises(UsageError, match="a round asks for 0 of 6 public samples"):
+        public_part(fed, 0, "fresh")
+
+
 def test_clients_that_were_not_heard_are_not_sent_anything(setting, play):
     federation = setting(participation=Participation(late_drop=0.6))
     tuned = []
@@ -211,6 +219,9 @@ def test_a_public_set_that_clients_do_not_hold_is_refused(setting, play):
         ({"tune_epochs": -1}, "tune_epochs and kd_weight must not be negative"),
         ({"kd_weight": -0.5}, "tune_epochs and kd_weight must not be negative"),
         ({"ce_on": "privat"}, r"fixed\.ce_on = 'privat' is unknown"),
+        ({"samples": 0}, r"fixed\.samples = 0 must be at least 1; leave it out for all public samples"),
+        ({"samples": -5}, r"fixed\.samples = -5 must be at least 1"),
+        ({"policy": "fixed"}, r"fixed\.policy has no effect without samples; leave it out"),
     ],
 )
 def test_impossible_options_are_refused(options, sentence):

@@ -8,6 +8,7 @@ import pytest
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.report import facts, html
 from fedalloy.report.html import render, write_report
+from fedalloy.runner import simulate
 
 
 class Page(HTMLParser):
@@ -180,3 +181,13 @@ def test_times_and_setting(make_run):
 
 def test_skew_of_an_empty_client():
     assert "hold 0 to 4 training samples" in facts.skew(np.array([[0, 0], [2, 2]]))
+
+
+def test_the_page_says_in_words_what_left_the_clients(tmp_path):
+    """With the options that the run had."""
+    small = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 3, "alpha": 1.0}}
+    runs = [simulate({**small, "method": m}) for m in ({"name": "fedavg", "weights": "disco"}, {"name": "local"})]
+    page = write_report(runs, tmp_path / "r.html").read_text()
+    words = page.partition("What left the clients")[2].partition("Time, all rounds")[0]
+    assert "model weights, number of samples, how many samples of each class" in words
+    assert "nothing" in words

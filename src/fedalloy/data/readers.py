@@ -18,7 +18,8 @@ import numpy as np
 
 from fedalloy.data.matlab import read_matlab
 from fedalloy.data.samples import Array
-from fedalloy.errors import DataError
+from fedalloy.errors import DataError, SecurityError
+from fedalloy.files import beginning, refuse_executable
 
 
 class Arrays(NamedTuple):
@@ -40,6 +41,11 @@ def _reading(path: Path, what: str) -> Iterator[None]:
         raise
     except Exception as error:  # numpy, zipfile, tarfile and Pillow raise all sorts of things at damaged bytes
         reason = " ".join(str(error).split()).strip("'\"")[:200] or type(error).__name__
+        if "allow_pickle" in reason:
+            raise SecurityError(
+                f"'{path}' holds objects ({reason}), of which one would execute something when it is read; write "
+                "arrays of numbers"
+            ) from error
         raise DataError(f"'{path}' cannot be read as {what}: {reason}; put a whole copy in its place") from error
 
 
@@ -163,11 +169,10 @@ def read_npz(path: Path) -> Arrays:
 
 def open_npz(path: Path) -> Any:
     """The arrays of an .npz file; anything else is refused here, since numpy would offer to load it unsafely."""
-    with path.open("rb") as file:
-        if file.read(2) != b"PK":  # an .npz file is a zip archive
-            raise DataError(
-                f"'{path}' is no .npz file; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
-            )
+    head = beginning(path)
+    refuse_executable(path, head)
+    if head[:2] != b"PK":  # an .npz file is a zip archive
+        raise DataError(f"'{path}' is no .npz file; write one with numpy.savez_compressed(path, x=inputs, y=labels)")
     return np.load(path, allow_pickle=False)
 
 

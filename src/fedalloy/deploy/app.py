@@ -26,7 +26,7 @@ from fedalloy.plugins import blamed, load_file, load_installed
 from fedalloy.quorum import QuorumError
 from fedalloy.runner import resume, simulate
 from fedalloy.setting import Setting
-from fedalloy.store import described
+from fedalloy.store import begun, described
 
 PATIENCE = 600.0  # seconds to wait for sites that are not there yet,
 SHORT = 60.0  # and for those of a run that had begun, which can go on without some
@@ -59,10 +59,10 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
     for plugin in deployment.plugins:
         load_file(plugin)
     exp = read(deployment.experiment)
-    begun = described(deployment.run) if (deployment.run / "run.json").exists() else None
-    built = for_server(exp, present(grid, exp, deployment.sites, begun, say))
+    old = described(deployment.run) if begun(deployment.run) else None
+    built = for_server(exp, present(grid, exp, deployment.sites, old, say))
     engine = Flower(grid, built.setting, exp, say=say)
-    if begun is not None:
+    if old is not None:
         resume(deployment.run, built=built, engine=engine, say=say)
     else:
         simulate(exp, deployment.run, built=built, engine=engine, say=say)

@@ -76,9 +76,10 @@ def resume_command(folder: str) -> None:
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.errors import UsageError
+    from fedalloy.store import begun
 
     deployment = read_deployment(folder)
-    if not (deployment.run / "run.json").exists():
+    if not begun(deployment.run):
         raise UsageError(f"'{folder}' has no run to go on with; `fedalloy deploy run {folder}` begins one")
     revive(deployment, say)
     _conduct(deployment, "resume", folder)
@@ -116,13 +117,13 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     from fedalloy.plugins import load_file, load_installed
     from fedalloy.progress import Display
     from fedalloy.results import read as read_run
-    from fedalloy.store import described
+    from fedalloy.store import begun, described
 
     load_installed()
     for plugin in deployment.plugins:
         load_file(plugin)
     exp = read(deployment.experiment)
-    if (deployment.run / "run.json").exists() and described(deployment.run)["status"] == "done":
+    if begun(deployment.run) and described(deployment.run)["status"] == "done":
         say("the run is finished and is not run again")
     else:
         run = submitted(deployment, say)

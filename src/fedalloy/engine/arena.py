@@ -22,17 +22,44 @@ _MEMORY = Path("/dev/shm")
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> tuple[Tensor, str]:
-    """A tensor whose memory another process can map, and the path under which it does; unlink the path afterwards."""
+    """A tensor whose memory another process can map, and the path under which it does until `withdraw`.
+
+    On Linux the path leads to an open file of this process that has no name: whatever ends the process, nothing stays.
+    Elsewhere it is a file that stays until it is withdrawn.
+    """
     size = max(1, torch.Size(shape).numel()) * dtype.itemsize
     # A container may have little shared memory; an ordinary temporary file serves as well while it stays in the cache.
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size
+    folder = _MEMORY if roomy else None
     try:
-        handle, path = tempfile.mkstemp(prefix="fedalloy-", dir=_MEMORY if roomy else None)
-        os.truncate(handle, size)
-        os.close(handle)
+        if _nameless():
+            with tempfile.TemporaryFile(dir=folder) as file:
+                handle = os.dup(file.fileno())
+            path = f"/proc/{os.getpid()}/fd/{handle}"
+            os.truncate(handle, size)
+        else:
+            handle, path = tempfile.mkstemp(prefix="fedalloy-", dir=folder)
+            os.truncate(handle, size)
+            os.close(handle)
     except OSError as error:
         raise StorageError(f"{size:,} bytes of shared memory cannot be had: {error.strerror or error}") from error
     return mapped(path, shape, dtype), path
+
+
+def withdraw(path: str) -> None:
+    """Let nobody else map a shared tensor from now on; who has mapped it keeps it. Call it once for each path."""
+    if path.startswith("/proc/"):
+        os.close(int(Path(path).name))
+    else:
+        os.unlink(path)
+
+
+def _nameless() -> bool:
+    """Whether workers can open this process's files under /proc: it belongs to the user, unless secrets are guarded."""
+    try:
+        return os.stat("/proc/self/fd").st_uid == os.geteuid()
+    except OSError:  # there is no /proc
+        return False
 
 
 def mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
@@ -124,7 +124,7 @@ class Round:
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
-        """The clients whose networks have equal names and shapes, group by group."""
+        """The clients whose networks are equal in structure, names and shapes, group by group."""
         return self._setting.groups
 
     def build(self, client: int | None = None) -> nn.Module:
@@ -171,15 +171,21 @@ class Round:
                 again = answer.client in sent
                 self._quarantine(answer.client, action, "it answered twice" if again else "nobody asked it")
                 continue
-            due.remove(answer.client)
-            if isinstance(answer, Failure):
+            if isinstance(answer, Failure):  # the first sound answer counts, whatever came before it
                 self._quarantine(answer.client, action, answer.reason)
             elif self._arrived(answer, sent[answer.client]):
+                due.remove(answer.client)
                 replies.append(Message(action, answer.client, answer.reply.body))
+            elif answer.client in self.lost:
+                due.remove(answer.client)
         if len(replies) < (needed := self._setting.quorum.needed(len(ids))):
-            self.skipped = f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed"
-            raise QuorumError(self.skipped)
+            self.skip(f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed")
         return replies
+
+    def skip(self, reason: str) -> NoReturn:
+        """End the round, which is recorded as skipped."""
+        self.skipped = reason
+        raise QuorumError(reason)
 
     def _quarantine(self, client: int, action: str, reason: str) -> None:
         self.quarantined.append({"client": client, "action": action, "reason": reason})

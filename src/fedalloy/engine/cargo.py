@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fedalloy.core import Augmentation, Network
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
-from fedalloy.engine.arena import mapped, shared
+from fedalloy.engine.arena import mapped, shared, withdraw
 from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.privacy import Privacy
@@ -45,8 +45,15 @@ class Cargo:
 def pack(setting: Setting) -> Cargo:
     """Put a setting's data into shared memory, each pool once, whatever the number of clients.
 
-    The parent goes on to use its own copy; `release` removes the paths when every worker has mapped them.
+    The parent goes on to use its own copy; `release` gives the memory back when no worker will map it any more.
     """
+    with ExitStack() as undo:
+        cargo = _packed(setting, undo)
+        undo.pop_all()
+    return cargo
+
+
+def _packed(setting: Setting, undo: ExitStack) -> Cargo:
     pools: dict[tuple[int, int], int] = {}
     parts: list[tuple[Part, Part]] = []
     spans: list[tuple[int, int, int]] = []
@@ -57,14 +64,14 @@ def pack(setting: Setting) -> Cargo:
         key = id(samples.x), id(samples.y)
         if key not in pools:
             pools[key] = len(parts)
-            parts.append((_share(samples.x), _share(samples.y)))
+            parts.append((_share(samples.x, undo), _share(samples.y, undo)))
         spans.append((pools[key], at, at + len(samples)))
         rows.append(samples.index)
         at += len(samples)
     return Cargo(
         pools=parts,
-        rows=_share(torch.cat(rows)),
-        spans=_share(torch.tensor(spans)),
+        rows=_share(torch.cat(rows), undo),
+        spans=_share(torch.tensor(spans), undo),
         networks=setting.networks,
         classes=setting.classes,
         seed=setting.seed,
@@ -108,13 +115,13 @@ def unpack(cargo: Cargo) -> Setting:
 
 
 def release(cargo: Cargo) -> None:
-    """Remove the paths of the shared memory; who has mapped it keeps it."""
+    """Let nobody else map the shared memory; who has mapped it keeps it."""
     for path, _, _ in [part for pool in cargo.pools for part in pool] + [cargo.rows, cargo.spans]:
-        if os.path.exists(path):
-            os.unlink(path)
+        withdraw(path)
 
 
-def _share(tensor: Tensor) -> Part:
+def _share(tensor: Tensor, undo: ExitStack) -> Part:
     copy, path = shared(tuple(tensor.shape), tensor.dtype)
+    undo.callback(withdraw, path)
     copy.copy_(tensor)
     return path, tuple(tensor.shape), tensor.dtype

@@ -36,8 +36,8 @@ def engine_for(
 ) -> Iterator[AnyEngine]:
     """Open an engine that carries these methods in this setting, and close it in the end.
 
-    `auto` is the pool where it is worth its start, and else the serial engine. Flower's clients build their settings
-    themselves, from the experiment.
+    `auto` is the pool where it is worth its start or there is a deadline, and else the serial engine. Flower's clients
+    build their settings themselves, from the experiment.
     """
     if kind == "flower":
         if exp is None:
@@ -47,15 +47,29 @@ def engine_for(
         with Simulation(setting, exp, workers=workers, say=say) as simulation:
             yield simulation
         return
+    deadline = setting.quorum.deadline
+    if deadline is not None and kind == "auto":
+        kind = "pool"  # nobody else can end a client that is late
+    if deadline is not None and kind != "pool":
+        raise UsageError(
+            f"quorum.deadline = {deadline:g} needs clients in processes of their own, which can be ended; write "
+            "engine = 'pool', or leave the deadline out"
+        )
     if setting.device.type != "cpu" and kind == "pool":
         raise UsageError(
             f"the pool shares the CPU's memory, and the data is on '{setting.device}'; write engine = 'auto'"
+            + (" and no quorum.deadline" if deadline is not None else "")
         )
     if kind == "auto":
         one_round = sum(setting.flops) / len(setting.sites) * setting.usual_active
         several = (workers or usable_cores()) > 1 and setting.device.type == "cpu"
         kind = "pool" if several and one_round * rounds * len(methods) > WORTH_A_POOL else "serial"
     if kind == "pool" and not all(can_cross(m, setting) for m in methods):
+        if deadline is not None:
+            raise UsageError(
+                f"quorum.deadline = {deadline:g} needs the pool, and a method or network defined in a script or "
+                "notebook cannot be sent there; put it into a file of its own, or leave the deadline out"
+            )
         say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
         kind = "threads"
     if kind == "pool":

@@ -7,7 +7,6 @@ of its client, with the same bits; a client whose worker dies twice counts as ab
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import subprocess
@@ -26,13 +25,14 @@ from fedalloy.engine import arena
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
-from fedalloy.errors import FedalloyError, PluginError, UsageError
+from fedalloy.errors import FedalloyError
 from fedalloy.setting import Setting
 from fedalloy.tree import Tree, clone
 
 ARENA = 1 << 20  # bytes to begin with; an arena grows to the largest message
 DEAD = (EOFError, ConnectionError)  # what a pipe says when nobody is at its other end
 TRIES = 2  # a client that kills its worker so many times counts as absent
+DIED = "its worker died twice; is memory short?"
 
 
 class WorkerError(FedalloyError):
@@ -50,9 +50,15 @@ class Pool:
         self.memories: dict[int, Tree] = dict(memories or {})
         self._cargo = pack(setting)
         self.workers = min(workers or usable_cores(), len(setting.sites))
-        self._workers = [_Worker(self._cargo) for _ in range(self.workers)]
-        for worker in self._workers:
-            worker.wait_until_ready()
+        self._workers: list[_Worker] = []
+        try:
+            for _ in range(self.workers):
+                self._workers.append(_Worker(self._cargo))
+            for worker in self._workers:
+                worker.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Pool:
         return self
@@ -74,37 +80,47 @@ class Pool:
         """Give the longest client to the first free worker, until all have answered or failed."""
         waiting = sorted(messages, key=lambda m: (self.setting.cost(m.client), -m.client))
         deaths: Counter[int] = Counter()
-        busy: dict[Connection, tuple[_Worker, Message]] = {}
-        idle = list(self._workers)
+        busy: dict[Connection, tuple[int, Message]] = {}  # by the place of its worker
+        idle = list(range(self.workers))
         answers: list[Answer | Failure] = []
         begun: dict[Connection, float] = {}
+
+        def died(message: Message, reason: str) -> None:
+            deaths[message.client] += 1
+            if deaths[message.client] == TRIES:
+                answers.append(Failure(message.client, reason))
+            else:
+                waiting.append(message)
+
         try:
             while waiting or busy:
                 while waiting and idle:
-                    message = waiting.pop()
-                    worker = self._given(idle.pop(), method, round, message)
-                    busy[worker.pipe], begun[worker.pipe] = (worker, message), time.monotonic()
-                for pipe in wait(list(busy), self._patience(begun[pipe] for pipe in busy)):
-                    assert isinstance(pipe, Connection)
-                    worker, message = busy.pop(pipe)
+                    message, place = waiting.pop(), idle.pop()
                     try:
-                        answers.append(worker.take(message))
+                        pipe = self._given(place, method, round, message)
+                    except (WorkerError, *DEAD) as error:  # not even a new worker could take it
+                        died(message, f"{error}" if isinstance(error, WorkerError) else DIED)
+                        idle.append(place)
+                    else:
+                        busy[pipe], begun[pipe] = (place, message), time.monotonic()
+                for ready in wait(list(busy), self._patience(begun[pipe] for pipe in busy)) if busy else ():
+                    assert isinstance(ready, Connection)
+                    place, message = busy.pop(ready)
+                    idle.append(place)
+                    try:
+                        answers.append(self._workers[place].take(message))
                     except DEAD:
-                        deaths[message.client] += 1
-                        worker = self._replaced(worker)
-                        if deaths[message.client] == TRIES:
-                            answers.append(Failure(message.client, "its worker died twice; is memory short?"))
-                        else:
-                            waiting.append(message)
-                    idle.append(worker)
+                        self._workers[place].stop()
+                        died(message, DIED)
                 for pipe in [pipe for pipe in busy if self._patience([begun[pipe]]) == 0]:
-                    worker, message = busy.pop(pipe)
+                    place, message = busy.pop(pipe)
+                    idle.append(place)
+                    self._workers[place].stop()
                     answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline:g} s"))
-                    idle.append(self._replaced(worker))
         except Exception:
-            for worker, message in busy.values():  # somebody failed: what others still answer belongs to no one
+            for place, message in busy.values():  # somebody failed: what others still answer belongs to no one
                 with suppress(Exception):
-                    worker.take(message)
+                    self._workers[place].take(message)
             raise
         return answers
 
@@ -114,22 +130,16 @@ class Pool:
             return None
         return max(0.0, min(begun) + self.setting.quorum.deadline - time.monotonic())
 
-    def _given(self, worker: _Worker, method: Method, round: int, message: Message) -> _Worker:
-        """Give a task to a worker, or to its successor if it has died since its last one."""
+    def _given(self, place: int, method: Method, round: int, message: Message) -> Connection:
+        """Give a task to a worker, or to its successor if it was stopped or has died since its last one."""
         memory = self.memories.get(message.client, {})
-        try:
-            worker.give(method, round, message, memory)
-        except DEAD:
-            worker = self._replaced(worker)
-            worker.give(method, round, message, memory)
-        return worker
-
-    def _replaced(self, dead: _Worker) -> _Worker:
-        dead.stop()
-        fresh = _Worker(self._cargo)
-        fresh.wait_until_ready()
-        self._workers[self._workers.index(dead)] = fresh
-        return fresh
+        if not self._workers[place].stopped:
+            with suppress(*DEAD):
+                return self._workers[place].give(method, round, message, memory)
+        self._workers[place].stop()
+        self._workers[place] = _Worker(self._cargo)
+        self._workers[place].wait_until_ready()
+        return self._workers[place].give(method, round, message, memory)
 
 
 class _Worker:
@@ -138,22 +148,41 @@ class _Worker:
     def __init__(self, cargo: Cargo) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedalloy.engine.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fedalloy.engine.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
+                )
+            except OSError as error:
+                ours.close()
+                raise WorkerError(f"a worker could not start: {error.strerror or error}") from error
         self.pipe = Connection(ours.detach())
-        self.pipe.send(plugins.loaded_files())
-        self.pipe.send(cargo)
+        with suppress(*DEAD):  # `wait_until_ready` says what has happened
+            self.pipe.send(plugins.loaded_files())
+            self.pipe.send(cargo)
         self._method: Method | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped."""
+        return self.pipe.closed
 
     def wait_until_ready(self) -> None:
         """Wait for its imports, and give it its first arenas."""
-        self.pipe.recv()
-        self.inbox = self._arena("inbox", ARENA)
-        self.outbox = self._arena("outbox", ARENA)
+        try:
+            kind, *words = self.pipe.recv()
+            if kind == "failed":
+                self.stop()
+                raise WorkerError(f"a worker could not start: {words[0]}")
+            self.inbox = self._arena("inbox", ARENA)
+            self.outbox = self._arena("outbox", ARENA)
+        except DEAD as error:
+            code = self.process.wait()  # nobody has killed it yet: this is how it ended
+            self.stop()
+            how = f"signal {-code} ended it" if code < 0 else f"it left with code {code}"
+            raise WorkerError(f"a worker could not start: {how}; is memory short?") from error
 
-    def give(self, method: Method, round: int, message: Message, memory: Tree) -> None:
-        """Hand over a task; its answer is fetched with `take`."""
+    def give(self, method: Method, round: int, message: Message, memory: Tree) -> Connection:
+        """Hand over a task; its answer is fetched with `take` when there is something in the pipe."""
         if method is not self._method:
             self.pipe.send(("method", method))
             self._method = method
@@ -163,6 +192,7 @@ class _Worker:
             self.inbox = self._arena("inbox", 2 * needed)
         arena.write(parcel, self.inbox)
         self.pipe.send(("task", round, message.action, message.client))
+        return self.pipe
 
     def take(self, message: Message) -> Answer:
         """The answer to the task."""
@@ -171,20 +201,18 @@ class _Worker:
             self.outbox = self._arena("outbox", 2 * rest[0])
             kind, *rest = self.pipe.recv()
         if kind == "failed":
-            name, sentence, trace, blamed = rest
-            if not trace:
-                raise UsageError(sentence)
-            if blamed is not None:
-                error = PluginError(blamed)
-                error.add_note(trace)  # for --debug
-                raise error
-            raise WorkerError(f"client {message.client}, action '{message.action}': {name}: {sentence}\n{trace}")
+            what, sentence, trace = rest
+            error: FedalloyError = (what or WorkerError)(sentence)
+            error.add_note(trace)  # for --debug
+            raise error
         found = clone(arena.read(self.outbox))
         meter, seconds = rest
         return Answer(message.client, Reply(found["body"], found.get("keep")), meter, seconds)
 
     def stop(self) -> None:
         """End the process, which may be dead already."""
+        if self.stopped:
+            return
         self.pipe.close()
         self.process.kill()
         self.process.wait()
@@ -195,7 +223,7 @@ class _Worker:
             self.pipe.send((which, path, (size,)))
             self.pipe.recv()
         finally:
-            os.unlink(path)
+            arena.withdraw(path)
         return memory
 
 

@@ -23,7 +23,7 @@ from fedalloy.core import Message, Method, act
 from fedalloy.engine import arena
 from fedalloy.engine.cargo import unpack
 from fedalloy.engine.malloc import tune_malloc
-from fedalloy.errors import FedalloyError
+from fedalloy.errors import FedalloyError, PluginError
 from fedalloy.setting import Setting
 
 PR_SET_PDEATHSIG = 1
@@ -33,10 +33,17 @@ def serve(pipe: Connection) -> None:
     """Carry out tasks until the parent hangs up."""
     torch.set_num_threads(1)
     tune_malloc()
-    for file in pipe.recv():
-        plugins.load_file(file)
-    setting = unpack(pipe.recv())
-    pipe.send("ready")
+    try:
+        for file in pipe.recv():
+            plugins.load_file(file)
+        setting = unpack(pipe.recv())
+    except (EOFError, ConnectionError):
+        raise
+    except BaseException as error:
+        words = plugins.sentence(error) if isinstance(error, FedalloyError) else plugins.named(error)
+        pipe.send(("failed", plugins.one_line(words)))
+        return
+    pipe.send(("ready",))
     method: Method | None = None
     inbox = outbox = torch.empty(0, dtype=torch.uint8)
     while True:
@@ -71,9 +78,7 @@ def _task(
     try:
         answer = act(method, me, Message(action, client, found["body"]))
     except Exception as error:
-        sentence = isinstance(error, FedalloyError)
-        trace = "" if sentence else traceback.format_exc()
-        pipe.send(("failed", type(error).__name__, str(error), trace, plugins.blamed(error)))
+        pipe.send(("failed", *_failure(error), traceback.format_exc()))
         return outbox
     body: dict[str, Any] = {"body": answer.body}
     if answer.keep is not None:
@@ -89,9 +94,20 @@ def _task(
     return outbox
 
 
+def _failure(error: Exception) -> tuple[type[FedalloyError] | None, str]:
+    """What the parent shall raise, so that it ends as the serial engine would; None: what it raises for a worker."""
+    if isinstance(error, FedalloyError):
+        kind = next(kind for kind in type(error).__mro__ if kind.__module__.startswith("fedalloy."))
+        assert issubclass(kind, FedalloyError)
+        return kind, plugins.sentence(error)
+    return (PluginError if plugins.own_line(error) else None), plugins.blamed(error) or plugins.named(error)
+
+
 def main() -> None:
     """Serve the pipe whose descriptor the pool passed on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's affair
+    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):  # Windows has none
+        # Ctrl-C and a closed terminal are the parent's affair.
+        signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no orphan, even if the parent is killed
     with suppress(EOFError, ConnectionError):

@@ -15,7 +15,7 @@ from fedalloy.averaging import average
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
 from fedalloy.data.samples import Samples
 from fedalloy.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
-from fedalloy.gate import Contract, array, like
+from fedalloy.gate import Check, Contract, array, like, whole
 from fedalloy.generators import FeatureGenerator, adversarial_generator
 from fedalloy.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
 from fedalloy.losses import ce
@@ -202,6 +202,11 @@ class DaFKD(DaFKDOptions):
             found.append(_in_batches(lambda part: (answer(part),), x)[0])
         return torch.stack(found)
 
+    def leaves(self) -> str:
+        """What leaves a client: with `upload = "predictions"` it says for itself what the samples are."""
+        usual, own = super().leaves(), "predictions for generated samples, weighed by how like its data they are"
+        return usual.replace("how like its data a sample is", own) if self.upload == "predictions" else usual
+
     def expects(self, message: Message, fed: Federation) -> Contract:
         """Models like those that were sent and, where it leaves the client, a head; or scores of the pseudo set."""
         if message.action == "score":
@@ -209,7 +214,7 @@ class DaFKD(DaFKDOptions):
             if self.upload == "scores":
                 return {"scores": array(number)}  # scores outside 0 and 1 are clamped, not refused
             return {"soft": array(number, fed.outputs, least=0.0, most=1.0)}
-        contract = {**super().expects(message, fed), "generator": like(message["generator"])}
+        contract: dict[str, Check] = {**super().expects(message, fed), "generator": like(message["generator"])}
         if not self.use.personal_heads:
             return {**contract, "head": like(message["head"])}
         if self.upload == "head" and self.correlation and self.distils(fed.round):
@@ -217,6 +222,15 @@ class DaFKD(DaFKDOptions):
         return contract
 
     # --- a client (Algorithm 1, lines 15 to 26) ---------------------------------------------------------------------
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """Model, generator and, where there is one for all, head; or what the pseudo set is made from."""
+        two = self.two_heads(me)
+        generator = like(params(self.new_generator(me, two)))
+        if action == "score":
+            return {"generator": generator, "number": whole(0, 2**62 - 1)}
+        contract: dict[str, Check] = {**super().accepts(action, me), "generator": generator}
+        return contract if self.use.personal_heads else {**contract, "head": like(two.own_weights())}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

@@ -13,7 +13,8 @@ from fedalloy.core import Card, Client, Federation, Message, Method, Reply, Stat
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, counts, like, whole
 from fedalloy.losses import ce
-from fedalloy.robust import Combine, capped, check_cap, check_clip, check_trim, clip_norm, combined
+from fedalloy.registry import refuse_idle
+from fedalloy.robust import TRIMS, Combine, capped, check_cap, check_clip, check_trim, clip_norm, combined
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
@@ -103,6 +104,7 @@ class FedAvg(Method):
     def check_bounds(self) -> None:
         """Refuse bounds that are none, and those of which one would make the other idle."""
         check_trim(self.trim, f"{self.name}.trim")
+        refuse_idle(self, self.name, TRIMS)
         if self.clip is not None:
             check_clip(self.clip, f"{self.name}.clip")
         if self.cap is not None:
@@ -168,6 +170,12 @@ class FedAvg(Method):
         """What the server is told of a client's data: its size and perhaps its label counts."""
         return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
 
+    def leaves(self) -> str:
+        """What leaves a client; FedDisco's weights need its label counts besides."""
+        usual = super().leaves()
+        told = self.tells_counts and "of each class" not in usual
+        return f"{usual}, how many samples of each class" if told else usual
+
     @property
     def tells_counts(self) -> bool:
         """Whether clients say how many samples of each class they hold; FedDisco's weights need that."""
@@ -178,6 +186,10 @@ class FedAvg(Method):
         n = fed.sizes[message.client]
         told = {"n": whole(n, n)} | ({"counts": counts(fed.classes, n)} if self.tells_counts else {})
         return {"model": like(message["model"]), **told}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """A model like the client's own."""
+        return {"model": like(params(me.build()))}
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id; with bounds, as they say."""

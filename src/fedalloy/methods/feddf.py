@@ -109,6 +109,10 @@ class FedDF(Method):
         n = fed.sizes[message.client]
         return {"model": like(message["model"]), "n": whole(n, n)}
 
+    def accepts(self, action: str, me: Client) -> Contract:
+        """A model like the client's own."""
+        return {"model": like(params(me.build()))}
+
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on cross-entropy, from the group's model."""

@@ -14,6 +14,7 @@ from fedalloy.averaging import shares
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.ensemble import stacked_heads
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, array, like, optional
 from fedalloy.generators import FeatureGenerator
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import FedAvg
@@ -137,6 +138,12 @@ class FedGen(FedAvg):
     def tells_counts(self) -> bool:
         """The generator's labels follow the clients' label counts."""
         return True
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """As under FedAvg; once there is a generator, also that and the shares of the labels."""
+        generator = params(self.new_generator(me, in_two_parts(me.build(), self.name)))
+        labels = array(me.classes, least=0.0, most=1.0)
+        return {**super().accepts(action, me), "generator": optional(like(generator)), "labels": optional(labels)}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

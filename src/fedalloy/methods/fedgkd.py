@@ -10,6 +10,7 @@ from torch import Tensor
 from fedalloy.averaging import average
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, optional
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.training import fit, frozen, params
@@ -82,6 +83,11 @@ class FedGKD(FedAvg):
         recent = [s["recent"][t] for t in sorted(s["recent"], key=int)]
         mean = average(recent, [1.0] * len(recent), s["model"])
         return {} if all(torch.equal(mean[name], w) for name, w in s["model"].items()) else {"teacher": mean}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """As under FedAvg, and perhaps a teacher."""
+        contract = super().accepts(action, me)
+        return {**contract, "teacher": optional(contract["model"])} if action == "distil" else contract
 
     @action
     def distil(self, me: Client, msg: Message) -> Reply:

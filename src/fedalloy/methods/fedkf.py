@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.data_free import generator_loss, judged
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, like, optional
 from fedalloy.generators import ImageGenerator
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import CacheInit, FedAvg
@@ -134,6 +135,16 @@ class FedKF(FedAvg):
     def teacher(self, s: State) -> dict[str, Tree]:
         """The OCA model, or nothing where the teacher is the model itself, which need not be sent twice."""
         return {"teacher": self.overall(s)} if self.taught_by_all and s["cache"] else {}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """As under FedAvg; with distillation, also the teacher, once there is one, and the server's generator."""
+        contract = dict(super().accepts(action, me))
+        if me.round >= self.kd_from:
+            if self.taught_by_all:
+                contract["teacher"] = optional(contract["model"])
+            if self.generator_side == "server":
+                contract["generator"] = like(params(self.new_generator(me)))
+        return contract
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

@@ -10,25 +10,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.data.public import Policy, PublicSet
 from fedalloy.errors import UsageError
-from fedalloy.exchange import digest, public_part
+from fedalloy.exchange import OnPublicSamples, digest, public_part
 from fedalloy.gate import Contract, array
 from fedalloy.losses import ce
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.optimisers import adam, kept_moments
 from fedalloy.pretraining import train_until_converged
-from fedalloy.robust import Combine, check_trim, clipped, combined
+from fedalloy.registry import refuse_idle
+from fedalloy.robust import TRIMS, Combine, check_trim, clipped, combined
 from fedalloy.training import Optimiser, fit, params, predict
 from fedalloy.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitExchange(Method):
+class LogitExchange(OnPublicSamples):
     """What FedMD and FedMD+Global share: pre-trained clients that send logits, and their consensus.
 
-    * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
+    * `samples`, `policy`: as in `OnPublicSamples`.
     * `digest_epochs`, `digest_batch`: passes over the round's public samples, and their batches. Optimiser and learning
       rate are those of the local work.
     * `combine`, `trim`, `clip_logits`: the consensus is the plain mean, a median or trimmed mean of each number, or the
@@ -39,8 +40,6 @@ class LogitExchange(Method):
       the share `held_out` are those of `fedalloy.pretraining`.
     """
 
-    samples: int | None = None
-    policy: Policy = "stratified"
     digest_epochs: int = 1
     digest_batch: int = 256
     combine: Combine = "mean"
@@ -69,6 +68,7 @@ class LogitExchange(Method):
         if self.clip_logits is not None and not self.clip_logits > 0:
             raise UsageError(f"{self.name}.clip_logits = {self.clip_logits} must be positive; leave it out for none")
         check_trim(self.trim, f"{self.name}.trim")
+        refuse_idle(self, self.name, TRIMS)
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing; public samples and labels that are needed must be there."""
@@ -77,21 +77,23 @@ class LogitExchange(Method):
                 f"{self.name}.pretrain_public needs labels; write public.labelled = true, or pretrain_public = 0"
             )
         if fed.public is not None:
-            public_part(fed, self.samples, self.policy)  # refuses now what no round could draw
+            self.part(fed)  # refuses now what no round could draw
         return {}
 
     @action
     def answer(self, me: Client, msg: Message) -> Reply:
         """Logits for the round's public samples, in eval mode; a client that is new is pre-trained first."""
         net = me.net(me.memory["model"]) if me.memory else self.pretrained(me)
-        public = public_part(me, self.samples, self.policy)
         keep = None if me.memory else {"model": params(net)}
-        return reply(keep=keep, logits=predict(net, public.samples))
+        return reply(keep=keep, logits=predict(net, self.part(me).samples))
 
     def expects(self, message: Message, fed: Federation) -> Contract:
         """Logits for each of the round's public samples; nothing after the digest."""
-        rows = len(public_part(fed, self.samples, self.policy))
-        return {"logits": array(rows, fed.outputs)} if message.action == "answer" else {}
+        return {"logits": array(len(self.part(fed)), fed.outputs)} if message.action == "answer" else {}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """The consensus on the round's public samples, once all have answered."""
+        return {} if action == "answer" else {"logits": array(len(self.part(me)), me.outputs)}
 
     def pretrained(self, me: Client) -> nn.Module:
         """The client's network after the public samples and then its own."""
@@ -191,20 +193,23 @@ class FedMD(LogitExchange, SoftLabels):
     private batches of 5; these belong to the experiment. Where the code stops pre-training by the private test set,
     here a part of the training samples is held out.
 
+    * `policy`: public samples are drawn by class (`"stratified"`), as in the code.
     * `persist`: with `training.optimiser = "adam"`, digest and revisit each go on with the moments of their own last
       round, as in the code. SGD's momentum is fresh in every round.
     * `l2`: adds l2 ||w||^2 of the last linear layer's weights to every loss. The code has 1e-3, the paper nothing; off.
 
     `mode = "knfu"` is what KnFu compares itself with under this name: probabilities instead of logits, sent after
     local training, and a fine-tuning on CE + kd_weight KL towards their mean; see `knfu` for its options, `tune_epochs`
-    to `ce_on`. Options of the other mode are refused.
+    to `ce_on`. If `samples` of the public set are used, they are drawn as KnFu and Selective-FD draw them: `policy` is
+    `"fresh"` unless it is given. Options of the other mode are refused.
 
     >>> FedMD(mode="knfu", digest_epochs=3)
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: fedmd.digest_epochs has no effect with mode = 'knfu'; leave it out
+    fedalloy.errors.UsageError: fedmd.digest_epochs has no effect without mode = 'original'; leave it out
     """
 
+    policy: Policy | None = None  # type: ignore[assignment]  # None: as the mode says
     mode: Literal["original", "knfu"] = "original"
     persist: bool = True
     l2: float = 0.0
@@ -215,10 +220,13 @@ class FedMD(LogitExchange, SoftLabels):
             raise UsageError(f"fedmd.l2 = {self.l2} must not be negative")
         own = {f.name for f in fields(LogitExchange)} | {"persist", "l2"}
         theirs = {f.name for f in fields(SoftLabels)} | {"combine", "trim"}
-        idle = theirs - own if self.mode == "original" else own - theirs
-        for f in fields(self):
-            if f.name in idle and getattr(self, f.name) != f.default:
-                raise UsageError(f"fedmd.{f.name} has no effect with mode = '{self.mode}'; leave it out")
+        for mode, only in (("original", own - theirs), ("knfu", theirs - own)):
+            refuse_idle(self, self.name, dict.fromkeys(sorted(only), ("mode", mode)))
+
+    @property
+    def drawn_by(self) -> Policy:
+        """How a round's samples are drawn: as written, or else as the mode's code or paper does."""
+        return self.policy or ("stratified" if self.mode == "original" else "fresh")
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing."""
@@ -238,12 +246,20 @@ class FedMD(LogitExchange, SoftLabels):
         """Answers on the round's public samples: logits, or probabilities."""
         return SoftLabels.expects(self, message, fed) if self.mode == "knfu" else super().expects(message, fed)
 
+    def accepts(self, action: str, me: Client) -> Contract:
+        """The consensus: logits, or probabilities, which a median or trimmed mean need not leave with a sum of 1."""
+        if self.mode != "knfu":
+            return super().accepts(action, me)
+        if action == "tune" and self.combine in ("median", "trimmed"):
+            return {"soft": array(len(self.part(me)), me.outputs, least=0.0, most=1.0)}
+        return SoftLabels.accepts(self, action, me)
+
     @action
     def revisit(self, me: Client, msg: Message) -> Reply:
         """Digest the consensus, then go back to the client's own data."""
         net = me.net(me.memory["model"])
         moments = {phase: self.moments(net, me, phase) for phase in ("digest", "revisit")} if self.keeps(me) else {}
-        self.approach(net, me, public_part(me, self.samples, self.policy), msg["logits"], moments.get("digest"))
+        self.approach(net, me, self.part(me), msg["logits"], moments.get("digest"))
         fit(net, me, lambda x, y: ce(net(x), y) + self.penalty(net), optimiser=moments.get("revisit"))
         return reply(keep={"model": params(net), **{phase: kept_moments(own) for phase, own in moments.items()}})
 

@@ -10,13 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.data.public import Policy
 from fedalloy.errors import UsageError
 from fedalloy.exchange import numbered, public_part
 from fedalloy.losses import ce, soft_ce
 from fedalloy.methods.fedmd import LogitExchange
+from fedalloy.registry import refuse_idle
 from fedalloy.training import fit, frozen, params, predict
 from fedalloy.tree import Tree
+
+# Options that say something only with one choice of another option; see `refuse_idle`.
+SERVES = {"beta": ("lwof", True), "rho": ("lwof", True), "l1_reduction": ("loss", "l1")}
 
 
 @method(
@@ -70,7 +73,6 @@ class FedMDGlobal(LogitExchange):
     2.0
     """
 
-    policy: Policy = "fresh"
     digest_epochs: int = 5
     digest_batch: int = 64
     loss: Literal["l1", "l2", "ce"] = "l1"
@@ -89,6 +91,7 @@ class FedMDGlobal(LogitExchange):
             raise UsageError(f"{self.name}.rho = {self.rho} must be positive")
         if self.init_global == "public" and self.pretrain_public == 0:
             raise UsageError(f"{self.name}.init_global = 'public' needs pretrain_public of at least one epoch")
+        refuse_idle(self, self.name, SERVES)
 
     def init(self, fed: Federation) -> Tree:
         """The server's model, of an architecture of its own."""
@@ -106,7 +109,7 @@ class FedMDGlobal(LogitExchange):
 
     def global_model(self, s: State, fed: Federation, logits: Tensor) -> dict[str, Any]:
         """M_g after the digest (Eq. 1); nothing of it reaches a client."""
-        public = public_part(fed, self.samples, self.policy)
+        public = self.part(fed)
         me = fed.learner(public.samples, steps=1)
         net = me.net(s["model"])
         if self.init_global == "public" and s["digests"] == 0:  # not in init, so that a round's costs hold it
@@ -119,7 +122,7 @@ class FedMDGlobal(LogitExchange):
         """Digest the consensus (Eq. 1), then the local update (Eq. 2, or 4)."""
         net = me.net(me.memory["model"])
         with norms_kept(net) if self.freeze_norm else nullcontext():
-            self.approach(net, me, public_part(me, self.samples, self.policy), msg["logits"])
+            self.approach(net, me, self.part(me), msg["logits"])
         distilled = params(net)
         self.update(net, me)
         # Before its first digest the model is the one that pre-training left.

@@ -13,6 +13,7 @@ from fedalloy.averaging import average, shares
 from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.ensemble import stacked_heads
 from fedalloy.errors import UsageError
+from fedalloy.gate import Contract, like
 from fedalloy.generators import ConditionalGenerator
 from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import CacheInit, FedAvg
@@ -203,6 +204,15 @@ class KDIA(FedAvg):
         return {"student": s["model"], "teacher": self.overall(s)}
 
     # --- a client (Algorithm 2) -----------------------------------------------------------------------------------
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """Student, teacher and generator, those that are used."""
+        contract = dict(super().accepts(action, me))
+        if self.lambda_kd:
+            contract["teacher"] = contract["model"]
+        if self.lambda_gen:
+            contract["generator"] = like(params(self.new_generator(me, in_two_parts(me.build(), self.name))))
+        return contract
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

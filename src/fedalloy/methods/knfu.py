@@ -55,7 +55,9 @@ class KnFu(SoftLabels):
     * The paper fine-tunes on all of its public set in every round, hence no `samples`; the epochs are not given,
       `tune_epochs = 1` is as many as its local training has.
 
-    With a very large beta every client distils itself; with beta = 0 it learns from others only. The server keeps
+    With a very large beta every client distils itself; with beta = 0 it learns from others only. There is no `combine`
+    to bound one client, since beta does: who pretends to be like another holds at most 1 / (beta + 1) of its mixture,
+    c such clients together c / (beta + c); with a small beta that is nearly all of it. The server keeps
     the last round's `weights`, clients by clients, and `epd`, clients by outputs, with zeros for those who were absent.
 
     >>> KnFu(direction="other_to_own").beta

@@ -58,6 +58,10 @@ class Local(Method):
         """Clients say nothing."""
         return {}
 
+    def accepts(self, action: str, me: Client) -> Contract:
+        """Clients are sent nothing."""
+        return {}
+
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Go on training the client's own model."""

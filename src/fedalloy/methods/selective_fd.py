@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any, Literal
 
 import torch
@@ -16,15 +15,16 @@ from fedalloy.data.public import PublicSet
 from fedalloy.density import REFERENCE_WIDTH, Width, select
 from fedalloy.errors import UsageError
 from fedalloy.exchange import numbered, public_part
-from fedalloy.gate import Check, Contract, array, probabilities
+from fedalloy.gate import Contract, Sized, array, probabilities
 from fedalloy.losses import ce, soft_ce
 from fedalloy.methods.soft_labels import SoftLabels
+from fedalloy.registry import refuse_idle
 from fedalloy.tree import Tree
 
 Labels = Literal["soft", "hard"]
 DROPPED = -1  # stands in the place of a label where there is none
 
-# Options that say something only with one choice of another option.
+# Options that say something only with one choice of another option; see `refuse_idle`.
 SERVES = {
     **dict.fromkeys(("q", "width", "lam", "auxiliary", "known_share", "known_least"), ("client_selector", "kulsif")),
     "tau_server": ("server_selector", "l1"),
@@ -94,6 +94,8 @@ class SelectiveFD(SoftLabels):
     * `kd`: `"ce"` is the cross-entropy of the soft labels, `"kl"` KL(q || own answer), both softened by `temperature`.
     * The authors' code takes 10 steps on one batch of 512 samples; here it is `tune_epochs` passes over `samples`
       samples, in batches of the local work.
+    * There is no `combine` to bound one client: its vote is a probability vector, so that it moves a sample that v
+      clients vote on by a share of 1/v at most; on samples that few vote on, and a client chooses where, that is much.
     * Which samples were selected travels as a mask of one byte for each sample of the round. Places of 8 bytes would
       be cheaper only for fewer than an eighth of them.
 
@@ -120,10 +122,7 @@ class SelectiveFD(SoftLabels):
         for name, most in (("q", 1), ("tau_server", 2), ("max_entropy", 1)):
             if not 0 <= getattr(self, name) <= most:
                 raise UsageError(f"{self.name}.{name} = {getattr(self, name)} must lie in [0, {most}]")
-        defaults = {f.name: f.default for f in fields(self)}
-        for name, (option, choice) in SERVES.items():
-            if getattr(self, option) != choice and getattr(self, name) != defaults[name]:
-                raise UsageError(f"{self.name}.{name} has no effect without {option} = '{choice}'; leave it out")
+        refuse_idle(self, self.name, SERVES)
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing; labels that are needed must be there, and the density's options possible."""
@@ -143,7 +142,7 @@ class SelectiveFD(SoftLabels):
         """Local training, then labels for those of the round's public samples that the client selects."""
         done = super().learn(me, msg)
         soft, keep = done.body["soft"], dict(done.keep or {})
-        part, whole = public_part(me, self.samples, self.policy), public_part(me, None, "all")
+        part, whole = self.part(me), public_part(me, None, "all")
         mask = torch.ones(len(soft), dtype=torch.bool, device=soft.device)
         if self.client_selector == "label_match":
             mask = soft.argmax(1) == part.labels
@@ -162,18 +161,21 @@ class SelectiveFD(SoftLabels):
         """What travels: which of the round's samples, and a label for each of these."""
         return {"mask": mask, self.labels: soft if self.labels == "soft" else soft.argmax(1)}
 
+    def accepts(self, action: str, me: Client) -> Contract:
+        """A mask over the round's samples with a label for each that survived, once all have answered."""
+        return {} if action == "learn" else {"answers": selected(len(self.part(me)), me.outputs, self.labels)}
+
     @action
     def tune(self, me: Client, msg: Message) -> Reply:
         """Fine-tune on the samples that survived or, if their labels are used too, on all of the round's."""
-        part = public_part(me, self.samples, self.policy)
+        part = self.part(me)
         kept, fused = msg["answers"]["mask"], msg["answers"][self.labels]
         if self.ce_on == "public":
             survived, fused = fused, fused.new_full((len(kept), *fused.shape[1:]), DROPPED)
             fused[kept] = survived
         else:
             part = PublicSet(part.samples.subset(kept.nonzero().flatten()), part.labelled, part.holder)
-        whole = replace(self, samples=None)  # the samples have been drawn: all that are left
-        return SoftLabels.tune(whole, replace(me, public=part), Message("tune", me.id, {"soft": fused}))
+        return self.tuned(me, part, fused)
 
     def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
         """The loss towards the ensemble's labels, a mean over the whole batch, in which dropped samples count 0."""
@@ -189,11 +191,15 @@ class SelectiveFD(SoftLabels):
 
     # --- the server -------------------------------------------------------------------------------------------------
 
+    def leaves(self) -> str:
+        """What leaves a client: labels of the kind that was chosen."""
+        return super().leaves().replace("soft or hard", self.labels)
+
     def expects(self, message: Message, fed: Federation) -> Contract:
         """A mask over the round's samples with a label for each one in it; nothing after fine-tuning."""
         if message.action != "learn":
             return {}
-        return {"answers": selected(len(public_part(fed, self.samples, self.policy)), fed.outputs, self.labels)}
+        return {"answers": selected(len(self.part(fed)), fed.outputs, self.labels)}
 
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
         """The ensemble's labels of the samples that survive, the same for everybody.
@@ -249,23 +255,24 @@ def l1_to_one_hot(q: Tensor) -> Tensor:
     return 2 * (1 - q.max(1).values)
 
 
-def selected(rows: int, outputs: int, labels: Labels) -> Check:
+def selected(rows: int, outputs: int, labels: Labels) -> Sized:
     """A mask over so many samples, and a label for each sample in it: a distribution over the outputs, or a class.
 
     >>> selected(2, 3, "hard")({"mask": torch.tensor([True, False]), "hard": torch.tensor([0, 1])})
     'hard has the shape (2,), not (1,)'
     """
-    names = {"mask", labels}
     a_mask = array(rows, dtype=torch.bool)
 
+    def a_label(count: int) -> Sized:
+        classes = array(count, least=0, most=outputs - 1, dtype=torch.int64)
+        return probabilities(count, outputs) if labels == "soft" else classes
+
     def check(value: Any) -> str | None:
-        if not isinstance(value, Mapping) or value.keys() != names:
+        if not isinstance(value, Mapping) or value.keys() != {"mask", labels}:
             return f"is not a table of 'mask' and '{labels}'"
         if (fault := a_mask(value["mask"])) is not None:
             return f"mask {fault}"
-        count = int(value["mask"].sum())
-        classes = array(count, least=0, most=outputs - 1, dtype=torch.int64)
-        fault = (probabilities(count, outputs) if labels == "soft" else classes)(value[labels])
+        fault = a_label(int(value["mask"].sum()))(value[labels])
         return None if fault is None else f"{labels} {fault}"
 
-    return check
+    return Sized(check, {"mask": a_mask.largest, labels: a_label(rows).largest})

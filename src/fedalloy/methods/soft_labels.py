@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedalloy.core import Client, Federation, Message, Method, Reply, State, action, reply
-from fedalloy.data.public import Policy
+from fedalloy.core import Client, Federation, Message, Reply, State, action, reply
+from fedalloy.data.public import PublicSet
 from fedalloy.errors import UsageError
-from fedalloy.exchange import digest, public_part
+from fedalloy.exchange import OnPublicSamples, digest
 from fedalloy.gate import Contract, probabilities
 from fedalloy.losses import ce, kl
 from fedalloy.training import batches, fit, params, predict
@@ -21,13 +21,13 @@ FLOOR = 1e-12  # below it a probability counts as this, so that its logarithm ex
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftLabels(Method):
+class SoftLabels(OnPublicSamples):
     """Clients with networks of their own exchange probabilities on public samples, after their local training.
 
     A round has two exchanges: clients train on their own data and answer on the round's public samples; the server
     fuses the answers, and clients fine-tune on CE(labels) + kd_weight KL(fused || own answer) (KnFu, Eq. 10).
 
-    * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
+    * `samples`, `policy`: as in `OnPublicSamples`; new public samples in every round, if not all.
     * `temperature` softens both sides of the KL term; the fused answers, being probabilities, are softened as
       F^(1/T) / sum F^(1/T). `kd_weight` is temperature^2 unless it is given: KnFu squares its lambda, which it calls
       a temperature in one place and a weight in another.
@@ -35,8 +35,6 @@ class SoftLabels(Method):
       it, or none.
     """
 
-    samples: int | None = None
-    policy: Policy = "fresh"
     tune_epochs: int = 1
     temperature: float = 1.0
     kd_weight: float | None = None
@@ -56,7 +54,7 @@ class SoftLabels(Method):
                 f"{self.name}.ce_on = 'public' needs labels; write public.labelled = true, or ce_on = 'none'"
             )
         if fed.public is not None:
-            public_part(fed, self.samples, self.policy)  # refuses now what no round could draw
+            self.part(fed)  # refuses now what no round could draw
         return {}
 
     def round(self, s: State, fed: Federation) -> State:
@@ -73,13 +71,15 @@ class SoftLabels(Method):
         """Local training, then probabilities for the round's public samples, in eval mode (KnFu, Eqs. 3 and 4)."""
         net = me.net(self.personal(me))
         fit(net, me, lambda x, y: ce(net(x), y))
-        public = public_part(me, self.samples, self.policy)
-        return reply(keep={**me.memory, "model": params(net)}, soft=predict(net, public.samples).softmax(1))
+        return reply(keep={**me.memory, "model": params(net)}, soft=predict(net, self.part(me).samples).softmax(1))
 
     def expects(self, message: Message, fed: Federation) -> Contract:
         """A distribution over the outputs for each of the round's public samples; nothing after fine-tuning."""
-        rows = len(public_part(fed, self.samples, self.policy))
-        return {"soft": probabilities(rows, fed.outputs)} if message.action == "learn" else {}
+        return {"soft": probabilities(len(self.part(fed)), fed.outputs)} if message.action == "learn" else {}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """A distribution over the outputs for each of the round's public samples, once all have answered."""
+        return {} if action == "learn" else {"soft": probabilities(len(self.part(me)), me.outputs)}
 
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
         """What each client is sent, and what the server notes of it."""
@@ -88,9 +88,11 @@ class SoftLabels(Method):
     @action
     def tune(self, me: Client, msg: Message) -> Reply:
         """Fine-tune on the public samples (KnFu, Eq. 10)."""
+        return self.tuned(me, self.part(me), msg["soft"])
+
+    def tuned(self, me: Client, public: PublicSet, fused: Tensor) -> Reply:
+        """The client after fine-tuning on these samples, each with its fused answer."""
         net = me.net(me.memory["model"])
-        public = public_part(me, self.samples, self.policy)
-        fused = msg["soft"]
         weight = self.temperature**2 if self.kd_weight is None else self.kd_weight
         labels = public.labels if self.ce_on == "public" else None
         own = batches(me.n, me.work.batch, self.tune_epochs * len(public), me.rng("tune/own"))  # one for each step

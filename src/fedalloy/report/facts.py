@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedalloy.config import build_method, recorded
 from fedalloy.data.card import jensen_shannon
+from fedalloy.errors import FedalloyError
 from fedalloy.report.attendance import unheard
 from fedalloy.report.format import human_bytes, human_seconds, listed
 from fedalloy.report.partition_plot import Counts
@@ -38,6 +40,18 @@ def versions(runs: Sequence[Run]) -> str:
         for name, version in run.meta.get("versions", {}).items():
             found.setdefault(name, []).append(version)
     return ", ".join(f"{name} {_each(several)}" for name, several in found.items())
+
+
+def left(run: Run) -> str:
+    """What left the clients, in words; of a method that is unknown here, nothing can be said.
+
+    >>> left(Run({"name": "fedavg", "experiment": {"method": {"name": "fedavg", "weights": "disco"}}}, ()))
+    'model weights, number of samples, how many samples of each class'
+    """
+    try:
+        return build_method(recorded(run.meta).method).leaves()
+    except (FedalloyError, LookupError, TypeError, AttributeError):
+        return "unknown: the method is none of fedalloy's"
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:

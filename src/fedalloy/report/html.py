@@ -113,6 +113,7 @@ def render(
         skew="" if counts is None else facts.skew(counts),
         cost=_both(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
         traffic=[line for group in groups for line in facts.traffic(group)],
+        left=[(group[0].label, facts.left(group[0])) for group in groups],
         times=[facts.times(group) for group in groups],
         experiments=[(group[0].label, facts.experiment(group)) for group in groups],
         versions=facts.versions(runs),

@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,10 +29,12 @@ from fedalloy.costs import Meter
 from fedalloy.engine.base import REFERENCE, Answer, Failure, Forgot, Round
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
+from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, Introduction, Roster, introductions, pulled, read
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import distinct, from_clients, miscounted
 from fedalloy.files import as_json
+from fedalloy.gate import Room
 from fedalloy.privacy import LEDGER
 from fedalloy.setting import Setting
 from fedalloy.store import Say
@@ -93,12 +95,17 @@ class Flower:
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
         """Let clients act; one that has lost its memory is asked once more, to begin anew."""
         bodies, told = _Bodies(), self._told(method)
-        due = {m.client: m for m in messages}
+        due = sent = {m.client: m for m in messages}
+        fed = Round(self, method, round)
+
+        def room(client: int) -> Room:
+            return room_for(method.expects(sent[client], fed), self.setting)
+
         for again in (True, False):
             headers = {k: self._header(told, round, k, m.action) for k, m in due.items()}
             letters = {k: to_records(bodies.array(m.body), headers[k]) for k, m in due.items()}
             lost = []
-            for client, found in self._exchange(ACT, letters, round):
+            for client, found in self._exchange(ACT, letters, round, room):
                 answer = _answer(client, found, self.setting)
                 if isinstance(answer, Forgot) and again:
                     self._forget(client, round)
@@ -109,19 +116,19 @@ class Flower:
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
         """The record of a round's views, from what the clients count; no sample comes here."""
         which, kept = distinct(method.models(state))
-        body, told = array({str(place): weights for place, weights in enumerate(kept)}), self._told(method)
+        body, told = array(kept), self._told(method)
         counts: dict[int, Tree] = {}
-        due = self.setting.ids
+        due, room = self.setting.ids, room_for(None, self.setting, views=len(kept))
         for again in (True, False):
             letters = {k: to_records(body, self._address(told, state.round, k)) for k in due}
             due = []
-            for client, found in self._exchange(VIEWS, letters, state.round):
+            for client, found in self._exchange(VIEWS, letters, state.round, lambda _: room):
                 header, views = ({}, {}) if isinstance(found, DataError) else found
                 if header.get("lost") and again:
                     self._forget(client, state.round)
                     due.append(client)
                     continue
-                fault = found if isinstance(found, DataError) else miscounted(self.setting, client, views, len(kept))
+                fault = found if isinstance(found, DataError) else miscounted(self.setting, client, views, kept)
                 if fault is None:
                     counts[client] = views
                 else:
@@ -149,8 +156,13 @@ class Flower:
         needed = {str(header["digest"]), *(digests.get(client, "") for digests in self._checkpoints)}
         return {**header, "needed": json.dumps(sorted(needed))}
 
-    def _exchange(self, kind: str, letters: Mapping[int, RecordDict], round: int) -> Iterator[tuple[int, Found]]:
-        """Send each client its letter; yields header and tree of each answer, or why there is none, as they come."""
+    def _exchange(
+        self, kind: str, letters: Mapping[int, RecordDict], round: int, room: Callable[[int], Room]
+    ) -> Iterator[tuple[int, Found]]:
+        """Send each client its letter; yields header and tree of each answer, or why there is none, as they come.
+
+        An answer with more bytes than `room` says of its client is not read.
+        """
         deadline, begun = self.setting.quorum.deadline, time.monotonic()
         # Past the deadline nobody looks any more; until then the Grid must not take a message away.
         ttl = None if deadline is None else deadline + GRACE
@@ -173,7 +185,7 @@ class Flower:
                 client, pause = waiting.pop(identifier), SHORTEST
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
                     self.roster.leave(client)
-                yield client, _found(reply)
+                yield client, _found(reply, room(client))
             self.check()
             waited = time.monotonic() - begun
             if deadline is not None and waited > deadline:
@@ -231,9 +243,9 @@ def _digest(memory: Tree) -> str:
     return str(memory.get(REFERENCE, ""))
 
 
-def _found(reply: FlowerMessage | Exception) -> Found:
+def _found(reply: FlowerMessage | Exception, room: Room) -> Found:
     try:
-        return read(reply)
+        return read(reply, room)
     except DataError as error:
         return error
 

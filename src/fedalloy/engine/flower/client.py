@@ -5,7 +5,8 @@
 * `query.introduce` says who this is and how much data it has.
 
 A message holds a tree and a header: the experiment with its method, by its registered name and options, and the round.
-It cannot name code, a file or another client's data.
+It cannot name code, a file or another client's data. What it holds must be what the method's `accepts` says of this
+client, and is not even read if it has more bytes than that can have.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from flwr.clientapp import ClientApp
 from fedalloy import tree
 from fedalloy.config import build_method, experiment
 from fedalloy.core import Message, Method, act
-from fedalloy.engine.flower.codec import from_records, to_records
+from fedalloy.costs import Meter
+from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.evaluation import at_client
-from fedalloy.gate import refusal
+from fedalloy.gate import Contract, refusal
 from fedalloy.privacy import LEDGER
 from fedalloy.setting import Setting
 from fedalloy.training import one_thread
@@ -62,13 +65,14 @@ def client_app(setting_of: SettingOf) -> ClientApp:
 
 @dataclass(frozen=True)
 class _Site:
-    """The client that a message is for, here."""
+    """The client that a message is for, here, and the message."""
 
     client: int
     setting: Setting
     memory: Memory
     experiment: dict[str, Any]
     header: dict[str, Any]
+    content: RecordDict
 
     def method(self) -> Method:
         """The experiment's method, of those that are registered here."""
@@ -85,23 +89,31 @@ class _Site:
         spent = self.memory.spent() if self.setting.privacy is not None else {}
         return {**found, LEDGER: spent} if spent else found
 
+    def body(self, contract: Contract | None) -> Tree:
+        """What the server sent, if it keeps the contract."""
+        try:
+            found = tree_in(self.content, room_for(contract, self.setting))
+            fault = refusal(found, contract)
+        except DataError as error:
+            fault = str(error)
+        if fault is not None:
+            raise UsageError(f"what the server sent is refused: {fault}")
+        return tree.to_device(found, self.setting.device)
+
 
 def _answered(
-    do: Callable[[_Site, Tree], RecordDict], setting_of: SettingOf, message: FlowerMessage, context: Context
+    do: Callable[[_Site], RecordDict], setting_of: SettingOf, message: FlowerMessage, context: Context
 ) -> FlowerMessage:
     """The answer to a message: always one, since a client that raises or says nothing may never be heard again."""
     try:
         tune_once()
         with one_thread():
-            header, body = from_records(message.content)
+            header = header_in(message.content)
             asked = json.loads(header["experiment"])
             client, setting, folder = setting_of(context, asked)
             if header.get("client", client) != client:
                 raise UsageError(f"this is client {client}, and the message is for client {header['client']}")
-            if (fault := refusal(body, None)) is not None:
-                raise UsageError(f"what the server sent is refused: {fault}")
-            site = _Site(client, setting, Memory(folder / str(client)), asked, header)
-            answer = do(site, tree.to_device(body, setting.device))
+            answer = do(_Site(client, setting, Memory(folder / str(client)), asked, header, message.content))
     except (Exception, SystemExit) as error:
         if not isinstance(error, FedalloyError):
             log.exception("the message could not be answered")
@@ -110,14 +122,15 @@ def _answered(
     return FlowerMessage(answer, reply_to=message)
 
 
-def _act(site: _Site, body: Tree) -> RecordDict:
+def _act(site: _Site) -> RecordDict:
     start = time.perf_counter()
-    method, round = site.method(), int(site.header["round"])
+    method, round, action = site.method(), int(site.header["round"]), str(site.header["action"])
     me = site.setting.client(site.client, round, site.remembered())
     if site.setting.work.work == "equal_steps":
         me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
+    body = site.body(method.accepts(action, replace(me, meter=Meter())))
     try:
-        answer = act(method, me, Message(str(site.header["action"]), site.client, body))
+        answer = act(method, me, Message(action, site.client, body))
     finally:
         if me.account is not None and me.account.charged:
             site.memory.spend(me.account.spent)
@@ -130,13 +143,14 @@ def _act(site: _Site, body: Tree) -> RecordDict:
     return to_records(answer.body, {**header, "seconds": time.perf_counter() - start})
 
 
-def _views(site: _Site, body: Tree) -> RecordDict:
+def _views(site: _Site) -> RecordDict:
     round = int(site.header["round"])
-    found = at_client(site.setting, site.method(), site.client, round, site.remembered(), body)
+    found = at_client(site.setting, site.method(), site.client, round, site.remembered(), site.body(None))
     return to_records(found, {})
 
 
-def _introduce(site: _Site, _: Tree) -> RecordDict:
+def _introduce(site: _Site) -> RecordDict:
+    site.body({})
     own = site.setting.sites[site.client]
     about: dict[str, Any] = {
         "client": site.client,

@@ -13,13 +13,15 @@ from flwr.serverapp import Grid
 
 from fedalloy.config import Experiment
 from fedalloy.engine.flower.client import INTRODUCE
-from fedalloy.engine.flower.codec import from_records, to_records
+from fedalloy.engine.flower.codec import from_records, header_in, to_records
 from fedalloy.errors import DataError
-from fedalloy.gate import refusal, whole
+from fedalloy.gate import LEAST, Room, refusal, whole
 from fedalloy.store import Say
 
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
 LONGEST = 300  # letters of a reason that is told
+TEXT = 1 << 16  # letters of a text in the header of an answer
+NOTHING = Room(LEAST, LEAST)  # where no tree is due
 EXPIRY = 600.0  # seconds after which the Grid may forget that it asked
 AWAY = 5  # Flower's code for a node that is not connected
 WHY = {3: "its message expired", 4: "its answer expired", AWAY: "its node is not connected", 8: "its process died"}
@@ -92,7 +94,7 @@ class Roster:
     def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
         self._again[node] = time.monotonic() + AGAIN
         try:
-            header, _ = read(reply)
+            header, _ = read(reply, NOTHING)
             one = _introduction(header, node)
         except DataError as error:
             self.tell(f"{_who(reply)} could not introduce itself: {error}")
@@ -118,14 +120,14 @@ def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMess
         return [one for identifier in wanted for one in pulled(grid, [identifier])]
 
 
-def read(reply: FlowerMessage | Exception) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the tree of an answer, or a `DataError` that says why there is none."""
+def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The header and the tree of an answer, or a `DataError` that says why there is none or too much of it."""
     if isinstance(reply, Exception):
         raise DataError(f"its answer cannot be read ({type(reply).__name__})")
     if reply.has_error():
         raise DataError(WHY.get(reply.error.code, one_line(f"its app failed: {reply.error.reason}")))
     try:
-        header, body = from_records(reply.content)
+        header, body = from_records(reply.content, room, TEXT)
     except DataError:
         raise
     except Exception as error:  # whatever a stranger made of it
@@ -138,7 +140,7 @@ def read(reply: FlowerMessage | Exception) -> tuple[dict[str, Any], dict[str, An
 def _who(reply: FlowerMessage | Exception) -> str:
     """Who a client that has failed says that it is."""
     try:
-        number = None if isinstance(reply, Exception) else from_records(reply.content)[0].get("client")
+        number = None if isinstance(reply, Exception) else header_in(reply.content, TEXT).get("client")
     except Exception:  # whatever a stranger made of it
         number = None
     return f"client {number}" if isinstance(number, int) else "a node"
@@ -150,7 +152,7 @@ def one_line(text: str) -> str:
     >>> one_line("no\\n \\x1b[2Jway")
     'no ?[2Jway'
     """
-    words = " ".join(text.split())[:LONGEST]
+    words = " ".join(text[: 10 * LONGEST].split())[:LONGEST]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
