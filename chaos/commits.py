@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -126,7 +127,7 @@ def _hurt(whole: Scene, folder: Path) -> Path:
 
 
 def every_point(names: Sequence[str], seed: int) -> list[Point]:
-    """All fault points of these methods, in an order that is drawn."""
+    """All fault points of these methods, in an order that is drawn, but so that a few are of every kind."""
     every = [
         (name, task, fault, at)
         for name in names
@@ -134,7 +135,13 @@ def every_point(names: Sequence[str], seed: int) -> list[Point]:
         for fault in FAULTS
         for at in points(scene(name, task).calls, fault)
     ]
-    return random.Random(f"{seed}/commits").sample(every, len(every))
+    seen: Counter[Sequence[str]] = Counter()
+    ranked = []
+    for point in random.Random(f"{seed}/commits").sample(every, len(every)):
+        kind = point[:3]
+        ranked.append((seen[kind], point))
+        seen[kind] += 1
+    return [point for _, point in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def point_trial(point: Point) -> str:

@@ -121,7 +121,8 @@ def code(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _at_most(report: Mapping[str, Any]) -> str:
     """An upper bound for the share of failures, where none was seen in trials that were drawn."""
-    if report["failures"] or "endings" not in report or not report["trials"]:
+    all_that_there_are = report["trials"] == report.get("points")
+    if report["failures"] or "endings" not in report or not report["trials"] or all_that_there_are:
         return ""
     return f"{100 * (1 - (1 - CONFIDENCE) ** (1 / report['trials'])):.2g} %"
 

@@ -181,8 +181,8 @@ def test_run_saves_a_method_of_the_file_under_its_label(quick: Command, tmp_path
 
 
 def test_skipped_rounds_are_told(fed: Command) -> None:
-    words = ("quorum.fraction=1", "participation.late_drop=0.9")
-    sentence = "FedAvg, seed 0: 2 of 2 rounds were skipped and left the model as it was, first in round 1: "
+    words = ("quorum.fraction=1", "participation.late_drop=0.2")
+    sentence = "FedAvg, seed 0: round 2 of 2 was skipped and left the model as it was: "
     answer = fed("run", *TINY, *words, "--out", "run")
     assert answer.code == 0
     assert f"\n{sentence}" in answer.out

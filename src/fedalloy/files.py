@@ -133,10 +133,11 @@ def _lock(path: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its last holder may have removed the file that was opened here; then the name is another's, or no one's.
-            if path.exists() and os.path.samestat(os.fstat(handle), os.stat(path)):
-                os.ftruncate(handle, 0)
-                os.write(handle, f"{os.getpid()}\n".encode())
-                return handle
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f"{os.getpid()}\n".encode())
+                    return handle
         except BlockingIOError as error:
             holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             os.close(handle)
