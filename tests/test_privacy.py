@@ -525,6 +525,9 @@ def test_holding_private_samples_out_is_refused() -> None:
     method = FedMD(**{**FedMD.card.quick, "held_out": 0.2})
     with pytest.raises(UsageError, match=r"neither public nor all of its own .*write held_out = 0"):
         run(method, Serial(private_setting(participation=Participation())), 1)
+    with pytest.raises(UsageError, match=r"held_out = 0\.2 \(write 0\) uses a client's samples in a way"):
+        private_setting().check(method)  # and so before the first round
+    private_setting().check(FedMD(mode="knfu"))
 
 
 def test_batch_norm_is_refused() -> None:

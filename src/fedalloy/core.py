@@ -258,6 +258,13 @@ class Method:
         """What leaves a client, in words; a method whose options change it says more here than on its card."""
         return self.card.leaves_client
 
+    def uncovered(self) -> str | None:
+        """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""
+        for option, value in self.card.private_except.items():
+            if getattr(self, option) == value:
+                return f"{self.name}.{option} = {value!r} uses a client's samples"
+        return None
+
     def expects(self, message: Message, fed: Federation) -> Contract | None:
         """What the reply to a message must hold, key by key, made of `fedalloy.gate`'s checks; None: finite numbers.
 

@@ -195,12 +195,8 @@ def check_method(method: Method, able: Sequence[str]) -> None:
             f"{method.name} cannot be run with [privacy]: its clients learn or send something else besides per-sample "
             f"gradients of one network; use one of: {', '.join(able)}"
         )
-    for option, value in method.card.private_except.items():
-        if getattr(method, option) == value:
-            raise UsageError(
-                f"{method.name}.{option} = {value!r} uses a client's samples in a way that [privacy] does not cover; "
-                "choose another value"
-            )
+    if (fault := method.uncovered()) is not None:
+        raise UsageError(f"{fault} in a way that [privacy] does not cover; choose another value")
 
 
 def check_network(net: nn.Module) -> None:

@@ -80,6 +80,12 @@ class LogitExchange(OnPublicSamples):
             self.part(fed)  # refuses now what no round could draw
         return {}
 
+    def uncovered(self) -> str | None:
+        """Held-out samples choose among the models of the pre-training, which no noise hides."""
+        if self.pretrain_private and self.held_out:
+            return f"{self.name}.held_out = {self.held_out} (write 0) uses a client's samples"
+        return super().uncovered()
+
     @action
     def answer(self, me: Client, msg: Message) -> Reply:
         """Logits for the round's public samples, in eval mode; a client that is new is pre-trained first."""
@@ -241,6 +247,10 @@ class FedMD(LogitExchange, SoftLabels):
             return s.next()
         fed.ask("revisit", [r.client for r in replies], logits=self.consensus(replies))
         return s.next()
+
+    def uncovered(self) -> str | None:
+        """What [privacy] does not cover; in KnFu's mode nothing is held out."""
+        return SoftLabels.uncovered(self) if self.mode == "knfu" else super().uncovered()
 
     def expects(self, message: Message, fed: Federation) -> Contract:
         """Answers on the round's public samples: logits, or probabilities."""
