@@ -205,8 +205,8 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
         data = "tiny"
         model = "mlp"
         rounds = 2
-        partition = { clients = 2, alpha = 1.0 }
-        participation = { late_drop = 0.9 }
+        partition = { clients = 4, alpha = 1.0 }
+        participation = { late_drop = 0.2 }
         [[axes]]
         name = "quorum"
         values = [
@@ -220,7 +220,7 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
     assert left.value.code == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "skipped and left" in line]
     assert len(said) == 1
-    assert said[0].startswith("all: FedAvg, seed 0: 2 of 2 rounds were skipped")
+    assert said[0].startswith("all: FedAvg, seed 0: round 2 of 2 was skipped")
     assert (tmp_path / "out" / "table.md").read_text().endswith(f"\n\n- {said[0]}\n")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from fedalloy.core import Client, Message, Method, Network, Reply, State, act, r
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer
+from fedalloy.engine.base import Answer, Round
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.models import FeatureNet, create
@@ -105,6 +105,10 @@ class Probe(Serial):
         self.asked: dict[int, set[int]] = {}
         self.answers: dict[str, bytes] = {}
 
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round that must not be skipped for what the method made of the replies."""
+        return Unskipped(self, method, round)
+
     def order(self, messages: Sequence[Message]) -> Iterable[Message]:
         """The messages as they are carried out."""
         return messages
@@ -128,6 +132,17 @@ class Probe(Serial):
             number = sum(name.endswith(f"client {me.id}") for name in self.answers) + 1
             self.answers[f"answer {number}, to '{message.action}', of client {me.id}"] = tree.encode(answer.body)
             yield Answer(message.client, answer, me.meter)
+
+
+class Unskipped(Round):
+    """A round whose state must be finite; in a run it would be skipped, and the method's fault be hidden."""
+
+    def skip(self, reason: str) -> NoReturn:
+        """End the round, or refuse the method."""
+        if "is not finite" in reason:
+            advice = getattr(self.engine, "advice", "") or "look for a division by zero"
+            raise ContractError(f"round {self.round}, {reason.partition(';')[0]}; {advice}")
+        super().skip(reason)
 
 
 @dataclass(frozen=True)
