@@ -220,9 +220,10 @@ def test_without_any_whole_checkpoint_there_is_nothing_to_go_on_from(folder: Pat
     assert of(findings, "resume").sentence.endswith("is whole; start again in another folder")
 
 
-def test_what_does_not_stop_a_run_is_a_warning(folder: Path) -> None:
+@pytest.mark.parametrize("torn", ['{"round": 3, "vie', "[" * 100_000], ids=["cut", "deep"])
+def test_what_does_not_stop_a_run_is_a_warning(folder: Path, torn: str) -> None:
     with (folder / "rounds.jsonl").open("a") as file:
-        file.write('{"round": 3, "vie')
+        file.write(torn)
     (folder / "quarantine").mkdir()
     other_torch(folder)
     change(folder, status="done")

@@ -318,7 +318,7 @@ def _records(folder: Path, planned: int) -> Finding:
         return _wrong("records", error)
     try:
         json.loads((folder / "rounds.jsonl").read_bytes().rstrip().rpartition(b"\n")[2] if rounds else "0")
-    except ValueError:
+    except (ValueError, RecursionError):
         return Finding("warn", "records", f"{len(rounds)} of {planned} rounds, and a torn line, which resume removes")
     return Finding("ok", "records", f"{len(rounds)} of {planned} rounds, none is missing")
 

@@ -14,7 +14,9 @@ from fedalloy.engine.base import REFERENCE, Failure
 from fedalloy.engine.flower.carrier import introductions
 from fedalloy.engine.flower.codec import BODY, HEADER, from_records, to_records
 from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.flower.roster import _introduction
 from fedalloy.engine.serial import Serial
+from fedalloy.errors import DataError
 from fedalloy.evaluation import views_on
 from fedalloy.gate import Room
 from fedalloy.methods import FedAvg, KnFu, Local
@@ -220,6 +222,13 @@ def test_who_is_missing_is_said(setting, federation):
     assert list(found) == [0, 1, 3, 4, 5]
     assert (found[3].train, found[3].test, found[3].shape, found[3].classes) == (17, 4, (1, 8, 8), 4)
     assert said == ["after 0.3 s these of 6 clients are missing: 2"]
+
+
+@pytest.mark.parametrize("shape", ["[" * 60_000, "7", "[0]", "[1.5]"], ids=["deep", "no list", "zero", "no number"])
+def test_an_introduction_with_a_strange_shape_is_refused(shape):
+    header = {"client": 0, "train": 5, "test": 0, "validation": 0, "classes": 2, "shape": shape}
+    with pytest.raises(DataError, match="no sensible shape"):
+        _introduction(header, node=1)
 
 
 def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):

@@ -162,8 +162,8 @@ def _introduction(header: dict[str, Any], node: int) -> Introduction:
     fault = refusal(kept, {key: whole(n, 1 << 40) for key, n in least.items()})
     try:
         shape = tuple(json.loads(header["shape"]))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         shape = ()
-    if fault is not None or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in shape):
+    if fault is not None or not shape or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in shape):
         raise DataError(fault or "its inputs have no sensible shape")
     return Introduction(node=node, shape=shape, **kept)
