@@ -289,7 +289,7 @@ def test_every_method_gets_the_defences_that_it_has():
         "fedmd": ["none", "trimmed mean", "median", "krum", "clipped logits"],
         "ds-fl": ["none", "trimmed mean", "median", "krum"],
         "knfu": ["none"],
-        "dafkd": ["none", "capped shares"],
+        "dafkd": ["none", "krum", "capped shares"],
     }
     assert defences(Choice(name="dafkd"), 3, 10)["capped shares"].max_share == 0.2
     own = Choice(name="fedprox", options={"mu": 0.5, "clip": 3.0})
@@ -334,11 +334,12 @@ def test_only_honest_clients_are_measured():
 
 def test_dafkd_is_attacked_where_it_is_weakest_and_has_its_defence():
     choice = bench_experiment(None, []).methods["dafkd"]
-    assert defences(choice, 3, 10).keys() == {"none", "capped shares"}
+    assert defences(choice, 3, 10).keys() == {"none", "krum", "capped shares"}
     exp = {**TINY, "rounds": 1, "methods": {"dafkd": {**DaFKD.card.quick, "upload": choice.options["upload"]}}}
     scores = bench_attacks(exp, None, ["inflated-scores"], 0.4)
     assert [(s.defence, s.attack, s.accuracy is not None) for s in scores[1::2]] == [
         ("none", "inflated-scores", True),
+        ("krum", "inflated-scores", True),
         ("capped shares", "inflated-scores", True),
     ]
     (_, idle) = bench_attacks(TINY, ["knfu"], ["inflated-scores"], 0.4)

@@ -93,12 +93,20 @@ def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], t
     >>> krum([{"w": torch.tensor([w])} for w in (1.0, 2.0, 3.0, 14.0)], {"w": torch.zeros(1)}, trim=0.25)
     {'w': tensor([2.])}
     """
+    return _without_extremes([models[k] for k in nearest(models, server, trim)], server, 0)
+
+
+def nearest(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], trim: float = 0.2) -> list[int]:
+    """The places of the models that multi-Krum keeps, in ascending order; see `krum`.
+
+    >>> nearest([{"w": torch.tensor([w])} for w in (14.0, 1.0, 2.0, 3.0)], {"w": torch.zeros(1)}, trim=0.25)
+    [1, 2, 3]
+    """
     check_trim(trim)
     drop = _dropped(trim, len(models))
     near = max(1, len(models) - drop - 2)
     places = [sum(sorted(row)[1 : near + 1]) for row in _squared_distances(models, server)]  # itself is the nearest
-    kept = sorted(sorted(range(len(models)), key=places.__getitem__)[: len(models) - drop])
-    return _without_extremes([models[k] for k in kept], server, 0)
+    return sorted(sorted(range(len(models)), key=places.__getitem__)[: len(models) - drop])
 
 
 def _dropped(trim: float, clients: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedalloy.attacks import Attacked, honest, nan, sign_flip
 from fedalloy.averaging import average
 from fedalloy.check import check_method, small_settings
 from fedalloy.core import Message, State, act, run
@@ -55,6 +56,22 @@ def answers(method, federation, state, round):
     sent = {name: state[name] for name in ("model", "generator", "head") if name in state.body}
     active = federation.active(round)
     return {k: act(method, federation.client(k, round, {}), Message("train", k, sent)) for k in active}
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upload", ["head", "scores", "predictions"])
+def test_whom_krum_drops_might_as_well_have_been_absent(setting, upload):
+    """It enters no average and teaches nobody: the same bits as if its reply had been set aside."""
+    federation = setting(participation=Participation())
+    method = DaFKD(**TINY, upload=upload, combine="krum", trim=0.25)  # one of four, none of three
+
+    def after(forge):
+        return digest(run(method, Attacked(Serial(federation), forge, attackers=[2]), 2).body)
+
+    assert after(partial(sign_flip, boost=100.0)) == after(nan)
+    assert after(honest) != after(nan)
 
 
 # --- what it equals ---------------------------------------------------------------------------------------------------

@@ -236,6 +236,7 @@ def test_what_a_server_learns_from_single_models_is_clipped_too(cls, play):
         (lambda: FedGen(combine="median"), "fedgen.combine = 'median' would bound little: the generator"),
         (lambda: FedFTG(combine="median"), "fedftg.combine = 'median' would bound little: the fine-tuning"),
         (lambda: DaFKD(clip="median"), "dafkd.clip = 'median' would bound little: .* max_share"),
+        (lambda: DaFKD(combine="median"), "dafkd.combine = 'median' would bound little: .* combine = 'krum'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(make, sentence):

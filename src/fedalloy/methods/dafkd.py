@@ -22,6 +22,7 @@ from fedalloy.losses import ce
 from fedalloy.methods.dafkd_options import DaFKDOptions
 from fedalloy.models import in_two_parts
 from fedalloy.optimisers import adam
+from fedalloy.robust import nearest
 from fedalloy.training import LocalWork, aside, fit, frozen, load, params
 from fedalloy.tree import Tree
 
@@ -91,7 +92,8 @@ class DaFKD(DaFKDOptions):
     probabilities. The teacher is the same but for rounding; both need a second exchange, since the new generator is not
     known before. The server needs no more than the sum of these products; as it gets them one by one, and has the
     models, each product still tells it f, until a secure sum hides them. Scores are what clients say about themselves:
-    they are bounded, and `max_share` limits what one client can get of a sample.
+    they are bounded, and `max_share` limits what one client can get of a sample. `combine = "krum"` (not the paper's)
+    lets the share `trim` of clients, whose models lie farthest from the others', neither into the averages nor teach.
 
     Theorem 1 says that at the optimum f = p_k / (p_k + p_g), as a test shows, and that p_g is the mean of all p_k. The
     latter holds only in special cases: the optimum of Eq. 5 is the distribution with the least sum of Jensen-Shannon
@@ -127,12 +129,19 @@ class DaFKD(DaFKDOptions):
         replies = fed.ask("train", fed.sample(), **{name: s[name] for name in shared})
         if not replies:
             return s.next()
+        replies = self.trusted(s, replies)
         weights = self.weigh([r["n"] for r in replies], [r["counts"] for r in replies if "counts" in r])
         mean = {name: average([r[name] for r in replies], weights, s[name]) for name in shared}  # Eq. 4 and 6
         if self.distils(fed.round):
             source = mean["generator"] if self.use.pseudo_from == "new" else s["generator"]
             mean |= self.distil(fed, replies, mean["model"], source)
         return s.next(**mean, **self.cached(s, replies))
+
+    def trusted(self, s: State, replies: Sequence[Message]) -> list[Message]:
+        """The replies that count at all: with `combine = "krum"`, of the clients whose models Krum keeps."""
+        if self.combine != "krum":
+            return list(replies)
+        return [replies[place] for place in nearest([r["model"] for r in replies], s["model"], self.trim)]
 
     def distil(self, fed: Federation, replies: Sequence[Message], model: Tree, generator: Tree) -> dict[str, Any]:
         """The averaged model after learning from the clients' (Eq. 8), and each client's importance for each class."""
