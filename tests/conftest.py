@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor, nn
 
 from fedalloy.data.samples import Samples
 from fedalloy.plugins import PREFIX
 from fedalloy.rng import generator
 from fedalloy.setting import Setting, Site
+
+settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing about it
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True, scope="session")

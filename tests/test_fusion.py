@@ -43,7 +43,7 @@ def test_a_clients_epd_is_the_mean_of_its_answers():
     assert found.tolist() == [[0.75, 0.25], [0.25, 0.75]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31 - 1),
     clients=st.integers(2, 25),
@@ -92,7 +92,7 @@ def test_a_large_beta_leaves_ones_own_and_none_takes_it_away():
     assert torch.allclose(fusion_weights(d, 1e-9), without, atol=1e-8)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31 - 1), clients=st.integers(2, 12))
 def test_renaming_clients_renames_rows_and_columns(seed, clients):
     p = random_epds(seed, clients)

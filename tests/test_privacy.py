@@ -248,7 +248,7 @@ def test_different_steps_are_added_up() -> None:
     assert epsilon(ours, 1e-5) == pytest.approx(accountant.get_epsilon(1e-5), abs=1e-6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.02, 1.0]), st.integers(1, 400)), min_size=1, max_size=6))
 def test_epsilon_never_falls(charges: list[tuple[float, int]]) -> None:
     account = Account(Privacy())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedalloy import robust
 from fedalloy.averaging import average
 from fedalloy.errors import UsageError
-from fedalloy.robust import capped, clip_norm, clipped, combined, krum, median, trimmed
+from fedalloy.robust import capped, clip_norm, clipped, combined, krum, median, nearest, trimmed
 from fedalloy.tree import digest, equal
 
 
@@ -85,6 +85,14 @@ def test_krum_drops_whole_clients_by_all_their_entries():
     kept = krum(models, {"w": torch.zeros(1), "b": torch.zeros(1)}, 0.25)
     assert kept["w"].item() == pytest.approx(1 / 3)  # 0.5 was the middle of its coordinate
     assert kept["b"].item() == pytest.approx(1 / 3)
+
+
+def test_copies_of_one_model_do_not_vouch_for_each_other():
+    honest, echo = [4.0, 5.0, 6.0, 7.0, 9.0, 9.5], 0.0
+    models = [one(v) for v in (echo, *honest[:3], echo, *honest[3:])]
+    assert nearest(models, ZERO, 0.25) == [1, 2, 3, 5, 6]  # f = 2: one echo is left, and 0 and 9.5 are the loneliest
+    # f = 2: three equal ones must have an honest one among them.
+    assert nearest([one(v) for v in (9.0, 0.0, 0.0, 1.0, 0.0)], ZERO, 0.4) == [1, 2, 4]
 
 
 def test_of_equally_lonely_models_krum_keeps_the_first():

@@ -192,7 +192,7 @@ def test_tensors_outlive_the_spill() -> None:
     assert state["cache"]["0"]["w"].unique().tolist() == [5.0]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 30_000),
     st.lists(

@@ -54,7 +54,7 @@ def backwards(body):
 
 
 @given(trees)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_tree_comes_back_bit_for_bit(body):
     tree.check(body)
     data = tree.encode(body)
@@ -63,7 +63,7 @@ def test_a_tree_comes_back_bit_for_bit(body):
 
 
 @given(trees)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_digest_sees_bits_and_not_the_order_of_keys(body):
     assert tree.digest(backwards(body)) == tree.digest(body)
     assert tree.equal(tree.clone(body), body)
@@ -71,14 +71,14 @@ def test_a_digest_sees_bits_and_not_the_order_of_keys(body):
 
 
 @given(trees)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_framing_and_payload_are_all_there_is(body):
     payload = sum(tree.leaf_bytes(leaf) for _, leaf in tree.leaves(body))
     assert tree.framing_bytes(body) + payload == (len(tree.encode(body)) if body else 0)
 
 
 @given(trees)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_safetensors_itself_reads_what_is_written(body):
     found = safetensors.torch.load(tree.encode(body))
     written = {path: leaf for path, leaf in tree.leaves(body) if isinstance(leaf, torch.Tensor)}
@@ -187,13 +187,13 @@ WHOLE = tree.encode({"model": {"w": torch.arange(4.0), "n": torch.tensor([True])
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_random_bytes(data):
     decodes_or_refuses(data)
 
 
 @given(st.binary(max_size=100))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_random_header_of_the_right_length(header):
     decodes_or_refuses(file(header))
 
@@ -206,7 +206,7 @@ small_json = st.recursive(
 
 
 @given(small_json)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_json(value):
     decodes_or_refuses(file(value))
     decodes_or_refuses(leaves(json.dumps(value)))

@@ -86,9 +86,14 @@ def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], t
     """The plain mean of all but the f = floor(trim * K) models that lie farthest from the others (multi-Krum).
 
     A model's place is the sum of its squared distances from its K - f - 2 nearest neighbours, at least one, over all
-    floating-point entries (Blanchard et al., NeurIPS 2017; its guarantee needs K >= 2 f + 3). Of equals the smaller id
-    is kept. Where the others bound every coordinate, this drops whole clients: all that the honest ones among the rest
-    have learnt stays. A model that is not finite is infinitely far away. The work grows with the square of K.
+    floating-point entries (Blanchard et al., NeurIPS 2017; its guarantee needs K >= 2 f + 3). Of equally lonely ones
+    the smaller id is kept. Where the others bound every coordinate, this drops whole clients: all that the honest ones
+    among the rest have learnt stays. A model that is not finite is infinitely far away. The work grows with the square
+    of K.
+
+    Up to f models that are equal in every entry count as one (not in the paper): attackers that echo what they were
+    sent would else be each other's nearest, and honest clients would go in their place. More than f equal ones cannot
+    all be attackers and count each. An echo with some noise of its own is no copy.
 
     >>> krum([{"w": torch.tensor([w])} for w in (1.0, 2.0, 3.0, 14.0)], {"w": torch.zeros(1)}, trim=0.25)
     {'w': tensor([2.])}
@@ -103,10 +108,12 @@ def nearest(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
     [1, 2, 3]
     """
     check_trim(trim)
-    drop = _dropped(trim, len(models))
-    near = max(1, len(models) - drop - 2)
-    places = [sum(sorted(row)[1 : near + 1]) for row in _squared_distances(models, server)]  # itself is the nearest
-    return sorted(sorted(range(len(models)), key=places.__getitem__)[: len(models) - drop])
+    drop, apart = _dropped(trim, len(models)), _squared_distances(models, server)
+    distinct = [i for i, row in enumerate(apart) if row.count(0) > drop or 0 not in row[:i]]
+    keep = len(distinct) - drop
+    near = max(1, keep - 2)
+    places = {i: sum(sorted(apart[i][j] for j in distinct if j != i)[:near]) for i in distinct}
+    return sorted(sorted(distinct, key=places.__getitem__)[:keep])
 
 
 def _dropped(trim: float, clients: int) -> int:

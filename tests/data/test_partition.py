@@ -282,7 +282,7 @@ def test_a_test_set_that_lacks_rows_gives_fewer_and_keeps_the_mixture():
 # Properties ------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=60, max_size=200).map(lambda drawn: np.array(drawn, dtype=np.int64)),
     clients=st.integers(3, 8),
@@ -310,7 +310,7 @@ def test_every_registered_partition_is_in_the_lists_above():
     assert {name for name, _ in COMPLETE} | {"dirichlet-fixed", "natural"} == set(partitions)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     clients=st.integers(1, 60),
     test_fraction=st.floats(0, 0.99),

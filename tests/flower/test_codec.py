@@ -39,7 +39,7 @@ def travelled(records):
     return through_bytes(Message(records, 7, "train.act")).content
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trees)
 def test_any_tree_comes_back_as_it_was(body):
     sent = to_records(body, {"round": 3, "client": 1, "text": "é", "seconds": 0.5})
@@ -48,7 +48,7 @@ def test_any_tree_comes_back_as_it_was(body):
     assert tree.encode(found) == tree.encode(body)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trees)
 def test_a_tree_has_the_bytes_that_the_ledger_counts(body):
     ledger = Ledger()

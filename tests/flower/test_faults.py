@@ -29,7 +29,7 @@ BAD = 2  # the client that misbehaves
 
 @pytest.fixture(scope="module")
 def setting(plain):
-    return replace(plain, participation=Participation(), quorum=Quorum(fraction=0.5, deadline=None))
+    return replace(plain, participation=Participation(), quorum=Quorum(fraction=0.5))
 
 
 class Without(Serial):

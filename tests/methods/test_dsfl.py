@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -54,7 +54,6 @@ def test_a_large_temperature_gives_the_uniform_distribution_and_not_the_mean():
     assert found[0].tolist() == pytest.approx([1 / 3] * 3, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.01, 1), min_size=2, max_size=6, unique=True))
 def test_a_small_temperature_lowers_the_entropy_and_keeps_the_order(raw):
     mean = torch.tensor([raw], dtype=torch.float64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -69,7 +69,6 @@ def test_the_mean_is_taken_in_float64():
     assert z.item() == 1.0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), st.integers(-50, 50), st.randoms())
 def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, random):
     def mean(numbers):

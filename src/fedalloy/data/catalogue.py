@@ -182,10 +182,10 @@ def _svhn(normalise: str = "default") -> Dataset:
     source="Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html",
     licence="none stated",
 )
-def _cifar10(normalise: str = "default") -> Dataset:
+def _cifar10(normalise: str = "default", per_class: int | None = None, only: Sequence[int] | None = None) -> Dataset:
     constants = normalisation("cifar10", normalise)
     arrays, _ = _whole_or_compact(files.CIFAR10, readers.read_cifar10, files.COMPACT_CIFAR10, readers.read_compact, "")
-    return _build("cifar10", constants, arrays, _CIFAR10_NAMES)
+    return _part_of("cifar10", constants, arrays, _CIFAR10_NAMES, "", per_class, only)
 
 
 @dataset(
