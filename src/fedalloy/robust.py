@@ -91,9 +91,10 @@ def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], t
     among the rest have learnt stays. A model that is not finite is infinitely far away. The work grows with the square
     of K.
 
-    Up to f models that are equal in every entry count as one (not in the paper): attackers that echo what they were
-    sent would else be each other's nearest, and honest clients would go in their place. More than f equal ones cannot
-    all be attackers and count each. An echo with some noise of its own is no copy.
+    Of up to f models that are equal in every entry one is kept at most, and the others are the first of the f (not in
+    the paper): attackers that echo what they were sent would else be each other's nearest, and honest clients would go
+    in their place. Honest clients, who train on data of their own, do not send the same; where more than f do, before
+    any training, they cannot all be attackers and count each. An echo with some noise of its own is no copy.
 
     >>> krum([{"w": torch.tensor([w])} for w in (1.0, 2.0, 3.0, 14.0)], {"w": torch.zeros(1)}, trim=0.25)
     {'w': tensor([2.])}
@@ -110,7 +111,7 @@ def nearest(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
     check_trim(trim)
     drop, apart = _dropped(trim, len(models)), _squared_distances(models, server)
     distinct = [i for i, row in enumerate(apart) if row.count(0) > drop or 0 not in row[:i]]
-    keep = len(distinct) - drop
+    keep = len(models) - drop
     near = max(1, keep - 2)
     places = {i: sum(sorted(apart[i][j] for j in distinct if j != i)[:near]) for i in distinct}
     return sorted(sorted(distinct, key=places.__getitem__)[:keep])
