@@ -38,7 +38,9 @@ Place = tuple[str, int]  # an action, and the client that is asked for it
 VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with another use of them
     ("dafkd", {"upload": "scores"}),
     ("dafkd", {"upload": "predictions"}),
+    ("dafkd", {"upload": "scores", "combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "median"}),
+    ("fedavg", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "trimmed", "clip": "median"}),
     ("fedavg", {"weights": "uniform", "cap": 0.5}),
     ("fedmd", {"combine": "median", "clip_logits": 5.0}),
