@@ -387,6 +387,16 @@ def test_real_classes_of_fedmd() -> None:
 
 @real
 @pytest.mark.real
+def test_real_photographs_per_class() -> None:
+    data = load("cifar10", per_class=20, only=[3, 5])
+    assert data.label_names == ("cat", "dog")
+    assert np.bincount(data.y).tolist() == [20, 20]
+    assert data.y_test is not None
+    assert len(data.y_test) == 2_000
+
+
+@real
+@pytest.mark.real
 def test_real_letters_per_class() -> None:
     whole, few = load("emnist-letters"), load("emnist-letters", per_class=480, normalise="fedkf")
     assert np.bincount(few.y).tolist() == np.minimum(np.bincount(whole.y), 480).tolist()
