@@ -315,7 +315,7 @@ LIMITS = (
     "Hashes find damage, not forgery: who can write a run's folder can also write its hashes.",
     "A reply that keeps the contract cannot be told from an honest one; what bounds such an attacker is an option of "
     "some [methods](methods.md).",
-    "Attackers do what the table says and nothing else: free riders echo exactly what they were sent, by which Krum knows "
-    "them. With noise of their own, or an attack made for the defence, less may be kept.",
+    "Attackers do what the table says and nothing else: free riders echo exactly what they were sent, by which Krum "
+    "knows them. With noise of their own, or an attack made for the defence, less may be kept.",
     "A real power cut and network file systems were not tried.",
 )

@@ -68,7 +68,7 @@ class FedAvg(Method):
 
     OCA combines the cache in the same way and `cap` limits each client's share of it; clients not yet seen count one by
     one there, so that with `cache_init = "init_model"` the median is the first model until half of them were seen. Only
-    the exact sum can do this: more clients than `exact_up_to` are refused. See `fedalloy.robust` for NaN, buffers, copies.
+    the exact sum can do this: more clients than `exact_up_to` are refused. See `fedalloy.robust` for the details.
     `kdia`, `fedgen` and `fedftg` take `clip` alone, `dafkd` `krum` alone, `qffl` none of these: their servers also use
     the clients' models, or what clients report, in ways of their own, which a robust average would leave unbounded.
 
