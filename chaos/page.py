@@ -202,7 +202,7 @@ def attacked(file: Path) -> Iterator[str]:
         "",
         "Accuracy of the honest clients in %, and in brackets how much of the same line's without attack that is, by",
         f"`fedalloy bench-attacks`: {report['fraction']:.0%} of {exp['partition']['clients']} clients attack, {where}.",
-        "A cell is empty where nothing is sent that the attack could change.",
+        "Figures are means over the seeds; a cell is empty where nothing is sent that the attack could change.",
         "",
     ]
     lines = list(dict.fromkeys((score["method"], score["defence"]) for score in scores))
@@ -219,13 +219,14 @@ def attacked(file: Path) -> Iterator[str]:
     yield ""
 
 
-Figures = Mapping[tuple[str, str, str], tuple[float, float]]  # accuracy and share kept, by method, defence and attack
+Figure = tuple[float, float, float]  # accuracy and share kept, means over the seeds, and the lowest share of a seed
+Figures = Mapping[tuple[str, str, str], Figure]  # by method, defence and attack
 
 
 def advice(figures: Figures, method: str, options: Mapping[str, Mapping[str, Any]]) -> str:
     """The defence of a method whose worst share kept is the largest, that share, and what it costs without attack."""
     kept: dict[str, dict[str, float]] = {}
-    for (name, defence, attack), (_, share) in figures.items():
+    for (name, defence, attack), (_, share, _) in figures.items():
         if name == method and attack != NONE:
             kept.setdefault(defence, {})[attack] = share
     if not kept:
@@ -235,6 +236,9 @@ def advice(figures: Figures, method: str, options: Mapping[str, Mapping[str, Any
     share = kept[best][worst]
     enough = f"at least {KEPT:.0%} under every attack" if share >= KEPT else f"less than {KEPT:.0%}"
     keeps = f"keeps {math.floor(100 * share)}% under the worst attack, {worst}: {enough}."  # 94.9 is not yet 95
+    alone, attack = min((figures[method, best, attack][2], attack) for attack in kept[best])
+    if math.floor(100 * alone) < math.floor(100 * share):
+        keeps += f" With one seed alone it keeps as little as {math.floor(100 * alone)}% ({attack})."
     if best == NONE:
         return f"no defence {keeps}"
     how = ", ".join(f"`{key} = {json.dumps(value)}`" for key, value in options[best].items())
@@ -242,19 +246,19 @@ def advice(figures: Figures, method: str, options: Mapping[str, Mapping[str, Any
     return f"{best} ({how}) {keeps} Without attack it reaches {own:.1f} where no defence reaches {plain:.1f}."
 
 
-def _figure(found: Sequence[tuple[float | None, float | None]]) -> tuple[float, float] | None:
-    """The means over the seeds, unless there is nothing to attack."""
+def _figure(found: Sequence[tuple[float | None, float | None]]) -> Figure | None:
+    """What the seeds have found, unless there is nothing to attack."""
     known = [(accuracy, kept) for accuracy, kept in found if accuracy is not None and kept is not None]
     if not known or len(known) < len(found):
         return None
-    accuracy, kept = (fmean(part) for part in zip(*known, strict=True))
-    return accuracy, kept
+    accuracies, kept = zip(*known, strict=True)
+    return fmean(accuracies), fmean(kept), min(kept)
 
 
-def _cell(figure: tuple[float, float] | None, attack: str) -> str:
+def _cell(figure: Figure | None, attack: str) -> str:
     if figure is None:
         return ""
-    accuracy, kept = figure
+    accuracy, kept, _ = figure
     return f"{100 * accuracy:.1f}" if attack == NONE else f"{100 * accuracy:.1f} ({kept:.0%})"
 
 

@@ -515,8 +515,10 @@ def test_the_page_says_what_was_not_run_and_of_which_code_the_rest_is(chaos: Any
 
 
 def test_the_page_recommends_what_keeps_most_under_the_worst_attack(chaos: Any, tmp_path: Path) -> None:
-    def scores(method: str, defence: str, clean: float, **kept: float | None) -> Iterator[dict[str, Any]]:
-        about = {"method": method, "defence": defence, "seed": 0}
+    def scores(
+        method: str, defence: str, clean: float, seed: int = 0, **kept: float | None
+    ) -> Iterator[dict[str, Any]]:
+        about = {"method": method, "defence": defence, "seed": seed}
         yield {**about, "attack": "none", "accuracy": clean, "kept": 1.0}
         for attack, share in kept.items():
             accuracy = None if share is None else share * clean
@@ -528,6 +530,8 @@ def test_the_page_recommends_what_keeps_most_under_the_worst_attack(chaos: Any, 
         *scores("FedAvg", "median", 0.75, flip=0.99, nan=0.9, idle=None),
         *scores("KnFu", "none", 0.5, flip=0.4, nan=1.0, idle=0.9),
         *scores("Local", "none", 0.5, flip=None, nan=None, idle=None),
+        *scores("DS-FL", "none", 0.5, flip=1.0, nan=1.0, idle=1.0),
+        *scores("DS-FL", "none", 0.5, seed=1, flip=0.97, nan=0.92, idle=1.0),
     ]
     exp = {"partition": {"clients": 10}, "data": {"name": "tiny"}, "rounds": 4}
     (tmp_path / "attacks.json").write_text(json.dumps({"fraction": 0.3, "experiment": exp, "scores": found}))
@@ -538,6 +542,7 @@ def test_the_page_recommends_what_keeps_most_under_the_worst_attack(chaos: Any, 
     ) in text
     assert "* **KnFu**: no defence keeps 40% under the worst attack, flip: less than 95%.\n" in text
     assert "* **Local**: nothing is sent that an attack could change.\n" in text
+    assert "nan: at least 95% under every attack. With one seed alone it keeps as little as 92% (nan).\n" in text
 
 
 # --- the harness itself -----------------------------------------------------------------------------------------------

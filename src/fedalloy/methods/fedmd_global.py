@@ -58,7 +58,8 @@ class FedMDGlobal(LogitExchange):
     * `lwof`: learning without forgetting. The local update adds beta H(p, q) (Eqs. 3 and 4), where p is the answer of a
       frozen copy of the just distilled model, q that of the model in training, both at temperature `rho` and on the
       client's own samples; summed over all outputs (Eq. 3 lacks the sum), without a factor rho^2. The paper gives no
-      value for rho; 2 is that of Li and Hoiem's learning without forgetting.
+      value for rho; 2 is that of Li and Hoiem's learning without forgetting. Much hangs on it: results/
+      fedmd-global-small has three values, though not all in one setting.
     * `init_global`: the paper does not say how the server's model begins; `"public"` trains it on the labels of the
       public samples before its first digest, as clients are.
     * `policy`: new public samples in every round, as in FedMD, or `"fixed"`; the text fits both.
