@@ -212,7 +212,11 @@ means that there is one, `no` that there is none, and another word is looked for
 travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
 "Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
 
-Options are keys of `[method]`, or of the method's own table under `[methods]`."""
+Options are keys of `[method]`, or of the method's own table under `[methods]`.
+
+"The code" is a paper's public code, "the paper" its text. Of MOON, FedGen, FedGKD, FedDisco and FedCOG the full text
+was not at hand; what is said of these papers comes from their code and from papers that cite them. Where a description
+says that something is left out or has no option, a paper's setting that needs it cannot be run."""
 
 
 def section(name: str, cls: type[Method]) -> str:

@@ -1,8 +1,8 @@
 """What a run costs: bytes by kind and direction, passes through networks, FLOPs, seconds, memory.
 
 Bytes are those of the tensors and numbers in the messages, by kind; names, shapes and other framing are counted apart.
-Passes follow the convention of FedKF's Table IX: one pass of one batch through a classifier counts 1, through its
-head alone 0.5, and teacher and student are added up.
+A pass is counted as in FedKF's Table IX: one pass of one batch through a classifier counts 1, through its head alone
+0.5, and teacher and student are added up. That table counts clients only; a record adds up clients and server.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Ledger:
         return {name: counts[name] for name in names}
 
     def flops(self, per_sample: float) -> float:
-        """FLOPs of this round's classifier passes; a backward pass costs two forward ones."""
+        """FLOPs of this round's classifier passes, without generators; a backward pass costs two forward ones."""
         forward = self.clients.forward_samples + self.server.forward_samples
         backward = self.clients.backward_samples + self.server.backward_samples
         return per_sample * (forward + 2 * backward)

@@ -29,6 +29,9 @@ def epd(soft: Tensor) -> Tensor:
 def divergences(p: Tensor, direction: Direction = "own_to_other") -> Tensor:
     """d_nm = KL(p_n || p_m) between all rows, or KL(p_m || p_n) in the other direction (Eq. 6).
 
+    A probability below 1e-12 counts as that in the logarithms, so that a class that one client never answers with
+    leaves the distance finite; the paper says nothing of this case.
+
     >>> divergences(torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64))
     tensor([[0.0000, 0.0367],
             [0.0444, 0.0000]], dtype=torch.float64)

@@ -35,6 +35,8 @@ def accuracy_per_client(confusion: Counts) -> Floats:
 def amp(acc: ArrayLike, sizes: ArrayLike) -> float:
     """Average model performance: the mean accuracy weighted by test size, which is all right answers over all samples.
 
+    FedKF's code computes it so; its Definition 1 writes the sizes of the clients' whole data instead.
+
     >>> round(amp([0.6, 0.7, 0.8], [10, 10, 80]), 9)
     0.77
     """

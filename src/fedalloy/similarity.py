@@ -22,10 +22,15 @@ def feature_similarity(
     per_class: int = 100,
     batch: int = 256,
 ) -> Tensor:
-    """For each class the mean cosine similarity over all pairs of a real and a generated feature (KDIA's Fig. 7).
+    """For each class the mean cosine similarity over all pairs of a real and a generated feature.
 
-    The real features are those of a given network, in the paper of one that was trained centrally; both networks are
-    put into eval mode. The noise comes from `stream`. A class without samples is NaN.
+    The real features are those of a given network, in KDIA of one that was trained centrally; both networks are put
+    into eval mode. The noise comes from `stream`. A class without samples is NaN.
+
+    A feature map is compared as a whole, flattened. KDIA's Fig. 7 has another metric: its code averages each map over
+    space and compares the means of the channels. The two do not compare, and neither shows by itself that a generator
+    has learned: features after a ReLU and a sigmoid have no negative numbers, so that even an untrained generator is
+    far from 0 by the first and, by KDIA's, about where the paper's figures are.
 
     >>> net = FeatureNet(torch.nn.Sequential(), torch.nn.Sequential(torch.nn.Linear(3, 2)), (3,))
     >>> one = Samples(torch.ones(1, 3), torch.tensor([1]), torch.arange(1))

@@ -19,8 +19,9 @@ CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
 SMALL = np.repeat(np.arange(10), 100)
 
-# Client sizes of FedKF's published routine with RandomState(123456) and 20 clients, then the heterogeneity it reaches:
-# mean classes per client and mean share of a client's largest class.
+# Client sizes of FedKF's published routine with RandomState(123456), 20 clients and labels in ascending order (for
+# others it gives another split), then the heterogeneity it reaches: mean classes per client and mean share of a
+# client's largest class.
 PUBLISHED = [
     (EMNIST, 1, "510 554 530 646 642 571 715 678 735 781 578 524 650 546 572 761 618 723 572 574", 25.3, 0.14),
     (EMNIST, 0.1, "401 542 814 948 800 582 676 635 677 743 537 274 495 919 622 506 537 523 765 484", 11.4, 0.46),

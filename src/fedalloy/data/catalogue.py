@@ -143,7 +143,7 @@ def _fashion_mnist(normalise: str = "default") -> Dataset:
 
 @dataset(
     "emnist-letters",
-    about="145,600 handwritten letters, 28 x 28 grey, 26 classes; FedKF takes per_class=480",
+    about="145,600 handwritten letters, 28 x 28 grey, 26 classes; FedKF draws 480 of each at random",
     source="Cohen et al. 2017; www.nist.gov/itl/products-and-services/emnist-dataset",
     licence="none stated; made from NIST Special Database 19",
 )

@@ -1,4 +1,9 @@
-"""FedKF's partition and local split, draw for draw with numpy's legacy generator, whose sizes are published."""
+"""FedKF's partition and local split, with numpy's legacy generator.
+
+Where a data set's rows are sorted by class, the same seed gives the clients the sizes that FedKF's code gives them.
+Where they are not, it gives another split: that code shuffles the classes in the order in which they first appear
+among the labels, here they are taken in ascending order, and every later draw differs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,8 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
     Clients come in groups of at most as many as there are classes. Each class is first cut among the groups in
     proportion to their sizes. Inside a group, shares are drawn until the largest falls to a client that has not been
     dominant yet; when all have been, everyone may be again. Nobody is left without a class of their own, which makes
-    sizes far more even than those of a plain Dirichlet. The order of draws must not change: it is the published one.
+    sizes far more even than those of a plain Dirichlet. The order of draws must not change: recorded runs depend on it.
+    It is that of FedKF's code only where the first rows of the classes come in ascending order (see above).
 
     >>> labels = np.repeat(np.arange(10), 5000)
     >>> [len(rows) for rows in dirichlet_dominant(labels, 20, seed=123456, alpha=0.1)][:4]

@@ -80,7 +80,11 @@ class DaFKD(DaFKDOptions):
     its teachers are, what will be deployed, and one client alone teaches its average nothing. `resnet11` has eleven
     layers, as its name says; the code's has twenty (`blocks = [2, 2, 2]`). Left out of the reference: learning rates
     that fall on a plateau, the generator's betas and AMSGrad, teachers in training mode, and that the one head goes
-    from client to client, which would let their order decide; it is averaged like the model instead.
+    from client to client, which would let their order decide; it is averaged like the model instead. Where a round is
+    less than five epochs long, `gan_window = "early"` depends on the round alone.
+
+    In the runs under `results` the generator covered only some of the classes, and a shared trunk did worse than a
+    discriminator of its own on SVHN (one seed). Look at what is generated (`fedalloy draw`) before you rely on it.
 
     Ablations: `sharing = false` gives the discriminator a trunk of its own, which is kept and sent with its head
     (`shared_layers` is in between: how many of its first layers are the classifier's); `correlation = false` lets all

@@ -43,7 +43,9 @@ class DataFreeKD(Centralised):
     L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5), and on the same images the student learns the teacher's answers,
     L_KL (Eq. 6). Neither meets any data: what they are trained on is noise. The student has the experiment's optimiser
     and learning rate, whose schedule counts the teacher's rounds too. The paper does not say where the student starts;
-    here it is initialised by a stream of its own, so that it begins as another network than the teacher began.
+    here it is initialised by a stream of its own, so that it begins as another network than the teacher began. Its
+    momentum begins anew in every round, while the generator keeps its moments: with momentum, twice the rounds of half
+    the `steps` are not the same training.
 
     The defaults are the paper's for EMNIST, not those of `fedkf`; for CIFAR it has lambda_1 = 0.01, lambda_2 = 0.002
     and generator_lr = 0.02. `entropy` and `activation` are those of `fedkf`: its code takes L_IE in [0, 1] and the mean

@@ -51,6 +51,8 @@ class DSFL(SoftLabels):
       yet a gain: by `fedalloy bench-attacks -m ds-fl -a scaled-logits,rank-flip,label-flip -s 3` medians and trimmed
       means keep less accuracy than the mean, whose share for each client is bounded already; `krum` keeps no less.
     * The open set needs no labels. The paper draws some of it anew in each round: `samples`, with `policy = "fresh"`.
+      Fine-tuning has the batches, optimiser and rate of the local work and none of its own, so that the paper's
+      schedule (5 epochs, batches of 50, a rate of 0.1, 1,000 samples a round) can be had only if local work shares it.
     * `ce_on` and `kd_weight` are not the paper's: with them clients, but not the server's model, may learn from labels
       besides. The server's model starts like a client's of its architecture and is never sent; its view is `global`.
 

@@ -29,7 +29,8 @@ class FedAvgM(FedAvg):
     `heavy_ball` (Hsu et al.): v <- beta v + D, w <- w - server_lr v. `ema` (the code of MOON and of KDIA):
     v <- beta v + (1 - beta) D, w <- w - v. For a constant D the first is 1 / (1 - beta) times the second: the two betas
     are not the same. KDIA's table uses `ema`; its script passes a momentum of 1, with which the model never moves, and
-    which is refused here. Only trainable parameters have a velocity; buffers are plainly averaged.
+    which is refused here. Only trainable parameters have a velocity; buffers are plainly averaged. There is no Nesterov
+    form, which Hsu et al. are said to have used.
 
     >>> FedAvgM(variant="ema").momentum
     0.9

@@ -46,18 +46,20 @@ class FedCOG(FedAvg):
     has no previous model (the images need one to dispute with), if its classes are balanced, or if fewer than two
     images fall to all classes, which can happen where classes are more than `images`.
 
-    Where the paper and its code differ:
+    Where the paper, as KDIA reports it, and its code differ (the paper's full text was not at hand):
 
-    * `weighting = "lambda_kd"`: a_real = 1, a_syn = lambda_kd, as the paper writes and KDIA reports (0.01, with
-      lambda_dis = 0.1). `"sample_ratio"`, the code: n and n_syn over n + n_syn, n_syn being all that the client lacks.
+    * `weighting = "lambda_kd"`: a_real = 1, a_syn = lambda_kd, as KDIA reports (0.01, with lambda_dis = 0.1).
+      `"sample_ratio"`, the code: n and n_syn over n + n_syn, n_syn being all that the client lacks.
     * `disagree = "js"`: the Jensen-Shannon divergence, at most ln 2. `"reference"`, the code: probabilities are clamped
       to [0.01, 0.99], each KL is the other way round, and a mean above 1 is cut off, which leaves no gradient where the
       models disagree most.
     * The targets are the answers to the images as they are at the end. The code keeps those of its best step beside
       the images of its last.
 
-    The code generates only from round 51 of 70 on; KDIA does not say when it begins. Its local work is 400 steps a
-    round, 100 in its script, whatever the client's size.
+    The defaults are the setting of no source. The code generates only from round 51 of 70 on, where the default is
+    round 1; KDIA does not say when it begins, but a series in its plotting code rises at round 51. FedCOG's local work
+    is 400 steps a round, 100 in its script, whatever the client's size. Without an option: the code lets generated
+    batches move BatchNorm's statistics, and takes a random network as the previous one of a client never seen.
 
     >>> FedCOG(start_round=51).generation_steps
     500

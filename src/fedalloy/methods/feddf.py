@@ -44,13 +44,17 @@ class FedDF(Method):
 
     The public set may be unlabelled and only the server's. If it has labels, `validation` sets that share of it aside:
     every `check_every` steps the student is tried on it, after `patience` steps without a new best it stops, and the
-    best student is kept. Without validation all steps are taken. FedDF's own validation set is a tenth of the training
-    data.
+    best student is kept. Without validation, the default, all steps are taken. FedDF's own validation set is a tenth of
+    the *task's* training data, which cannot be had here. The labels of the public set are taken for classes of the
+    task: with another task's images, such as digits beside clothes, `validation` would judge by labels that mean
+    something else, and nothing refuses it where the numbers of classes agree.
 
     Clients are weighed by size (the paper) or uniformly (`weights = "uniform"`, the authors' code). `ensemble =
     "probabilities"` averages softmax outputs instead of logits. Public inputs are not augmented (the code crops and
     flips them), so that every teacher sees each input that is used once a round, not once a step. The student trains
     with BatchNorm on public batches, whose statistics it then carries; networks with GroupNorm do not have this.
+    A pass over the public set leaves out its last, smaller batch, which the code keeps; the authors' commands have
+    batches of 64. The optimiser is always Adam.
 
     `steps = 0` is FedAvg in each group.
 

@@ -31,7 +31,10 @@ class FedDisco(FedAvg):
       each. To follow the code there, write `disco_normalise = false`.
 
     If a and d leave no weight above zero, the sizes are the weights (the authors' code fails). The view `oca` weighs
-    all clients seen so far in the same way, by the counts they sent. Counts are sent with every reply, 8 bytes a class.
+    all clients seen so far in the same way, by the counts they sent. Counts are sent with every reply, 8 bytes a class;
+    by accounts of the paper, whose full text was not at hand, a client sends its discrepancy alone, and once. The
+    weights are the same, but here the server learns each client's whole class histogram. The target is always the
+    uniform distribution.
 
     The same weights serve under every method that averages: write `weights = "disco"` under `fedprox` or `moon`, with
     the same options.

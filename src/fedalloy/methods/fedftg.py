@@ -68,7 +68,8 @@ class FedFTG(FedAvg):
 
     The paper takes noise of 100 numbers for CIFAR-10 and of 256 for CIFAR-100. DaFKD's comparison has other rates,
     0.01 for distillation and 0.001 for the generator, and a fully connected generator of unknown size. Label counts
-    are sent with every reply, where once would do: C integers beside a model.
+    are sent with every reply, where once would do: C integers beside a model. The code clips the clients' gradients at
+    10, which is `training.clip = 10` here and not the default.
 
     >>> FedFTG(iterations=3).student_steps
     5

@@ -49,8 +49,10 @@ class FedGen(FedAvg):
     reply has come, there is no generator yet: clients are sent what FedAvg sends and train as in FedAvg, but their
     label counts go up from the first round on.
 
-    `variant` chooses where the paper and the code differ, and a switch given by hand overrides it. The reference is
-    FedKF's code, whose tables hold FedGen's published figures here.
+    `variant` chooses among readings, and a switch given by hand overrides it. The reference is FedKF's code, whose
+    tables hold FedGen's published figures here. The full text of FedGen's paper was not at hand: the column "paper" is
+    a reading from its code and from papers that cite it, and probably not all of it. In particular the paper may
+    average models and logits with equal weights, start with uniform labels, and use its generator from round 1.
 
     | switch | recommended | paper | reference |
     |---|---|---|---|
@@ -59,7 +61,7 @@ class FedGen(FedAvg):
 
     The label counts are those of a client's whole training set; both codes count the labels of the round's batches.
 
-    FedGen's own code differs more, and each difference is an option of its own:
+    FedGen's own code differs more. These differences are options:
 
     * `server_loss = "weighted_ce"` adds up the heads' losses, each weighted by the client's share of the samples with
       that label, where every count starts at 1. So it was intended there; a slip in broadcasting multiplies the means
@@ -73,8 +75,10 @@ class FedGen(FedAvg):
       (10 on MNIST, 1 on EMNIST). Here t is 1 in the first round; FedGen's server counts from 0.
     * `generator_weight_decay = 0.01`, `generator_batch = 32`, and `relu = false` since its features have passed none.
 
-    Its end of generated features after 20 local steps, which are all it takes by default, is left out. FedKF's features
-    have passed a ReLU, and for CIFAR its code takes `noise = 64` and `hidden = 512`.
+    These are not: its end of generated features after 20 local steps, which are all it takes by default; and where the
+    network is cut, in that code before one linear layer on 32 features, here where the model has its head, which for
+    `simple-cnn` is the whole stack of linear layers. FedKF's features have passed a ReLU, and for CIFAR its code takes
+    `noise = 64` and `hidden = 512`.
 
     >>> FedGen(variant="paper").noise_kind, FedGen(variant="paper", distribution="uniform").noise_kind
     ('normal', 'uniform')

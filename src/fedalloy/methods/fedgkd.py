@@ -39,7 +39,12 @@ class FedGKD(FedAvg):
     The untrained first model is not buffered. With `start = "available"` clients distil as soon as there is a trained
     model, from round 2, as in the authors' code; with `"full_buffer"` only when M of them exist, from round M + 1, as
     in FedKF's code. KDIA's code feeds the student's softmax into a cross-entropy that takes a softmax again, with
-    tau = 2: this is another loss, so KDIA's FedGKD rows, if they come from that code, do not measure FedGKD.
+    tau = 2: this is another loss with a much smaller gradient, so KDIA's FedGKD rows, if they come from that code, do
+    not measure FedGKD.
+
+    The authors' code averages clients with equal weights (`weights = "uniform"`; the default here is by size) and clips
+    gradients at 10 (`training.clip = 10`). Its FedGKD-VOTE and its form with the mean square error are left out. The
+    paper's full text was not at hand; what is said of it is from its code and from papers that cite it.
 
     FedKF's best gamma is 0.2 on CIFAR-10 and CIFAR-100 and 0.001 on EMNIST; KDIA's is 0.2.
 

@@ -40,10 +40,10 @@ class FedKF(FedAvg):
 
     In each step a client's generator makes one batch of images; the student learns from its real batch and from the
     teacher's answers to the images, L = L_CE + gamma L_KL (Eq. 8), and the generator learns from the same answers,
-    L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5). One batch serves both, as the paper's Table IX implies; the order
-    of the two updates then makes no difference, except to the adversarial term, which here meets the student after its
-    step. The generator stays with the client, moments included, and is never sent. The teacher (OCA) is frozen for the
-    round. The views `aca` and `oca` are the two rows of the paper's tables.
+    L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5). One batch serves both, as in the code and as the passes of the
+    paper's Table IX imply; the order of the two updates then makes no difference, except to the adversarial term, which
+    here meets the student after its step. The generator stays with the client, moments included, and is never sent. The
+    teacher (OCA) is frozen for the round. The views `aca` and `oca` are the two rows of the paper's tables.
 
     Where paper and code differ, `variant` chooses, and a switch given by hand overrides it:
 
@@ -54,6 +54,11 @@ class FedKF(FedAvg):
     | `entropy`: L_IE | in [0, 1] | plain (Eq. 3) | in [0, 1] |
     | `adversarial`: - gamma L_KL in L_G | no | no | for colour images |
     | `cache_init` | seen_only | init_model (Algorithm 1) | seen_only |
+
+    What no option gives: Algorithm 1, read line by line, updates the generator first (line 18) and lets the student
+    learn from images of the new one (line 19), which is another student; a generator that starts each round with fresh
+    moments; a batch of generated images that is larger or smaller than the real one (the code always makes 64); and a
+    plain DCGAN, which the paper cites.
 
     `generator_side = "server"` is the design that the paper rejects: the server trains one generator against the
     teacher and sends it to the clients, which use it as it is, in eval mode. It takes `server_steps` steps a round, or

@@ -52,9 +52,11 @@ class FedMDGlobal(LogitExchange):
     Views: `global` is the server's model; `initial`, `distilled` and `personal` are each client's own after
     pre-training, after the digest and after the local update.
 
-    * `loss`: Eq. 1 is an L1 norm; its footnote allows L2 and cross-entropy (of the softmax of both sides). The paper
-      names no reduction: `l1_reduction = "mean"` is over the batch and all outputs, as FedMD's, `"sum_class"` sums over
-      the outputs, a gradient as many times larger. L2 is the mean square.
+    * `loss`: Eq. 1 is an L1 norm; its footnote allows L2 and cross-entropy (of the softmax of both sides). Read
+      literally, a norm sums over the outputs, which is `l1_reduction = "sum_class"`; the default `"mean"` is over the
+      batch and all outputs, as FedMD's, with gradients as many times smaller as there are outputs. No recorded result
+      has `"sum_class"`. L2 is the mean square.
+    * `digest_epochs` is for clients and server alike: the server cannot be given more passes than they have.
     * `lwof`: learning without forgetting. The local update adds beta H(p, q) (Eqs. 3 and 4), where p is the answer of a
       frozen copy of the just distilled model, q that of the model in training, both at temperature `rho` and on the
       client's own samples; summed over all outputs (Eq. 3 lacks the sum), without a factor rho^2. The paper gives no

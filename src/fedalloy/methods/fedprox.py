@@ -23,7 +23,9 @@ from fedalloy.training import fit, params
 class FedProx(FedAvg):
     """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.
 
-    FedKF's text names mu = 1e-3 as best on EMNIST and CIFAR-10, its code runs with 1e-4; KDIA uses 0.01.
+    FedKF's text names mu = 1e-3 as best on EMNIST and CIFAR-10, its code runs with 1e-4; KDIA uses 0.01. The paper's
+    other half, partial work, is left out: there stragglers take fewer epochs and are averaged all the same, while a
+    `participation.deadline` does not ask them at all.
 
     >>> FedProx(mu=0.1).mu
     0.1

@@ -62,12 +62,19 @@ class KDIA(FedAvg):
     server, labels drawn batch by batch instead of one balanced pool a round. Where these give weight to clients not yet
     seen, they hold the first model; in the code each holds a random network of its own.
 
-    Chosen where text and code leave no sensible choice: the heads' logits are weighted by p_k (Eq. 3 divides by K
-    again, which only shrinks them), the server's pool holds as many labels as an epoch consumes (Algorithm 1 asks for
+    Chosen without an option: the heads' logits are weighted by p_k, as in the code (Eq. 3 divides by K again, which
+    shrinks them); the constant of Eq. 4 stands under the inverted ratio, as in the code, where the paper adds it to the
+    distance of the features; the server's pool holds as many labels as an epoch consumes (Algorithm 1 asks for
     fewer), clients draw fresh noise for every batch, and one whose epoch is a single batch (Algorithm 2: with fewer
     samples than a batch) draws fresh labels for every epoch. Contrary to the paper, neither does the teacher become
     FedAvg's average when all take part, unless all hold equally much data, nor is the geometric mean robust to zeros: a
-    client that was never seen weighs nothing. The teacher is always summed exactly, whatever `exact_up_to` says.
+    client that was never seen weighs nothing. The teacher is always summed exactly, whatever `exact_up_to` says. The
+    paper's output is the better of student and teacher; here both are views, and none is chosen. Its Theorem 1
+    (convergence) is tested nowhere. KDIA's loader drops the last, smaller batch of a pass where beta is at least 0.5
+    (`training.drop_last`).
+
+    With `lambda_kd = 0` and `lambda_gen = 0` training is FedAvg's, and the view `teacher` still weighs all clients:
+    that is the control that tells what distillation adds from what averaging adds.
 
     >>> KDIA(variant="reference").schedule, KDIA(variant="reference", generator_epochs=5).schedule
     ((20, 100), (5, 100))

@@ -46,7 +46,8 @@ class KnFu(SoftLabels):
     Readings chosen, since there is no code of the authors:
 
     * As printed, the maximum of Eq. 8 is over all clients, n too, whose distance is zero and whose weight is infinite;
-      here it is over the others. A squared distance below 1e-12 counts as that, so that twins can be weighed.
+      here it is over the others. A squared distance below 1e-12 counts as that, so that twins can be weighed, and so
+      does an entry of the EPD in a logarithm.
     * KL(a, b) is KL(a || b) in Eq. 6; `direction = "other_to_own"` turns it round. In Eqs. 2 and 10, where the student
       comes first, it is the usual KL(teacher || student).
     * lambda is a temperature below Eq. 2 and a weight below Eq. 10, and its value is not given: `temperature` is 1, and
@@ -54,6 +55,7 @@ class KnFu(SoftLabels):
     * Eq. 10 takes its labels from the public samples, the text below it from the client's own: `ce_on`.
     * The paper fine-tunes on all of its public set in every round, hence no `samples`; the epochs are not given,
       `tune_epochs = 1` is as many as its local training has.
+    * The optimiser begins anew in both phases of every round. With Adam and few samples that is after a few steps.
 
     With a very large beta every client distils itself; with beta = 0 it learns from others only. There is no `combine`
     to bound one client, since beta does: who pretends to be like another holds at most 1 / (beta + 1) of its mixture,

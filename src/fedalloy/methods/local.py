@@ -28,7 +28,9 @@ from fedalloy.tree import Tree
 class Local(Method):
     """Every client trains alone, round after round, in the rounds in which it is sampled.
 
-    So it has the same budget as under every other method of a comparison.
+    So it has the same budget as under every other method of a comparison. Where only a fraction of the clients is
+    sampled, that is less than a client alone could do: it trains in that fraction of the rounds. To see what it has
+    without federating, run `local` with `participation.policy = "full"`, too.
 
     KnFu's distillation methods spend two phases a round, local training and fine-tuning on a transfer set of the same
     size; its "Local" spends both on local data. `second_phase` is that many more passes over the client's own data,
