@@ -33,7 +33,7 @@ class LocalWork:
     """What a client does in one round of local training.
 
     * `epochs`: passes over the client's own data. `equal_steps`: every client takes epochs * floor(mean size / batch)
-      steps, the number of FedKF's code. `fixed_steps`: `steps` steps.
+      steps, the number of FedKF's code, but for its q-FFL. `fixed_steps`: `steps` steps.
     * The learning rate of round t is lr * lr_decay^(t-1), times the schedule: `cosine` falls to zero over `horizon`
       rounds, `step` multiplies by `step_factor` every `step_every` rounds.
 

@@ -84,7 +84,7 @@ class DaFKD(DaFKDOptions):
     less than five epochs long, `gan_window = "early"` depends on the round alone.
 
     In the runs under `results` the generator covered only some of the classes, and a shared trunk did worse than a
-    discriminator of its own on SVHN (one seed). Look at what is generated (`fedalloy draw`) before you rely on it.
+    discriminator of its own on SVHN (one seed). Look at what is generated (`fedalloy draw RUN`) before you rely on it.
 
     Ablations: `sharing = false` gives the discriminator a trunk of its own, which is kept and sent with its head
     (`shared_layers` is in between: how many of its first layers are the classifier's); `correlation = false` lets all
