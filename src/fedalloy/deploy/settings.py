@@ -60,7 +60,7 @@ def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
     if exp.data.name != AGREED:
         built = build(exp)
         sites = [_blank_site(site.train, amounts[k]) for k, site in enumerate(built.setting.sites)]
-        return replace(built, setting=replace(built.setting, sites=sites))
+        return replace(built, setting=replace(built.setting, sites=sites, secret_noise=True))
     agreed = frame(exp.data)
     one = tensors(agreed)[0]
     sites = [_blank_site(one, amounts[k]) for k in sorted(amounts)]
@@ -95,7 +95,7 @@ def for_share(exp: Experiment, client: int, share: int) -> Setting:
         raise UsageError(f"share = {share}, but the experiment's data has {len(setting.sites)} shares, from 0 on")
     sites = [_blank_site(site.train, _amount(site)) for site in setting.sites]
     sites[client] = setting.sites[share]
-    return replace(setting, sites=sites)
+    return replace(setting, sites=sites, secret_noise=True)
 
 
 def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting:
@@ -138,6 +138,7 @@ def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> 
         participation=exp.participation,
         quorum=exp.quorum,
         privacy=exp.privacy,
+        secret_noise=True,
         public=public,
         augment=augmentation(exp.data.augment, agreed.black),
         layout=exp.layout,
