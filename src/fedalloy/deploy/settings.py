@@ -112,7 +112,11 @@ def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting
 
 
 def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
-    """A site's samples as training, test and validation parts; without a test part, a share is drawn for it."""
+    """A site's samples as training, test and validation parts; without a test part, a share is drawn for it.
+
+    The draw follows from the seed: the server can tell which rows are whose part, and nothing of what they hold. Under
+    [privacy] this is covered, since it depends on the number of samples alone (see `Privacy`).
+    """
     order = torch.randperm(len(train), generator=rng.generator(exp.seed, "site split"))
     held = 0 if test is not None else max(1, round(exp.partition.test_fraction * len(train)))
     kept = round(exp.partition.validation * (len(train) - held))
