@@ -170,9 +170,9 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
         return f"of a round {of} in the median, {most:.2%} at most; the limit is {report['limit']:.0%}."
     if name == "curious-server":
         return (
-            f"the best of all guesses has a cosine of {report['largest']:.2g} with the true gradient at most, "
-            f"{report['fresh']:.2g} against fresh noise; the two distributions are {report['distance']:.2g} apart (limit "
-            f"{report['limit']:.2g}). Against sites that draw a rehearsal's noise it is {report['control']:.6f} at least."
+            f"the best of all guesses has a cosine with the true gradient of {report['largest']:.2g} at most, and of "
+            f"{report['fresh']:.2g} against fresh noise; their distributions are {report['distance']:.2g} apart, and "
+            f"the limit is {report['limit']:.2g}. Against a rehearsal's noise it is {report['control']:.6f} at least."
         )
     if name == "replies":
         return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."

@@ -147,7 +147,8 @@ def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
     # Numbers as floats, since 1 and 1.0 are the same option and a run that is resumed may read the other one.
     values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
-    return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{privacy}"
+    clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run and does not change it
+    return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
 
 
 @dataclass
