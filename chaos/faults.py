@@ -208,7 +208,18 @@ FAULTS: dict[str, list[Fault]] = {
                 "chaos/kills.py",
                 "tests/test_privacy_kills.py::test_no_kill_makes_a_client_forget_what_it_has_spent",
                 "tests/test_privacy_kills.py::test_a_process_that_is_killed_loses_nothing_of_the_account",
+                "tests/flower/test_ledger.py::test_no_kill_leaves_a_step_unpaid",
             ),
+        ),
+        Fault(
+            "A site's privacy ledger that is damaged, or missing though the site has trained",
+            "The site does not train, and says which file is to be restored.",
+            ("tests/flower/test_ledger.py::test_a_ledger_that_is_lost_or_damaged_is_no_new_one",),
+        ),
+        Fault(
+            "A server that subtracts from private replies all the noise that it can compute",
+            "It learns no more than from fresh noise.",
+            ("chaos/curious_server.py",),
         ),
     ],
     "What is read": [

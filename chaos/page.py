@@ -34,6 +34,7 @@ PROMISES = {  # by the name of the report, in the order of the table
     "deliveries": "A reply that comes twice or from a stranger changes nothing",
     "gate": "The gate answers whatever Python can hold, in one line",
     "memory": "Hostile replies take no more memory than the limit",
+    "curious-server": "A server learns no more from a private site than from fresh noise",
     "gate-price": "The gate takes no more of a round than the limit",
     "config-tables": "A wrong experiment is refused in one line",
     "config-files": "A damaged experiment file is refused in one line",
@@ -167,6 +168,12 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
         of = ", ".join(f"of {method} {found['median']:.2%}" for method, found in report["methods"].items())
         most = max(found["largest"] for found in report["methods"].values())
         return f"of a round {of} in the median, {most:.2%} at most; the limit is {report['limit']:.0%}."
+    if name == "curious-server":
+        return (
+            f"the best of all guesses has a cosine with the true gradient of {report['largest']:.2g} at most, and of "
+            f"{report['fresh']:.2g} against fresh noise; their distributions are {report['distance']:.2g} apart, and "
+            f"the limit is {report['limit']:.2g}. Against a rehearsal's noise it is {report['control']:.6f} at least."
+        )
     if name == "replies":
         return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."
     if name in ("files", "commands"):

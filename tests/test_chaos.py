@@ -42,6 +42,19 @@ def chaos() -> Iterator[Any]:
     sys.path.pop(0)
 
 
+# --- a curious server -------------------------------------------------------------------------------------------------
+
+
+def test_a_server_learns_no_more_from_a_private_site_than_from_fresh_noise(chaos: Any) -> None:
+    """Its control, sites that draw a rehearsal's noise, shows that the attack finds what it can."""
+    pytest.importorskip("flwr")
+    pytest.importorskip("opacus")
+    (report,) = chaos("curious_server").main(16, 0).values()
+    assert report["failures"] == 0
+    assert report["largest"] < 0.3
+    assert report["control"] > 0.999
+
+
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markupsafe import escape
+from rich.console import Console
 from torch import Tensor, nn
 
 pytest.importorskip("opacus")
 dp_accounting = pytest.importorskip("dp_accounting")
 
-from fedalloy import check_method, experiment, resume, simulate, tree  # noqa: E402
+from fedalloy import check_method, compare, experiment, resume, simulate, tree  # noqa: E402
 from fedalloy.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
 from fedalloy.data.public import PublicSet  # noqa: E402
 from fedalloy.data.samples import Samples  # noqa: E402
@@ -33,9 +36,21 @@ from fedalloy.errors import CheckpointError, UsageError  # noqa: E402
 from fedalloy.losses import ce, sq_dist  # noqa: E402
 from fedalloy.methods import FedAvg, FedMD, FedMDGlobal, FedProx, KnFu, Local  # noqa: E402
 from fedalloy.participation import Participation  # noqa: E402
-from fedalloy.privacy import LEDGER, Account, Privacy, PrivateSteps, check_network, epsilon  # noqa: E402
+from fedalloy.privacy import (  # noqa: E402
+    LEDGER,
+    Account,
+    Privacy,
+    PrivateSteps,
+    check_network,
+    epsilon,
+    run_address,
+)
 from fedalloy.probe import small_settings  # noqa: E402
+from fedalloy.progress import Display  # noqa: E402
 from fedalloy.quorum import Quorum  # noqa: E402
+from fedalloy.report.html import render  # noqa: E402
+from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
+from fedalloy.results import Run  # noqa: E402
 from fedalloy.setting import Setting, pooled  # noqa: E402
 from fedalloy.store import Store  # noqa: E402
 from fedalloy.training import LocalWork, fit, params  # noqa: E402
@@ -141,10 +156,13 @@ def test_a_gradient_that_is_not_finite_counts_as_none(logistic: type[nn.Module],
     assert net.state_dict()["w"].item() == pytest.approx(0.1 * 0.5 / 2)
 
 
-def test_the_noise_has_its_standard_deviation_and_never_returns() -> None:
+@pytest.mark.parametrize("secret", [False, True])
+def test_the_noise_has_its_standard_deviation_and_never_returns(secret: bool) -> None:
     pool = Samples(torch.zeros(10, 100), torch.zeros(10, dtype=torch.int64), torch.arange(10))
     privacy = Privacy(noise_multiplier=1.5, max_grad_norm=0.2)
     me = client(pool, lambda: nn.Linear(100, 100, bias=False), privacy, work=replace(ONCE, batch=4, lr=1.0))
+    assert me.account is not None
+    me.account.secret = secret
     steps = []
     for _ in range(2):  # the same stage in the same round
         net = me.net({"weight": torch.zeros(100, 100)})
@@ -156,9 +174,12 @@ def test_the_noise_has_its_standard_deviation_and_never_returns() -> None:
     assert abs(torch.corrcoef(torch.stack(steps))[0, 1].item()) < 0.05
 
 
-def test_batches_are_drawn_sample_by_sample(small: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("secret", [False, True])
+def test_batches_are_drawn_sample_by_sample(secret: bool, small: Callable[[], nn.Module]) -> None:
     pool = Samples(torch.zeros(1000, 4), torch.zeros(1000, dtype=torch.int64), torch.arange(1000))
     me = client(pool, small, Privacy(), work=replace(ONCE, batch=100))
+    assert me.account is not None
+    me.account.secret = secret
     drawn = list(PrivateSteps(me.build(), me, pool, 400).batches())
     sizes = torch.tensor([float(len(positions)) for positions in drawn])
     assert abs(sizes.mean().item() - 100) < 4 * math.sqrt(90 / 400)
@@ -180,7 +201,21 @@ def test_an_empty_batch_is_noise_and_what_has_no_data(x: float) -> None:
     gradients = {name: p.grad for name, p in net.named_parameters()}
     assert torch.equal(gradients["weight"], torch.ones(2, 4) - 0.4)  # type: ignore[arg-type]  # to the bit, whatever x
     assert torch.equal(gradients["bias"], torch.ones(2))  # type: ignore[arg-type]
-    assert me.meter.forward == 0
+
+
+def test_what_is_counted_does_not_tell_how_many_were_drawn() -> None:
+    """Counts travel with a reply, and sampling protects only while nobody knows who was drawn."""
+    pool = Samples(torch.ones(9, 4), torch.zeros(9, dtype=torch.int64), torch.arange(9))
+    counts = []
+    for drawn in ([], [3], list(range(9))):
+        me = client(pool, lambda: nn.Linear(4, 2), Privacy(), work=replace(ONCE, batch=3))
+        net = me.build()
+        steps = PrivateSteps(net, me, pool, 1)
+        positions = torch.tensor(drawn, dtype=torch.int64)
+        steps.backward(lambda x, y, net=net: ce(net(x), y), pool.take, positions)  # type: ignore[misc]
+        counts.append(me.meter)
+    assert counts[0] == counts[1] == counts[2]
+    assert (counts[0].forward, counts[0].forward_samples, counts[0].backward_samples) == (1, 3, 3)
 
 
 def test_a_term_without_data_is_not_clipped(logistic: type[nn.Module], rows: Callable[..., Samples]) -> None:
@@ -333,6 +368,49 @@ def test_a_method_may_not_use_the_reserved_key() -> None:
 
     with pytest.raises(UsageError, match="belongs to \\[privacy\\]"):
         run(Sly(), Serial(private_setting()), 1, State(0, {}))
+
+
+def test_two_runs_of_one_comparison_draw_different_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Tensor] = []
+    real = torch.randn
+
+    def noted(*args: Any, **options: Any) -> Tensor:
+        drawn.append(real(*args, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(torch, "randn", noted)
+    exp = {**TINY, "rounds": 1, "privacy": {}, "methods": {"mild": {"name": "fedprox", "mu": 0.7}}}
+    found = []
+    for names in (["fedavg", "fedprox", "mild"], ["fedavg", "fedprox", "mild"]):
+        drawn.clear()
+        runs = compare(exp, names)
+        found.append(torch.cat([one.flatten().double() for one in drawn]))
+    assert [run.label for run in runs] == ["FedAvg", "FedProx", "mild"]
+    assert torch.equal(*found)  # a rehearsal can be repeated
+    parts = found[0].view(3, -1)
+    assert parts.shape[1] > 1000
+    assert not any(torch.isin(parts[a], parts[b]).any() for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_an_option_written_as_another_kind_of_number_is_the_same_run() -> None:
+    work, privacy = LocalWork(), Privacy()
+    assert run_address(FedProx(mu=1), work, privacy) == run_address(FedProx(mu=1.0), work, privacy)
+    assert run_address(FedProx(mu=1.0), work, privacy) != run_address(FedProx(mu=0.5), work, privacy)
+
+
+def test_a_rehearsal_is_labelled_wherever_its_epsilon_is_shown() -> None:
+    done = simulate({**TINY, "rounds": 1, "privacy": {}})
+    assert done.rounds[-1]["noise"] == "rehearsed"
+    assert "(rehearsal)" in epsilon_of(done.rounds[-1])
+    page = render([done], title="Private")
+    assert "(rehearsal)" in page
+    assert str(escape(WHY)) in page
+    real = Run(done.meta, tuple({**record, "noise": "secret"} for record in done.rounds))
+    assert "rehearsal" not in render([real], title="Private").replace("rehearsed", "")
+    stream = StringIO()
+    with Display(1, 1, Console(file=stream, width=120)) as display:
+        display.begin("FedAvg", 0)(done.rounds[-1])
+    assert "(rehearsal)" in stream.getvalue()
 
 
 # --- engines, resuming, records -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, finite
 from fedalloy.layout import Layout, laid_out
 from fedalloy.plugins import by_signal, named
-from fedalloy.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back
+from fedalloy.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
 from fedalloy.quorum import QuorumError
 from fedalloy.registry import Registry, refuse_unknown_choices
 from fedalloy.training import LocalWork, address_dropout, load
@@ -352,6 +352,8 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
     if not getattr(do, "is_action", False):
         raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
     assert do is not None
+    if me.account is not None:
+        me.account.run = run_address(method, me.work, me.account.privacy)
     with rng.seeded(me.seed, message.action, me.round, me.id) if alone else nullcontext():
         try:
             answer = do(me, message)

@@ -7,11 +7,12 @@ samples. Such a step is the subsampled Gaussian mechanism, whose cost dp-account
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -22,11 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.noise import Noise, Rehearsed, Secret
 from fedalloy.tree import Tree
 
 if TYPE_CHECKING:
     from fedalloy.core import Client, Method
     from fedalloy.data.samples import Samples
+    from fedalloy.training import LocalWork
 
 LEDGER = "privacy ledger"  # reserved, in a client's memory for what it has spent, in a reply for why there is none
 
@@ -47,12 +50,20 @@ class Privacy:
     * `budget`: the epsilon that no client's training goes beyond. A client for which the next training would do so
       does not begin it and counts as absent.
 
-    The guarantee is for one sample of one client in one run, whoever sees all that this client ever sends, and is not
-    helped by who else takes part. Every step counts from the moment it is begun, also where the reply is lost, set
-    aside, or belongs to a round that does not count; only work that died with its worker does not, since nothing of it
-    is left. What is *not* covered: how many samples a client has, which it says and by which it is weighed; the
-    accuracies that a simulation records; several runs on the same data, whose epsilons add up. The noise comes from
-    the experiment's seed, so that a run can be repeated: who knows the seed can take the noise away again.
+    The guarantee is for one sample of one client in one run: whoever sees all that this client ever sends cannot tell
+    that sample from a blank one. It does not depend on who else takes part. Every step counts from the moment it is
+    begun, even if the reply is lost, set aside, or belongs to a round that does not count; in a simulation, work that
+    died with its worker does not, since nothing of it is left. *Not* covered: how many samples a client has, which it
+    says and by which it is weighed; how long it takes; the accuracies that are recorded; several runs on the same
+    data, whose epsilons add up.
+
+    It holds at the sites of a deployment, where the batches and the noise are drawn from a secret keystream. In a
+    simulation both follow from the experiment's seed, and the epsilon is a rehearsal's (see `fedalloy.noise`).
+
+    Everything else that is random stays addressed by the seed, at sites too, and may be known to everyone: dropout's
+    masks, augmentation, which rows of a site's file are for testing, the order of public samples. They depend on the
+    number of samples and never on what a sample is, so that with all of them fixed, blanking one sample still moves
+    the sum of a step by no more than `max_grad_norm`.
 
     `training.drop_last` has no meaning here, and a batch is as large as it is drawn, sometimes empty.
 
@@ -115,9 +126,38 @@ def _quiet(log: Any) -> Iterator[None]:
         log.set_verbosity(before)
 
 
+def larger(a: Spent, b: Spent) -> Spent:
+    """What was spent by two accounts of the same client: of each kind of step, the larger number counts.
+
+    >>> larger({"1.0": {"0.25": 12}}, {"1.0": {"0.25": 9, "0.5": 1}})
+    {'1.0': {'0.25': 12, '0.5': 1}}
+    """
+    found = {noise: dict(by) for noise, by in a.items()}
+    for noise, by in b.items():
+        mine = found.setdefault(noise, {})
+        mine.update({rate: max(steps, mine.get(rate, 0)) for rate, steps in by.items()})
+    return found
+
+
+def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
+    """What tells the noise of one rehearsal from that of another with the same seed: the method, training, privacy.
+
+    Two runs that agree in all three, and in the seed, are the same run.
+    """
+    # Numbers as floats, since 1 and 1.0 are the same option and a run that is resumed may read the other one.
+    values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
+    options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
+    clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run and does not change it
+    return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
+
+
 @dataclass
 class Account:
     """What one client has spent, and what it may spend; the copies of a `Client` share it.
+
+    `secret` says that its noise must be one that nobody can repeat; otherwise it follows from the seed and from `run`,
+    the address of the method's noise. `keep` stores a new account before anything is done with it: given a function
+    from the account as it is to the account as it shall be, it returns the new one, which must by then be durable.
 
     >>> account = Account(Privacy())
     >>> account.charge(0.25, 12)
@@ -129,6 +169,9 @@ class Account:
     privacy: Privacy
     spent: Spent = field(default_factory=dict)
     charged: bool = False
+    secret: bool = False
+    run: str = "privacy"
+    keep: Callable[[Callable[[Spent], Spent]], Spent] | None = None
 
     @property
     def steps(self) -> int:
@@ -137,21 +180,38 @@ class Account:
 
     def charge(self, rate: float, steps: int) -> None:
         """Note steps that are about to be taken, or refuse them if they would exceed the budget."""
-        noise = repr(self.privacy.noise_multiplier)
-        by = self.spent.get(noise, {})
-        after = {**self.spent, noise: {**by, repr(rate): by.get(repr(rate), 0) + steps}}
-        budget = self.privacy.budget
-        if budget is not None and epsilon(after, self.privacy.delta) > budget:
-            raise BudgetSpentError(f"one more round would exceed its privacy budget of {budget}")
-        self.spent, self.charged = after, True
+
+        def after(spent: Spent) -> Spent:
+            spent = larger(spent, self.spent)
+            noise = repr(self.privacy.noise_multiplier)
+            by = spent.get(noise, {})
+            more = {**spent, noise: {**by, repr(rate): by.get(repr(rate), 0) + steps}}
+            budget = self.privacy.budget
+            if budget is not None and epsilon(more, self.privacy.delta) > budget:
+                raise BudgetSpentError(f"one more round would exceed its privacy budget of {budget}")
+            return more
+
+        self.spent = after(self.spent) if self.keep is None else self.keep(after)
+        self.charged = True
+
+    def noise(self, steps: int, stream: Callable[[str], torch.Generator]) -> Noise:
+        """Where the steps that were charged last draw from; `stream` gives a client's streams by their address.
+
+        In a rehearsal they are addressed by the steps before: no two steps of a client ever share noise, whatever a
+        method calls its stages.
+        """
+        if self.secret:
+            return Secret()
+        before = self.steps - steps
+        return Rehearsed(lambda purpose: stream(f"{self.run}/{before}/{purpose}"))
 
 
-def opened(privacy: Privacy | None, memory: Tree) -> tuple[Tree, Account | None]:
+def opened(privacy: Privacy | None, memory: Tree, *, secret: bool) -> tuple[Tree, Account | None]:
     """A client's memory as its method knows it, and its account."""
     if privacy is None:
         return memory, None
     own = {key: value for key, value in memory.items() if key != LEDGER}
-    return own, Account(privacy, memory.get(LEDGER, {}))
+    return own, Account(privacy, memory.get(LEDGER, {}), secret=secret)
 
 
 def closed(account: Account, memory: Tree, keep: Tree | None) -> Tree | None:
@@ -163,13 +223,16 @@ def closed(account: Account, memory: Tree, keep: Tree | None) -> Tree | None:
     return {**(memory if keep is None else keep), LEDGER: account.spent}
 
 
-def charged(memory: Tree, keep: Tree | None) -> Tree:
-    """An old memory that stays as it was but for the account: what a client spent, it has spent.
+def charged(memory: Tree, *others: Tree | None) -> Tree:
+    """A memory that stays as it is but for the account, which never falls: what a client spent, it has spent.
 
     >>> charged({"model": 1}, {"model": 2, LEDGER: {"1.0": {"0.25": 7}}})
     {'model': 1, 'privacy ledger': {'1.0': {'0.25': 7}}}
     """
-    return memory if keep is None or LEDGER not in keep else {**memory, LEDGER: keep[LEDGER]}
+    spent: Spent = memory.get(LEDGER, {})
+    for other in others:
+        spent = larger(spent, (other or {}).get(LEDGER, {}))
+    return {**memory, LEDGER: spent} if spent else memory
 
 
 def rolled_back(before: Mapping[int, Tree], now: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -177,12 +240,15 @@ def rolled_back(before: Mapping[int, Tree], now: Mapping[int, Tree]) -> dict[int
     return {**before, **{k: charged(before.get(k, {}), keep) for k, keep in now.items() if LEDGER in keep}}
 
 
-def figures(privacy: Privacy | None, memories: Mapping[int, Tree], clients: int) -> dict[str, Any]:
-    """What the record of a round says: the largest epsilon, and each client's."""
+SECRET, REHEARSED = "secret", "rehearsed"  # in a record: where the noise came from, and so what an epsilon is worth
+
+
+def figures(privacy: Privacy | None, memories: Mapping[int, Tree], clients: int, *, secret: bool) -> dict[str, Any]:
+    """What the record of a round says: the largest epsilon, each client's, and whether the noise was secret."""
     if privacy is None:
         return {}
     each = [epsilon(memories.get(k, {}).get(LEDGER, {}), privacy.delta) for k in range(clients)]
-    return {"epsilon": max(each), "epsilons": each}
+    return {"epsilon": max(each), "epsilons": each, "noise": SECRET if secret else REHEARSED}
 
 
 # --- what can be private --------------------------------------------------------------------------------------------
@@ -244,10 +310,8 @@ class PrivateSteps:
             )
         self.privacy, self.meter, self.samples, self.steps = me.account.privacy, me.meter, samples, steps
         self.rate, self.expected = min(1.0, me.work.batch / n), min(me.work.batch, n)
-        # Addressed by the steps before: no two steps of a client ever share noise, whatever a method calls its stages.
-        address = f"privacy/{me.account.steps}"
-        self.drawing, self.noise = me.rng(f"{address}/batches"), me.rng(f"{address}/noise")
         me.account.charge(self.rate, steps)
+        self.noise = me.account.noise(steps, me.rng)
         self.parameters: list[Any] = [p for p in net.parameters() if p.requires_grad]  # opacus adds attributes to them
         # Of torch, because the images that enter a network need no gradient; nothing is amiss.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
@@ -263,8 +327,7 @@ class PrivateSteps:
     def batches(self) -> Iterator[Tensor]:
         """Positions of each batch: every sample is in it with the same probability, whatever the others."""
         for _ in range(self.steps):
-            chances = torch.rand(len(self.samples), generator=self.drawing, dtype=torch.float64)
-            yield (chances < self.rate).nonzero().flatten()
+            yield (self.noise.uniform(len(self.samples)) < self.rate).nonzero().flatten()
 
     def backward(
         self,
@@ -278,8 +341,9 @@ class PrivateSteps:
         most = self.privacy.max_grad_norm
         sums = clipped_sum(self._per_sample(), most) if drawn else [torch.zeros_like(p) for p in self.parameters]
         for p, total, rest in zip(self.parameters, sums, free, strict=True):
-            noise = torch.randn(p.shape, generator=self.noise, dtype=p.dtype).to(p.device)
-            gradient = (total + self.privacy.noise_multiplier * most * noise) / self.expected
+            # The noise is added before anything is rounded to the parameters' own precision.
+            noisy = total.cpu().double() + self.privacy.noise_multiplier * most * self.noise.normal(p.shape)
+            gradient = (noisy / self.expected).to(p)
             gradient = gradient if rest is None else gradient + rest
             p.grad = gradient if p.grad is None else p.grad.copy_(gradient)
 
@@ -310,7 +374,7 @@ class PrivateSteps:
     def _free_of_data(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> list[Tensor | None]:
         """The gradient of the terms without data; the way of the others has been followed up to the cut."""
         self.calls.clear()
-        self._back(loss(x, y))
+        self._back(self._counted(loss, x, y))
         if len(self.calls) != 1 or self.calls[0][0] is not x or len(self.calls[0][1]) != len(x):
             raise UsageError(_AROUND)
         return [None if p.grad is None else p.grad.clone() for p in self.parameters]
@@ -318,10 +382,22 @@ class PrivateSteps:
     def _free_of_data_alone(self, loss: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor | None]:
         """The same for an empty batch: which sample stands in does not matter, since only the other terms count."""
         self.sampler.disable_hooks()
-        with self.meter.paused():
-            free = self._free_of_data(loss, *self.samples.take([0]))
+        free = self._free_of_data(loss, *self.samples.take([0]))
         self.sampler.enable_hooks()
         return free
+
+    def _counted(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """The loss; it is counted as that of a batch of the expected size, since a client sends its counts along.
+
+        How many samples were really drawn would tell of who was, and that they are drawn in secret is what makes
+        sampling cheap.
+        """
+        meter = self.meter
+        forward, backward = meter.forward_samples, meter.backward_samples
+        found = loss(x, y)
+        meter.forward_samples = forward + (meter.forward_samples - forward) / len(x) * self.expected
+        meter.backward_samples = backward + (meter.backward_samples - backward) / len(x) * self.expected
+        return found
 
     def _per_sample(self) -> list[Tensor]:
         """Each sample's own gradient, by parameter."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedalloy.report.format import human_seconds
+from fedalloy.report.spent import epsilon_of
 from fedalloy.runner import Watch
 
 MANY = 30  # runs whose bars would push each other off the screen
@@ -70,7 +71,8 @@ class Display:
             self._round, last = record["round"], now
             self._progress.update(task, completed=self._round, left=self._left())
             if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
-                self._progress.update(task, score=f"AMP {100 * max(amps):5.1f} %")
+                score = [f"AMP {100 * max(amps):5.1f} %", epsilon_of(record)]
+                self._progress.update(task, score=", ".join(filter(None, score)))
 
         return watch
 

@@ -245,6 +245,7 @@ def round_record(
     state: State, fed: Round, seconds: Mapping[str, float], flops_per_sample: float, views: Mapping[str, Any]
 ) -> dict[str, Any]:
     """One line of `rounds.jsonl`."""
+    setting = fed.engine.setting
     return {
         "round": state.round,
         "active": sorted(fed.active),
@@ -252,7 +253,7 @@ def round_record(
         **({"forgot": sorted(fed.forgot)} if fed.forgot else {}),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
-        **figures(fed.engine.setting.privacy, fed.engine.memories, len(fed.sizes)),
+        **figures(setting.privacy, fed.engine.memories, len(fed.sizes), secret=setting.secret_noise),
         **({"spent": sorted(fed.spent)} if fed.spent else {}),
         "seconds": dict(seconds),
         "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},

@@ -49,7 +49,8 @@ class Setting:
     `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
     `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
     prediction is the best of the private classes, otherwise of all outputs. A setting made by hand has no `quorum`.
-    With `privacy`, clients train on their own data by DP-SGD.
+    With `privacy`, clients train on their own data by DP-SGD; with `secret_noise`, as at the sites of a deployment,
+    nobody can repeat the noise.
     """
 
     sites: Sequence[Site]
@@ -68,6 +69,7 @@ class Setting:
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
     private_answers: bool = False
     privacy: Privacy | None = None
+    secret_noise: bool = False
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -199,7 +201,7 @@ class Setting:
 
     def client(self, id: int, round: int, memory: Tree) -> Client:
         """A client as its actions see it in this round."""
-        memory, account = opened(self.privacy, memory)
+        memory, account = opened(self.privacy, memory, secret=self.secret_noise)
         return Client(
             id=id,
             round=round,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
+import torch
 
 pytest.importorskip("flwr")
 sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))  # for local_grid, which is no test
@@ -25,7 +26,10 @@ from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import for_server
 from fedalloy.deploy.site import site_setting
+from fedalloy.engine.flower.memory import Memory
+from fedalloy.privacy import Account, Privacy, epsilon
 from fedalloy.quorum import QuorumError
+from fedalloy.results import read as read_run
 from fedalloy.runner import simulate
 from fedalloy.store import Store, described
 
@@ -72,6 +76,44 @@ def test_a_rehearsal_ends_with_the_model_of_a_simulation(tmp_path: Path) -> None
     app.conducted(_grid(made), made, said.append)
     assert _digest(made.run) == _alone(TINY, tmp_path / "alone")
     assert said == []
+
+
+PRIVATE = {**TINY, "privacy": {"noise_multiplier": 1.0}}
+
+
+def test_a_private_deployment_draws_noise_that_nobody_can_repeat(tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    digests = [_alone(PRIVATE, tmp_path / "alone")]
+    for name in ("one", "two"):
+        made = init(PRIVATE, tmp_path / name, 3)
+        app.conducted(_grid(made), made, lambda _: None)
+        digests.append(_digest(made.run))
+    assert len(set(digests)) == 3
+    (last,), (alone,) = (read_run(folder).rounds[-1:] for folder in (made.run, tmp_path / "alone"))
+    assert (last["noise"], alone["noise"]) == ("secret", "rehearsed")
+    assert last["epsilons"] == alone["epsilons"]  # the same training, at the same price
+    assert not torch.equal(*(_draws(made.site(0)) for _ in range(2)))
+
+
+def _draws(site: Path) -> torch.Tensor:
+    """The noise that a site's client would draw."""
+    account = site_setting(site, 3)[1].client(0, 1, {}).account
+    assert account is not None
+    return account.noise(0, lambda _: torch.Generator().manual_seed(0)).normal((5,))
+
+
+def test_what_sites_have_spent_survives_a_kill_of_the_server(tmp_path: Path) -> None:
+    """What a killed round cost is paid for twice: its noise cannot be drawn again."""
+    pytest.importorskip("opacus")
+    made = init(PRIVATE, tmp_path / "lab", 3)
+    with pytest.raises(Killed):
+        app.conducted(_grid(made, Mortal(8)), made, lambda _: None)  # when all have trained and two have answered
+    app.conducted(_grid(made), made, lambda _: None)
+    steps = [Account(Privacy(), Memory(made.site(k) / "memory" / str(k)).spent()).steps for k in range(3)]
+    once = [site_setting(made.site(k), 3)[1].steps(k) for k in range(3)]
+    assert steps == [3 * count for count in once]
+    epsilons = [epsilon(Memory(made.site(k) / "memory" / str(k)).spent(), 1e-5) for k in range(3)]
+    assert read_run(made.run).rounds[-1]["epsilons"] == epsilons
 
 
 class Killed(BaseException):

@@ -121,9 +121,20 @@ def test_other_files_are_left_alone(memory):
 
 def test_what_was_spent_is_kept_apart_and_cannot_be_misread(memory):
     assert memory.spent() == {}
-    memory.spend({"1.0": {"0.25": 12}})
+    memory.charge(lambda _: {"1.0": {"0.25": 12}})
     memory.forget(99, set())
     assert memory.spent() == {"1.0": {"0.25": 12}}
     (memory.folder / "privacy.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError):  # a client that cannot know what it spent does not train
         memory.spent()
+
+
+def test_a_ledger_is_not_missing_before_there_is_a_memory(memory):
+    assert memory.charge(lambda spent: spent) == {}
+    memory.write(1, keep(1))
+    assert memory.spent() == {}
+    (memory.folder / "privacy.safetensors").unlink()
+    with pytest.raises(DataError):
+        memory.spent()
+    with pytest.raises(DataError):
+        memory.charge(lambda spent: spent)

@@ -60,7 +60,7 @@ def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
     if exp.data.name != AGREED:
         built = build(exp)
         sites = [_blank_site(site.train, amounts[k]) for k, site in enumerate(built.setting.sites)]
-        return replace(built, setting=replace(built.setting, sites=sites))
+        return replace(built, setting=replace(built.setting, sites=sites, secret_noise=True))
     agreed = frame(exp.data)
     one = tensors(agreed)[0]
     sites = [_blank_site(one, amounts[k]) for k in sorted(amounts)]
@@ -95,7 +95,7 @@ def for_share(exp: Experiment, client: int, share: int) -> Setting:
         raise UsageError(f"share = {share}, but the experiment's data has {len(setting.sites)} shares, from 0 on")
     sites = [_blank_site(site.train, _amount(site)) for site in setting.sites]
     sites[client] = setting.sites[share]
-    return replace(setting, sites=sites)
+    return replace(setting, sites=sites, secret_noise=True)
 
 
 def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting:
@@ -112,7 +112,11 @@ def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting
 
 
 def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
-    """A site's samples as training, test and validation parts; without a test part, a share is drawn for it."""
+    """A site's samples as training, test and validation parts; without a test part, a share is drawn for it.
+
+    The draw follows from the seed: the server can tell which rows are whose part, and nothing of what they hold. Under
+    [privacy] this is covered, since it depends on the number of samples alone (see `Privacy`).
+    """
     order = torch.randperm(len(train), generator=rng.generator(exp.seed, "site split"))
     held = 0 if test is not None else max(1, round(exp.partition.test_fraction * len(train)))
     kept = round(exp.partition.validation * (len(train) - held))
@@ -138,6 +142,7 @@ def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> 
         participation=exp.participation,
         quorum=exp.quorum,
         privacy=exp.privacy,
+        secret_noise=True,
         public=public,
         augment=augmentation(exp.data.augment, agreed.black),
         layout=exp.layout,

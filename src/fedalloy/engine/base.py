@@ -201,7 +201,7 @@ class Round:
                 self.engine.memories[answer.client] = memory
             return False
         if answer.reply.keep is not None:
-            self.engine.memories[answer.client] = answer.reply.keep
+            self.engine.memories[answer.client] = charged(answer.reply.keep, self.engine.memories.get(answer.client))
         if lost:
             self.lost.add(answer.client)  # it has trained and remembers, but the server never hears of it
             return False

@@ -40,6 +40,7 @@ class Cargo:
     server: Network | None
     public: tuple[int, bool, str] | None
     privacy: Privacy | None
+    secret_noise: bool
 
 
 def pack(setting: Setting) -> Cargo:
@@ -83,6 +84,7 @@ def _packed(setting: Setting, undo: ExitStack) -> Cargo:
         server=setting.server,
         public=None if public is None else (len(setting.sites), public.labelled, public.holder),
         privacy=setting.privacy,
+        secret_noise=setting.secret_noise,
     )
 
 
@@ -111,6 +113,7 @@ def unpack(cargo: Cargo) -> Setting:
         server=cargo.server,
         public=public,
         privacy=cargo.privacy,
+        secret_noise=cargo.secret_noise,
     )
 
 

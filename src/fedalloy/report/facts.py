@@ -15,6 +15,7 @@ from fedalloy.errors import FedalloyError
 from fedalloy.report.attendance import unheard
 from fedalloy.report.format import human_bytes, human_seconds, listed
 from fedalloy.report.partition_plot import Counts
+from fedalloy.report.spent import private
 from fedalloy.results import Run
 
 SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
@@ -56,7 +57,7 @@ def left(run: Run) -> str:
 
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What to know of runs that are not all they seem."""
-    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs)]
+    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs), *private(runs)]
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:

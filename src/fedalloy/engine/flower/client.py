@@ -35,7 +35,7 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.evaluation import at_client
 from fedalloy.gate import Contract, refusal
-from fedalloy.privacy import LEDGER
+from fedalloy.privacy import LEDGER, charged
 from fedalloy.setting import Setting
 from fedalloy.training import one_thread
 from fedalloy.tree import Tree
@@ -83,11 +83,13 @@ class _Site:
 
     def remembered(self) -> Tree:
         """The memory from which to act, and in it what was really spent of its privacy."""
-        found = self.memory.read(self.header["digest"])
+        digest = self.header["digest"]
+        # First: a client whose ledger is lost too must not begin anew.
+        spent = self.memory.spent(begun=bool(digest)) if self.setting.privacy is not None else {}
+        found = self.memory.read(digest)
         if found is None:
-            raise MemoryLostError(f"its memory {self.header['digest'][:12]} is lost")
-        spent = self.memory.spent() if self.setting.privacy is not None else {}
-        return {**found, LEDGER: spent} if spent else found
+            raise MemoryLostError(f"its memory {digest[:12]} is lost")
+        return charged(found, {LEDGER: spent})
 
     def body(self, contract: Contract | None) -> Tree:
         """What the server sent, if it keeps the contract."""
@@ -129,11 +131,10 @@ def _act(site: _Site) -> RecordDict:
     if site.setting.work.work == "equal_steps":
         me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
-    try:
-        answer = act(method, me, Message(action, site.client, body))
-    finally:
-        if me.account is not None and me.account.charged:
-            site.memory.spend(me.account.spent)
+    if me.account is not None:
+        me.account.keep = site.memory.charge
+        site.memory.charge(lambda spent: spent)  # a ledger is there before the first memory is
+    answer = act(method, me, Message(action, site.client, body))
     header: dict[str, Any] = {f"meter.{name}": value for name, value in asdict(me.meter).items() if name != "running"}
     if answer.keep is not None:
         header["digest"] = site.memory.write(round, answer.keep)
