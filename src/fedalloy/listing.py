@@ -68,7 +68,7 @@ def _methods(filters: Sequence[str]) -> Table:
 
 def _privacy(filters: Sequence[str]) -> Table:
     chosen = _chosen(filters)
-    headings = ("Method", "What leaves a client", "Sent up", "Sent down", "Models it evaluates")
+    headings = ("Method", "Leaves a client in training", "Sent up", "Sent down", "Models it evaluates")
     table = Table(*headings, box=SIMPLE_HEAD, caption_justify="left")
     for name, cls in chosen:
         card = cls.card

@@ -147,7 +147,7 @@ def test_what_was_evaluated_once_is_answered_again_and_is_the_same(tmp_path: Pat
     server = Server(made(OWN, tmp_path))
     models = {"aca": server.model(0.0)}
     first = server.asks(1, models)
-    server.answered(lambda _: 1)
+    server.answered(lambda _: 1, 5)
     for round in range(1, 5):
         server.act(round)
     before = server.log()
@@ -170,8 +170,8 @@ def test_a_torn_line_costs_no_later_one(tmp_path: Path) -> None:
     server.asks(1, {"aca": server.model(0.1)})
     with (server.folder / "evaluated.jsonl").open("a") as file:
         file.write('{"round": 1, "eval')
-    (found,) = server.answered(lambda _: 1)
-    assert server.answered(lambda _: 1) == [found]
+    (found,) = server.answered(lambda _: 1, 5)
+    assert server.answered(lambda _: 1, 5) == [found]
 
 
 def _changed(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Server], Mapping[str, Tree]]:
