@@ -165,6 +165,20 @@ def test_a_round_that_no_checkpoint_leads_back_to_is_over(tmp_path: Path) -> Non
     assert server.asks(3, {"aca": server.model(0.1)})["models"]
 
 
+def test_a_site_that_is_handed_another_experiment_counts_anew(tmp_path: Path) -> None:
+    deployment = made(OWN, tmp_path)
+    server = Server(deployment)
+    assert len(server.answered(lambda _: 1, 5)) == 2
+    for file in (deployment.experiment, deployment.site(1) / "experiment.toml"):
+        file.write_text(file.read_text().replace("rounds = 6", "rounds = 7"))
+    assert len(Server(deployment).answered(lambda _: 1, 5)) == 2  # the same two: more rounds are no other experiment
+    assert len(server.log()) == 2
+    for file in (deployment.experiment, deployment.site(1) / "experiment.toml"):
+        file.write_text(file.read_text().replace("rounds = 7", "rounds = 7\nseed = 3"))
+    assert len(Server(deployment).answered(lambda _: 1, 5)) == 2
+    assert len(server.log()) == 4
+
+
 def test_a_torn_line_costs_no_later_one(tmp_path: Path) -> None:
     server = Server(made(OWN, tmp_path))
     server.asks(1, {"aca": server.model(0.1)})

@@ -84,11 +84,6 @@ class _Site:
     content: RecordDict
     agreed: Experiment | None = None  # what a real site was handed; None in a simulation
 
-    @property
-    def evaluated(self) -> EvaluationLog:
-        """What was evaluated here for the server."""
-        return EvaluationLog(self.memory.folder)
-
     def method(self) -> Method:
         """The experiment's method, of those that are registered here."""
         found = build_method(experiment({"method": self.experiment["method"]}).method)
@@ -150,7 +145,7 @@ def _act(site: _Site) -> RecordDict:
         me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
     if site.agreed is not None:
-        site.evaluated.take_part(round)
+        EvaluationLog(site.memory.folder, site.agreed).take_part(round)
     try:
         answer = act(method, me, Message(action, site.client, body))
     finally:
@@ -175,7 +170,7 @@ def _views(site: _Site) -> RecordDict:
         raise UsageError("what the server sent is refused: the models are not those that its message announces")
     if site.agreed is not None:
         whole_set = {**json.loads(digests), "memory": str(site.header["digest"])}
-        site.evaluated.admit(round, whole_set, site.agreed)
+        EvaluationLog(site.memory.folder, site.agreed).admit(round, whole_set)
     return to_records(at_client(site.setting, method, site.client, round, memory, models), {})
 
 

@@ -3,7 +3,8 @@
 Each answer tells exact counts of the site's test rows, so a site answers for few models. They must belong to a round of
 the experiment that it was handed, and to one that can be under way, as far as the site itself knows. Before it answers,
 it writes the digests of the models to `evaluated.jsonl`, one line for each set of them, and one for each round in which
-it takes part. What was answered once is answered again: that tells a server nothing new.
+it takes part. What was answered once is answered again: that tells a server nothing new. A site that is handed another
+experiment counts anew.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from fedalloy.config import Experiment
 from fedalloy.engine.flower.memory import PRIVATE_FOLDER
 from fedalloy.errors import UsageError
 from fedalloy.files import append_line, locked, make_folder, read_file
+from fedalloy.store import experiment_digest
 
 SETS = 2  # of models in one round: a run that was resumed may come to other ones than before
 
@@ -27,17 +29,18 @@ class EvaluationLog:
 
     >>> import tempfile
     >>> from fedalloy.config import experiment
-    >>> log, agreed = EvaluationLog(Path(tempfile.mkdtemp())), experiment({"rounds": 5})
+    >>> log = EvaluationLog(Path(tempfile.mkdtemp()), experiment({"rounds": 5}))
     >>> log.take_part(1)
-    >>> log.admit(1, {"aca": "the digest of a model"}, agreed)
-    >>> log.admit(3, {"aca": "another digest"}, agreed)
+    >>> log.admit(1, {"aca": "the digest of a model"})
+    >>> log.admit(3, {"aca": "another digest"})
     Traceback (most recent call last):
     ...
     fedalloy.errors.UsageError: nothing is evaluated for round 3: this site has only taken part up to round 1
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.file = folder, folder / "evaluated.jsonl"
+    def __init__(self, folder: Path, agreed: Experiment) -> None:
+        self.folder, self.file, self.agreed = folder, folder / "evaluated.jsonl", agreed
+        self.experiment = experiment_digest({"experiment": agreed.to_dict()})
 
     def take_part(self, round: int) -> None:
         """Note that the site takes part in a round."""
@@ -46,14 +49,14 @@ class EvaluationLog:
             if round > max((line["round"] for line in self._lines() if "evaluated" not in line), default=0):
                 self._append({"round": round})
 
-    def admit(self, round: int, digests: Mapping[str, str], agreed: Experiment) -> None:
+    def admit(self, round: int, digests: Mapping[str, str]) -> None:
         """Note a set of models that is about to be evaluated, or refuse it."""
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
             lines = self._lines()
             if any(line.get("evaluated") == digests for line in lines):
                 return
-            if (fault := _fault(round, lines, agreed)) is not None:
+            if (fault := _fault(round, lines, self.agreed)) is not None:
                 raise UsageError(f"nothing is evaluated for round {round}: {fault}")
             self._append({"round": round, "evaluated": dict(digests)})
 
@@ -61,7 +64,7 @@ class EvaluationLog:
         make_folder(self.folder, PRIVATE_FOLDER)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """What was noted; a line that a crash cut off belongs to an answer that was never sent."""
+        """What was noted of this experiment; a line that a crash cut off belongs to an answer that was never sent."""
         if not self.file.exists():
             return []
         found = []
@@ -70,11 +73,11 @@ class EvaluationLog:
                 found.append(json.loads(line))
             except ValueError:
                 continue
-        return found
+        return [line for line in found if line["experiment"] == self.experiment]
 
     def _append(self, line: Mapping[str, Any]) -> None:
         whole = not self.file.exists() or read_file(self.file).endswith(b"\n")
-        append_line(self.file, ("" if whole else "\n") + json.dumps(line))
+        append_line(self.file, ("" if whole else "\n") + json.dumps({**line, "experiment": self.experiment}))
 
 
 def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str | None:
