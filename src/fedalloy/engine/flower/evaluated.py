@@ -87,7 +87,8 @@ def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str |
     took_part = max((line["round"] for line in lines if "evaluated" not in line), default=0)
     newest = max((line["round"] for line in lines), default=0)
     # A site can miss a round and be there for its evaluation. Where not all sites are asked, it may miss many.
-    if agreed.participation.policy == "full" and round > took_part + 1:
+    asks_all = agreed.participation.policy == "full" and agreed.participation.deadline is None
+    if asks_all and round > took_part + 1:
         return f"this site has only taken part up to round {took_part}"
     if round <= newest - CHAINS:
         return f"round {newest} has begun, from which no checkpoint leads back"
