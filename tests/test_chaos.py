@@ -463,9 +463,7 @@ def test_hostile_evaluations_stay_within_the_limits(chaos: Any) -> None:
 
 
 @pytest.mark.parametrize("guard", ["evaluated._fault", "client.unfit"])
-def test_an_evaluation_beyond_the_limits_is_a_failure(
-    chaos: Any, guard: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_beyond_the_limits_is_a_failure(chaos: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr")
     oracle = chaos("oracle")
     monkeypatch.setattr(f"fedalloy.engine.flower.{guard}", lambda *_: None)
