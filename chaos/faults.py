@@ -318,6 +318,17 @@ FAULTS: dict[str, list[Fault]] = {
                 f"{FLOWER}::test_a_server_cannot_reset_what_a_client_has_spent",
             ),
         ),
+        Fault(
+            "A server that has a site evaluate models of its own choice",
+            "Under [privacy] the site evaluates nothing. Otherwise it refuses what its method cannot have and what "
+            "belongs to no round that can be under way, answers for few models in a round, and logs their digests.",
+            (
+                "chaos/oracle.py",
+                "tests/deploy/test_oracle.py::test_with_privacy_a_site_evaluates_nothing",
+                "tests/deploy/test_oracle.py::test_without_privacy_a_site_evaluates_few_models_of_a_round",
+                "tests/deploy/test_oracle.py::test_a_site_refuses_models_that_its_method_cannot_have",
+            ),
+        ),
     ],
 }
 

@@ -33,6 +33,7 @@ PROMISES = {  # by the name of the report, in the order of the table
     "replies": "A malformed reply leaves the round as it is without that client",
     "deliveries": "A reply that comes twice or from a stranger changes nothing",
     "gate": "The gate answers whatever Python can hold, in one line",
+    "oracle": "A hostile server learns no more by evaluation than a site's limits allow, and nothing under [privacy]",
     "memory": "Hostile replies take no more memory than the limit",
     "curious-server": "A server learns no more from a private site than from fresh noise",
     "gate-price": "The gate takes no more of a round than the limit",
@@ -176,6 +177,8 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
         )
     if name == "replies":
         return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."
+    if name == "oracle":
+        return f"{report['messages']:,} messages, {report['kinds']} kinds of malformed models; {_endings(report)}."
     if name in ("files", "commands"):
         what = report["kinds"] if name == "files" else report["commands"]
         return f"{', '.join(what)}{'' if name == 'files' else f'; {_endings(report)}'}."

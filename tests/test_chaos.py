@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -463,6 +464,26 @@ def test_a_command_that_breaks_is_a_failure(chaos: Any, tmp_path: Path, monkeypa
     with chaos("checkpoints").prepared(tmp_path), commands.quick():
         report = chaos("harness").trials("commands", 1, 0, commands.command_trial)
     assert "left with 1" in report["examples"][0]["what"]
+
+
+def test_hostile_evaluations_stay_within_the_limits(chaos: Any) -> None:
+    pytest.importorskip("flwr")
+    oracle = chaos("oracle")
+    with oracle.targets() as made:
+        report = chaos("harness").trials("oracle", 8, 0, partial(oracle.oracle_trial, made))
+    assert report["examples"] == []
+    assert len(report["endings"]) > 2
+
+
+@pytest.mark.parametrize("guard", ["evaluated._fault", "client.unfit"])
+def test_an_evaluation_beyond_the_limits_is_a_failure(chaos: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    oracle = chaos("oracle")
+    monkeypatch.setattr(f"fedalloy.engine.flower.{guard}", lambda *_: None)
+    with oracle.targets() as made:
+        plain = {name: at for name, at in made.items() if name == "without [privacy]"}
+        report = chaos("harness").trials("oracle", 3, 0, partial(oracle.oracle_trial, plain))
+    assert report["examples"]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from fedalloy.cli import main
 from fedalloy.config import build_method, experiment, override
 from fedalloy.core import methods
 from fedalloy.data import load
+from fedalloy.disclosure import evaluated
 from fedalloy.draw import draw
 from fedalloy.errors import DataError, UsageError
 from fedalloy.methods import DaFKD
@@ -348,6 +349,9 @@ def test_what_leaves_a_client(capsys: pytest.CaptureFixture[str], monkeypatch: p
     rows = {line.split()[0]: line for line in lines if line.strip()}
     for name, method in methods.items():
         assert all(part in rows[name] for part in (method.card.leaves_client, method.card.up, method.card.down))
+        assert rows[name].rstrip().endswith(evaluated(method))
+    assert "confusion matrix" in " ".join(lines)
+    assert rows["local"].rstrip().endswith("its own")  # nothing leaves by training, but counts do
     assert sum('weights = "disco"' in line for line in lines) == 1
     with pytest.raises(SystemExit, match="0"):
         main(["list", "--privacy", "--where", "any_network=yes"])

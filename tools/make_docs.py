@@ -210,7 +210,9 @@ Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fed
 `fedalloy list --where any_network=yes` only the methods that let clients have different networks; of a text, `yes`
 means that there is one, `no` that there is none, and another word is looked for in it. "Up" and "down" say what
 travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
-"Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
+"What leaves a client" is what training sends. Evaluation sends counts besides, also under `local`:
+`fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which. "Public set" says whether the
+experiment needs one ([how to give it](experiments.md#a-public-set)).
 
 Options are keys of `[method]`, or of the method's own table under `[methods]`.
 

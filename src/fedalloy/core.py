@@ -283,6 +283,7 @@ class Method:
         """The models that could be deployed now, by the name of their view.
 
         A view called `group 1` belongs to that group of `fed.groups`, and so to its network; others are the server's.
+        Clients on other machines evaluate at most three, beside one for each group.
         """
         return {}
 

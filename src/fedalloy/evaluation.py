@@ -6,6 +6,7 @@ and `from_clients` makes the same record of their counts; no sample leaves its o
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -18,15 +19,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedalloy import metrics
-from fedalloy.core import Client, Method, Network, State, group_of
+from fedalloy import metrics, tree
+from fedalloy.core import Client, Method, Network, State, group_of, initial
 from fedalloy.data.samples import Samples
-from fedalloy.gate import Check, array, real, refusal
+from fedalloy.gate import Check, array, like, real, refusal
 from fedalloy.setting import Setting, pooled
 from fedalloy.training import load, predict, side_by_side
 from fedalloy.tree import Tree
 
 PERSONAL = "personal"
+VIEWS = 3  # models of a round that a client evaluates, beside one for each group of equal networks
 
 
 class Local(Protocol):
@@ -90,6 +92,30 @@ def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, str], dict[str, Tree
     return which, kept
 
 
+def announced(models: Mapping[str, Tree]) -> str:
+    """The digest of each model, as the text that a message announces them by."""
+    return json.dumps({view: tree.digest(weights) for view, weights in models.items()}, sort_keys=True)
+
+
+def unfit(setting: Setting, models: Tree) -> str | None:
+    """Why these are not models that a method could have a client of this setting evaluate, if so."""
+    most = VIEWS + len(setting.groups)
+    if len(models) > most:
+        return f"it holds {len(models)} models; at most {most} are evaluated at once"
+    kinds = [like(initial(network, setting.seed).state_dict()) for network in setting.kinds]
+
+    def check(weights: Any) -> str | None:
+        faults = [kind(weights) for kind in kinds]
+        return _negative_variance(weights) if None in faults else faults[0]
+
+    return refusal(models, dict.fromkeys(models, check))
+
+
+def _negative_variance(weights: Mapping[str, Tensor]) -> str | None:
+    wrong = (name for name, value in weights.items() if name.endswith("running_var") and bool((value < 0).any()))
+    return next((f"{name} has negative numbers" for name in wrong), None)
+
+
 def at_client(
     setting: Setting, method: Method, id: int, round: int, memory: Tree, models: Mapping[str, Tree]
 ) -> dict[str, Any]:
@@ -131,6 +157,12 @@ def from_clients(
         if 2 * len(having) > len(own):  # no single client can invent a view
             views[name] = _counted(setting, having)
     return views
+
+
+def unevaluated(setting: Setting, method: Method, which: Mapping[str, str], kept: Mapping[str, Tree]) -> dict[str, Any]:
+    """The record of a round whose clients evaluate nothing; the common test set is the server's own."""
+    own = {PERSONAL: _counted(setting, {})} if type(method).personal is not Method.personal else {}
+    return {**from_clients(setting, which, kept, {}), **own}
 
 
 def miscounted(setting: Setting, client: int, found: Any, models: Collection[str]) -> str | None:

@@ -15,6 +15,7 @@ from fedalloy.checked import type_hints
 from fedalloy.core import Card, Method, methods
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
+from fedalloy.disclosure import always, evaluated
 from fedalloy.errors import UsageError
 from fedalloy.methods import FedAvg
 from fedalloy.models import models
@@ -26,7 +27,7 @@ NOTHING = ("", "no", "nothing")  # how a card says that there is none
 def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) -> Table:
     """A table of everything registered of one kind; methods can be filtered by their card.
 
-    With `privacy` it says of methods only what leaves a client and what travels.
+    With `privacy` it says of methods only what leaves a client, by training and by evaluation, and what travels.
 
     >>> listing("methods", ["any_network=yes"]).row_count >= 1
     True
@@ -67,15 +68,19 @@ def _methods(filters: Sequence[str]) -> Table:
 
 def _privacy(filters: Sequence[str]) -> Table:
     chosen = _chosen(filters)
-    table = Table("Method", "What leaves a client", "Sent up", "Sent down", box=SIMPLE_HEAD, caption_justify="left")
+    headings = ("Method", "Leaves a client in training", "Sent up", "Sent down", "Models it evaluates")
+    table = Table(*headings, box=SIMPLE_HEAD, caption_justify="left")
     for name, cls in chosen:
-        table.add_row(Text(name, style="bold"), cls.card.leaves_client, cls.card.up, cls.card.down)
+        card = cls.card
+        table.add_row(Text(name, style="bold"), card.leaves_client, card.up, card.down, evaluated(cls))
     table.columns[0].no_wrap = True
+    said = always()
     if any(issubclass(cls, FedAvg) for _, cls in chosen):
-        table.caption = (
+        said.append(
             'With weights = "disco", every method that averages models also sends how many samples of each class a '
             "client holds."
         )
+    table.caption = Text("\n".join(said))
     return table
 
 

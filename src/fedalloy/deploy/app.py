@@ -81,8 +81,8 @@ def present(grid: Grid, exp: Experiment, sites: int, begun: Mapping[str, Any] | 
 
 def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
     """Who a site is, what it has, and where it remembers; a server with another experiment is refused."""
-    folder = Path(str(context.node_config["site"]))
-    refuse_another(agreed_experiment(folder), asked)
+    folder = _folder(context)
+    refuse_another(agreed(context), asked)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]))
     if client != context.node_config[PARTITION]:
         raise UsageError(
@@ -91,4 +91,13 @@ def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, P
     return client, setting, folder / "memory"
 
 
-client = client_app(setting_of)
+def agreed(context: Context) -> Experiment:
+    """The experiment that a site was handed."""
+    return agreed_experiment(_folder(context))
+
+
+def _folder(context: Context) -> Path:
+    return Path(str(context.node_config["site"]))
+
+
+client = client_app(setting_of, agreed)

@@ -71,6 +71,12 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
         raise UsageError(
             f"{method.name} needs all data in one place, and at real sites it stays where it is; choose another method"
         )
+    measured = [key for key in ("target", "patience") if getattr(exp.stop, key) is not None]
+    if exp.privacy is not None and measured and exp.stop.metric != "test":
+        raise UsageError(
+            f"stop.{measured[0]} goes by stop.metric = '{exp.stop.metric}', which sites do not evaluate under "
+            f"[privacy]; leave stop.{measured[0]} out, or stop by bytes or seconds"
+        )
     if exp.start is not None:
         raise UsageError("start names a file of this machine, which the sites do not have; leave it out")
     if exp.data.name.endswith(".npz"):

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedalloy import disclosure
 from fedalloy.config import build_method, recorded
+from fedalloy.core import methods
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
 from fedalloy.report.attendance import unheard
@@ -55,9 +57,23 @@ def left(run: Run) -> str:
         return "unknown: the method is none of fedalloy's"
 
 
+def evaluated(run: Run) -> str:
+    """Which models the clients evaluated; of a method that is unknown here, nothing can be said."""
+    if is_unevaluated(run):
+        return f"none: {disclosure.OFF}"
+    return disclosure.evaluated(methods[run.name]) if run.name in methods else "unknown"
+
+
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What to know of runs that are not all they seem."""
-    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs), *private(runs)]
+    return [
+        *unfinished(runs),
+        *untested(runs),
+        *unevaluated(runs),
+        *skipped(runs),
+        *unheard(runs),
+        *private(runs),
+    ]
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
@@ -80,6 +96,19 @@ def untested(runs: Sequence[Run]) -> list[str]:
     whose = "" if len(blind) == len(runs) else f" of {_each(run.label for run in blind)}"
     advice = "raise partition.test_fraction or lower partition.clients"
     return [f"No client{whose} has test samples, so that AMP, FM and WLP are unknown; {advice}."]
+
+
+def unevaluated(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each private run at real sites: why its accuracies are dashes."""
+    return [f"{run.label}, seed {run.seed}: {disclosure.OFF}." for run in runs if is_unevaluated(run)]
+
+
+def is_unevaluated(run: Run) -> bool:
+    """Whether the clients of a private run evaluated nothing, though they have test rows."""
+    sizes = [view["clients"]["size"] for record in run.rounds for view in record.get("views", {}).values()]
+    has_tests = any(run.meta.get("clients", {}).get("test_sizes", []))
+    private = run.meta.get("experiment", {}).get("privacy") is not None
+    return private and has_tests and bool(sizes) and not any(map(any, sizes))
 
 
 def skipped(runs: Sequence[Run]) -> list[str]:

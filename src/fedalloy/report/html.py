@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedalloy import __version__
+from fedalloy import __version__, disclosure
 from fedalloy.differences import told_apart, unequal
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.files import write_atomically
@@ -113,7 +113,8 @@ def render(
         skew="" if counts is None else facts.skew(counts),
         cost=_both(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
         traffic=[line for group in groups for line in facts.traffic(group)],
-        left=[(group[0].label, facts.left(group[0])) for group in groups],
+        left=[(group[0].label, facts.left(group[0]), facts.evaluated(group[0])) for group in groups],
+        always=disclosure.always(),
         times=[facts.times(group) for group in groups],
         experiments=[(group[0].label, facts.experiment(group)) for group in groups],
         versions=facts.versions(runs),

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from flwr.app import Array, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -26,13 +26,14 @@ from fedalloy.checkpoints import CHAINS
 from fedalloy.config import Experiment
 from fedalloy.core import Message, Method, Reply, State, hyper_parameters, methods
 from fedalloy.costs import Meter
+from fedalloy.disclosure import OFF
 from fedalloy.engine.base import REFERENCE, Answer, Failure, Forgot, Round
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, Introduction, Roster, introductions, pulled, read
 from fedalloy.errors import DataError, UsageError
-from fedalloy.evaluation import distinct, from_clients, miscounted
+from fedalloy.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.files import as_json
 from fedalloy.gate import Room
 from fedalloy.privacy import LEDGER
@@ -53,8 +54,11 @@ class Flower:
     """Carries messages over a Grid; a client's memory stays with it, and `memories` holds references to them.
 
     The clients build their settings from `exp`; those of `setting` may hold no data. A client whose node is away for
-    longer than `patience` seconds counts as absent.
+    longer than `patience` seconds counts as absent. Where they are not `simulated` but real sites, they evaluate
+    nothing under [privacy].
     """
+
+    simulated: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -116,21 +120,24 @@ class Flower:
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
         """The record of a round's views, from what the clients count; no sample comes here."""
         which, kept = distinct(method.models(state))
-        body, told = array(kept), self._told(method)
+        if self.setting.privacy is not None and not self.simulated:
+            self.roster.tell(OFF)
+            return unevaluated(self.setting, method, which, kept)
+        body, told, views = array(kept), self._told(method), {"views": announced(kept)}
         counts: dict[int, Tree] = {}
         due, room = self.setting.ids, room_for(None, self.setting, views=len(kept))
         for again in (True, False):
-            letters = {k: to_records(body, self._address(told, state.round, k)) for k in due}
+            letters = {k: to_records(body, {**self._address(told, state.round, k), **views}) for k in due}
             due = []
             for client, found in self._exchange(VIEWS, letters, state.round, lambda _: room):
-                header, views = ({}, {}) if isinstance(found, DataError) else found
+                header, counted = ({}, {}) if isinstance(found, DataError) else found
                 if header.get("lost") and again:
                     self._forget(client, state.round)
                     due.append(client)
                     continue
-                fault = found if isinstance(found, DataError) else miscounted(self.setting, client, views, kept)
+                fault = found if isinstance(found, DataError) else miscounted(self.setting, client, counted, kept)
                 if fault is None:
-                    counts[client] = views
+                    counts[client] = counted
                 else:
                     self.say(f"round {state.round}: client {client} was not evaluated: {fault}")
         return from_clients(self.setting, which, kept, counts)

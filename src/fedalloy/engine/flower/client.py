@@ -1,7 +1,8 @@
 """What runs at a client: a Flower ClientApp with three actions, which answer whatever happens.
 
 * `train.act` lets the client act, from the generation of its memory that the message names, and keeps the new one.
-* `evaluate.views` evaluates models and the client's own, and answers with counts.
+* `evaluate.views` evaluates models and the client's own, and answers with counts; at a real site within limits, and
+  not at all under [privacy].
 * `query.introduce` says who this is and how much data it has.
 
 A message holds a tree and a header: the experiment with its method, by its registered name and options, and the round.
@@ -25,15 +26,17 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from fedalloy import tree
-from fedalloy.config import build_method, experiment
+from fedalloy.config import Experiment, build_method, experiment
 from fedalloy.core import Message, Method, act
 from fedalloy.costs import Meter
+from fedalloy.disclosure import OFF
 from fedalloy.engine.flower.codec import header_in, to_records, tree_in
+from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
-from fedalloy.evaluation import at_client
+from fedalloy.evaluation import announced, at_client, unfit
 from fedalloy.gate import Contract, refusal
 from fedalloy.privacy import LEDGER, charged
 from fedalloy.setting import Setting
@@ -47,6 +50,9 @@ PARTITION = "partition-id"  # Flower's own name of a client's number
 SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
 """From a node's context and the experiment to the client's id, its setting and the folder for its memory."""
 
+Agreed = Callable[[Context], Experiment]
+"""From a node's context to the experiment that a real site was handed, whatever its server says."""
+
 log = logging.getLogger(__name__)
 
 
@@ -54,12 +60,15 @@ class MemoryLostError(DataError):
     """No whole file holds the memory that the server speaks of."""
 
 
-def client_app(setting_of: SettingOf) -> ClientApp:
-    """The app that a client runs; `setting_of` tells it which client it is and what it has."""
+def client_app(setting_of: SettingOf, agreed: Agreed | None = None) -> ClientApp:
+    """The app that a client runs; `setting_of` tells it which client it is and what it has.
+
+    A real site says with `agreed` what it was handed, and limits what it evaluates; a simulated client has no limits.
+    """
     app = ClientApp()
     for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce)):
         category, name = kind.split(".")
-        getattr(app, category)(name)(partial(_answered, do, setting_of))
+        getattr(app, category)(name)(partial(_answered, do, setting_of, agreed))
     return app
 
 
@@ -73,6 +82,7 @@ class _Site:
     experiment: dict[str, Any]
     header: dict[str, Any]
     content: RecordDict
+    agreed: Experiment | None = None  # what a real site was handed; None in a simulation
 
     def method(self) -> Method:
         """The experiment's method, of those that are registered here."""
@@ -91,11 +101,11 @@ class _Site:
             raise MemoryLostError(f"its memory {digest[:12]} is lost")
         return charged(found, {LEDGER: spent})
 
-    def body(self, contract: Contract | None) -> Tree:
-        """What the server sent, if it keeps the contract."""
+    def body(self, contract: Contract | None, check: Callable[[Tree], str | None] = lambda _: None) -> Tree:
+        """What the server sent, if it keeps the contract and a check finds nothing wrong with it."""
         try:
             found = tree_in(self.content, room_for(contract, self.setting))
-            fault = refusal(found, contract)
+            fault = refusal(found, contract) or check(found)
         except DataError as error:
             fault = str(error)
         if fault is not None:
@@ -104,7 +114,11 @@ class _Site:
 
 
 def _answered(
-    do: Callable[[_Site], RecordDict], setting_of: SettingOf, message: FlowerMessage, context: Context
+    do: Callable[[_Site], RecordDict],
+    setting_of: SettingOf,
+    agreed: Agreed | None,
+    message: FlowerMessage,
+    context: Context,
 ) -> FlowerMessage:
     """The answer to a message: always one, since a client that raises or says nothing may never be heard again."""
     try:
@@ -115,7 +129,8 @@ def _answered(
             client, setting, folder = setting_of(context, asked)
             if header.get("client", client) != client:
                 raise UsageError(f"this is client {client}, and the message is for client {header['client']}")
-            answer = do(_Site(client, setting, Memory(folder / str(client)), asked, header, message.content))
+            memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
+            answer = do(_Site(client, setting, memory, asked, header, message.content, handed))
     except (Exception, SystemExit) as error:
         if not isinstance(error, FedalloyError):
             log.exception("the message could not be answered")
@@ -131,6 +146,8 @@ def _act(site: _Site) -> RecordDict:
     if site.setting.work.work == "equal_steps":
         me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
+    if site.agreed is not None:
+        EvaluationLog(site.memory.folder, site.agreed).take_part(round)
     if me.account is not None:
         me.account.keep = site.memory.charge
         site.memory.charge(lambda spent: spent)  # a ledger is there before the first memory is
@@ -145,9 +162,17 @@ def _act(site: _Site) -> RecordDict:
 
 
 def _views(site: _Site) -> RecordDict:
-    round = int(site.header["round"])
-    found = at_client(site.setting, site.method(), site.client, round, site.remembered(), site.body(None))
-    return to_records(found, {})
+    if site.agreed is not None and site.setting.privacy is not None:
+        raise UsageError(OFF)
+    method, round, memory = site.method(), int(site.header["round"]), site.remembered()
+    models = site.body(None, partial(unfit, site.setting))
+    digests = announced(models)
+    if site.header.get("views") != digests:
+        raise UsageError("what the server sent is refused: the models are not those that its message announces")
+    if site.agreed is not None:
+        whole_set = {**json.loads(digests), "memory": str(site.header["digest"])}
+        EvaluationLog(site.memory.folder, site.agreed).admit(round, whole_set)
+    return to_records(at_client(site.setting, method, site.client, round, memory, models), {})
 
 
 def _introduce(site: _Site) -> RecordDict:

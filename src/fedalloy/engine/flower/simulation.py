@@ -87,6 +87,8 @@ class Simulation(Flower):
     a cluster of several machines, that folder must be on storage that they share.
     """
 
+    simulated = True
+
     def __init__(
         self, setting: Setting, exp: Experiment, workers: int | None = None, say: Say = lambda _: None
     ) -> None:

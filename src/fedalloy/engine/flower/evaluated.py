@@ -1,0 +1,97 @@
+"""What a site has evaluated for its server: a log of its own, by which it limits what a server can find out.
+
+Each answer tells exact counts of the site's test rows, so a site answers for few models. They must belong to a round of
+the experiment that it was handed, and to one that can be under way, as far as the site itself knows. Before it answers,
+it writes the digests of the models to `evaluated.jsonl`, one line for each set of them, and one for each round in which
+it takes part. What was answered once is answered again: that tells a server nothing new. A site that is handed another
+experiment counts anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedalloy.checkpoints import CHAINS
+from fedalloy.config import Experiment
+from fedalloy.engine.flower.memory import PRIVATE_FOLDER
+from fedalloy.errors import UsageError
+from fedalloy.files import append_line, locked, make_folder, read_file
+from fedalloy.store import experiment_digest
+
+SETS = 2  # of models in one round: a run that was resumed may come to other ones than before
+
+
+class EvaluationLog:
+    """The log of one site, in the folder of its memory.
+
+    >>> import tempfile
+    >>> from fedalloy.config import experiment
+    >>> log = EvaluationLog(Path(tempfile.mkdtemp()), experiment({"rounds": 5}))
+    >>> log.take_part(1)
+    >>> log.admit(1, {"aca": "the digest of a model"})
+    >>> log.admit(3, {"aca": "another digest"})
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: nothing is evaluated for round 3: this site has only taken part up to round 1
+    """
+
+    def __init__(self, folder: Path, agreed: Experiment) -> None:
+        self.folder, self.file, self.agreed = folder, folder / "evaluated.jsonl", agreed
+        self.experiment = experiment_digest({"experiment": agreed.to_dict()})
+
+    def take_part(self, round: int) -> None:
+        """Note that the site takes part in a round."""
+        self._prepare()
+        with locked(self.folder / "evaluated.lock"):
+            if round > max((line["round"] for line in self._lines() if "evaluated" not in line), default=0):
+                self._append({"round": round})
+
+    def admit(self, round: int, digests: Mapping[str, str]) -> None:
+        """Note a set of models that is about to be evaluated, or refuse it."""
+        self._prepare()
+        with locked(self.folder / "evaluated.lock"):
+            lines = self._lines()
+            if any(line.get("evaluated") == digests for line in lines):
+                return
+            if (fault := _fault(round, lines, self.agreed)) is not None:
+                raise UsageError(f"nothing is evaluated for round {round}: {fault}")
+            self._append({"round": round, "evaluated": dict(digests)})
+
+    def _prepare(self) -> None:
+        make_folder(self.folder, PRIVATE_FOLDER)
+
+    def _lines(self) -> list[dict[str, Any]]:
+        """What was noted of this experiment; a line that a crash cut off belongs to an answer that was never sent."""
+        if not self.file.exists():
+            return []
+        found = []
+        for line in read_file(self.file).splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+        return [line for line in found if line["experiment"] == self.experiment]
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        whole = not self.file.exists() or read_file(self.file).endswith(b"\n")
+        append_line(self.file, ("" if whole else "\n") + json.dumps({**line, "experiment": self.experiment}))
+
+
+def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str | None:
+    """Why no new model of this round is evaluated, if none is."""
+    if not 1 <= round <= agreed.rounds or (round % agreed.evaluate_every and round != agreed.rounds):
+        return f"this site agreed to rounds = {agreed.rounds} with evaluate_every = {agreed.evaluate_every}"
+    took_part = max((line["round"] for line in lines if "evaluated" not in line), default=0)
+    newest = max((line["round"] for line in lines), default=0)
+    # A site can miss a round and be there for its evaluation. Where not all sites are asked, it may miss many.
+    asks_all = agreed.participation.policy == "full" and agreed.participation.deadline is None
+    if asks_all and round > took_part + 1:
+        return f"this site has only taken part up to round {took_part}"
+    if round <= newest - CHAINS:
+        return f"round {newest} has begun, from which no checkpoint leads back"
+    if sum(line["round"] == round and "evaluated" in line for line in lines) >= SETS:
+        return f"{SETS} different sets of models were evaluated for it already"
+    return None
