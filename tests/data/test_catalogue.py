@@ -195,7 +195,7 @@ def test_from_arrays_measures_and_infers() -> None:
         (np.zeros(2), [0, 1], "inputs have shape (2,)"),
         (np.zeros((0, 3)), [], "the training part is empty"),
         (np.zeros((2, 3)), [0, -1], "training label 1 is -1"),
-        (np.full((2, 3), np.nan), [0, 1], "training sample 0 holds NaN"),
+        (np.full((2, 3), np.nan), [0, 1], "training row 0, column 0, holds NaN"),
         (
             np.zeros((2, 3)),
             [0, 10_000_000],

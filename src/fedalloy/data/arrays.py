@@ -47,8 +47,8 @@ def from_arrays(
     >>> from_arrays(np.zeros((5, 28, 28, 3), np.uint8), np.arange(5)).x.shape
     (5, 3, 28, 28)
     """
-    inputs, labels = _inputs(name, x), _labels(name, y)
-    test_inputs = None if x_test is None else _inputs(name, x_test)
+    inputs, labels = as_inputs(name, x), _labels(name, y)
+    test_inputs = None if x_test is None else as_inputs(name, x_test)
     test_labels = None if y_test is None else _labels(name, y_test)
     if inputs.size == 0:
         raise DataError(f"data set '{name}': the training part is empty")
@@ -114,7 +114,8 @@ def _moments(values: Array) -> tuple[float, float]:
     return float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
 
 
-def _inputs(name: str, x: ArrayLike) -> Array:
+def as_inputs(name: str, x: ArrayLike) -> Array:
+    """Inputs as N x C x H x W, uint8 or float32, by the rules of `from_arrays`."""
     a = np.asarray(x)
     if a.dtype.kind not in "uif":
         raise DataError(f"data set '{name}': inputs are {a.dtype}; they must be numbers")
@@ -128,7 +129,8 @@ def _inputs(name: str, x: ArrayLike) -> Array:
         a = a[:, None]
     elif [length in _CHANNELS for length in a.shape[1:]] == [False, False, True]:
         a = a.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused with its place
+        return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
 
 
 def _labels(name: str, y: ArrayLike) -> Array:
