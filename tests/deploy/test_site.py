@@ -141,7 +141,7 @@ def test_a_site_file_that_does_not_fit_is_refused(
 def test_samples_of_another_shape_than_agreed_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("a,b,label\n1,2,0\n1,2,1\n")
-    exp = {**OWN, "data": {**AGREED, "channels": 3, "size": 1}}
+    exp = {**OWN, "data": {**AGREED, "channels": 3, "size": 1, "mean": [0.5] * 3, "std": [1.0] * 3}}
     with pytest.raises(FedalloyError, match="has 2 columns beside the class, but the sites agreed on 3"):
         site_setting(_site(tmp_path / "s", f'client = 0\ndata = "{file}"', exp), 3)
 

@@ -158,9 +158,8 @@ def test_workers_die_with_their_parent():
 def test_workers_whose_parent_dies_while_they_import_torch_end_at_once(tmp_path):
     """The workers meet a torch that takes half a minute to import; one of them is stopped in the middle of it."""
     (tmp_path / "torch.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(30)")
-    code = SMALL_POOL + (
-        "os.environ['PYTHONPATH'] = os.pathsep.join([sys.argv[1], os.environ.get('PYTHONPATH', '')]); Pool(s, workers=2)"
-    )
+    first = "os.environ['PYTHONPATH'] = os.pathsep.join([sys.argv[1], os.environ.get('PYTHONPATH', '')]);"
+    code = SMALL_POOL + first + "Pool(s, workers=2)"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
         running, stopped = (int(parent.stdout.readline()) for _ in range(2))
         os.kill(stopped, signal.SIGSTOP)

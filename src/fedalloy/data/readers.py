@@ -190,8 +190,8 @@ def open_npz(path: Path) -> Any:
     if unpacked > memory():  # a small file can be zeros without end
         held.close()
         raise DataError(
-            f"{quoted(path)} holds {unpacked:,} bytes when unpacked, and this machine has {memory():,} bytes of memory; "
-            "give it fewer rows"
+            f"{quoted(path)} holds {unpacked:,} bytes when unpacked, and this machine has {memory():,} bytes of "
+            "memory; give it fewer rows"
         )
     return held
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
-_LEAST_STD = float(np.finfo(np.float32).tiny)  # less is zero where it is divided by
+LEAST_STD = float(np.finfo(np.float32).tiny)  # less is zero where it is divided by
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Dataset:
             raise self._wrong(f"mean and std need one number for each of its {channels} channels")
         if not np.isfinite(self.mean).all():
             raise self._wrong(f"every mean must be a finite number, but they are {self.mean}")
-        if not all(_LEAST_STD <= s < np.inf for s in self.std):
+        if not all(LEAST_STD <= s < np.inf for s in self.std):
             raise self._wrong(f"every std must be above 0, but they are {self.std}")
         if self.label_names and len(self.label_names) != self.classes:
             raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.config import build_method, recorded
+from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
 from fedalloy.report.attendance import unheard
@@ -56,7 +57,21 @@ def left(run: Run) -> str:
 
 def warnings(runs: Sequence[Run]) -> list[str]:
     """What to know of runs that are not all they seem."""
-    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs)]
+    return [*unfinished(runs), *untested(runs), *skipped(runs), *unheard(runs), *pooled(runs)]
+
+
+def pooled(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each data set that was standardised as no federation could.
+
+    >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "note": f"{POOLED} ..."}}, ())
+    >>> pooled([run, run])
+    ["The columns of 'wards' were standardised with pooled statistics: a federation could not ...."]
+    """
+    about = [run.meta.get("data", {}) for run in runs]
+    found = dict.fromkeys((data.get("name"), data.get("note", "")) for data in about)
+    return [
+        f"The columns of '{name}' were standardised with {note}." for name, note in found if note.startswith(POOLED)
+    ]
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
