@@ -69,14 +69,13 @@ def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -
     """One number for each channel; of images a single one stands for all, and none is needed."""
     values: tuple[float, ...] = options.get(key, () if table else _DEFAULTS[key])
     if len(values) != channels and (table or len(values) != 1):
-        what = "columns" if table else "channels"
-        how = (
-            ": published values, or what each column's count, sum and sum of squares at all sites give" if table else ""
+        what, how = "channels", ""
+        if table:
+            what = "columns"
+            how = ": published values, or what each column's count, sum and sum of squares at all sites give"
+        raise UsageError(
+            f"data.{key} has {len(values)} numbers for {channels} {what}; write one for each, the same at all sites{how}"
         )
-        sentence = (
-            f"data.{key} has {len(values)} numbers for {channels} {what}; write one for each, the same at all sites"
-        )
-        raise UsageError(sentence + how * table)
     values = values * channels if len(values) == 1 else values
     if key == "std" and not all(value >= LEAST_STD for value in values):
         raise UsageError(

@@ -85,7 +85,7 @@ def _npz(path: Path, agreed: Dataset) -> tuple[_Split, _Split | None]:
                 if x in held.files and y in held.files:
                     labels = held[y]
                     if labels.dtype.kind == "U":
-                        labels = _classes(labels.ravel().tolist(), agreed, path, lambda row, y=y: f"row {row} of {y}")
+                        labels = _classes(labels.ravel().tolist(), agreed, path, f"row {{}} of {y}".format)
                     return held[x], labels
             return None
 
