@@ -73,9 +73,8 @@ def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -
         if table:
             what = "columns"
             how = ": published values, or what each column's count, sum and sum of squares at all sites give"
-        raise UsageError(
-            f"data.{key} has {len(values)} numbers for {channels} {what}; write one for each, the same at all sites{how}"
-        )
+        given = f"data.{key} has {len(values)} numbers for {channels} {what}"
+        raise UsageError(f"{given}; write one for each, the same at all sites{how}")
     values = values * channels if len(values) == 1 else values
     if key == "std" and not all(value >= LEAST_STD for value in values):
         raise UsageError(

@@ -73,7 +73,7 @@ def view_name(view: str) -> str:
     >>> view_name("oca"), view_name("student")
     ('OCA', 'student')
     """
-    return view.upper() if view in ("aca", "oca") else view
+    return view.upper() if view in ("aca", "oca") else shortened(view, 60)
 
 
 def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -95,6 +95,15 @@ def role(label: str, names: Mapping[str, str] | None = None) -> str:
     ('local', 'local')
     """
     return (names or {}).get(label, label.casefold())
+
+
+def printable(text: str) -> str:
+    """Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
+
+    >>> printable("a\x1b[2J\nb")
+    'a?[2J?b'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def shortened(name: str, most: int = 32) -> str:
