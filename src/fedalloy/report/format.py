@@ -101,9 +101,9 @@ def printable(text: str) -> str:
     """Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
 
     >>> printable("a\x1b[2J\nb")
-    'a?[2J?b'
+    'a [2J b'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def shortened(name: str, most: int = 32) -> str:
@@ -112,7 +112,7 @@ def shortened(name: str, most: int = 32) -> str:
     >>> shortened("FedAvg"), shortened("a label that somebody wrote at length", 20)
     ('FedAvg', 'a label that…length')
     """
-    name = " ".join("".join(sign if sign.isprintable() else " " for sign in name).split())
+    name = " ".join(printable(name).split())
     head = most * 3 // 5
     return name if len(name) <= most else f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
 
