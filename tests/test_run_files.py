@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedalloy.draw import draw
 from fedalloy.errors import DataError
 from fedalloy.report.html import render
 from fedalloy.report.partition_plot import bubble_plot, heat_map
@@ -101,6 +102,12 @@ def test_what_cannot_be_reported_is_refused_with_its_file_and_key(
     assert key in sentence
     assert ("rounds.jsonl" if place.startswith("rounds") else "run.json") in sentence
     assert sentence.isprintable()
+
+
+@pytest.mark.parametrize("place", ["clients", "data", "model", "digests"])
+def test_a_description_that_lacks_what_is_drawn_is_refused(changed: Callable[..., Path], place: str) -> None:
+    with pytest.raises(DataError, match=place):
+        draw(changed(place, {}))
 
 
 def test_a_run_is_read_as_it_was_written(changed: Callable[..., Path], small: Run) -> None:

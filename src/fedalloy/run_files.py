@@ -49,6 +49,11 @@ def check_description(where: str, meta: Mapping[str, Any]) -> None:
             raise _refusal(where, f"experiment.published[{place}].rows", "do not have one figure for each metric")
 
 
+def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
+    """Refuse a description that lacks what pictures of the run need."""
+    _checked(where, DRAWN, meta)
+
+
 def check_record(where: str, record: Any, clients: int | None) -> None:
     """Refuse what is not the record of a round among this many clients, where that is known."""
     _checked(where, RECORD, record)
@@ -196,6 +201,13 @@ META = table(
     models=each(table()),
     versions=table(rest=text),
     digests=table(rest=text),
+)
+DRAWN = table(
+    needed=("clients", "data", "digests", "model"),
+    clients=table(needed=("train_sizes", "class_counts", "label_names")),
+    data=table(needed=("name",)),
+    digests=table(needed=("data",)),
+    model=table(needed=("input", "classes")),
 )
 
 METRICS = ("amp", "fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss")  # what every view was measured by
