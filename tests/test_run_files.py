@@ -118,8 +118,8 @@ def test_a_run_is_read_as_it_was_written(changed: Callable[..., Path], small: Ru
 @pytest.mark.parametrize("name", STRANGE, ids=range(len(STRANGE)))
 def test_pictures_draw_strange_names_of_classes(name: str, tmp_path: Path) -> None:
     counts = np.array([[30, 0], [10, 20]])
-    for draw in (bubble_plot, heat_map):
-        assert to_svg(draw(counts, [name, "dog"], title=name)).startswith("<svg ")
+    for picture in (bubble_plot, heat_map):
+        assert to_svg(picture(counts, [name, "dog"], title=name)).startswith("<svg ")
     save(bubble_plot(counts, [name, "dog"]), tmp_path / "a.png")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedalloy.build import build
 from fedalloy.config import experiment
-from fedalloy.data import from_arrays, load
+from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError
 from fedalloy.report import facts
 from fedalloy.report.html import render
@@ -130,6 +130,12 @@ def test_a_file_of_columns_takes_the_constants_that_sites_agree_on(tmp_path: Pat
     assert built.setting.scale.mean == (1.0, 2.0, 3.0)
     first = built.setting.sites[0].train.x[0, :, 0, 0].tolist()
     assert first == [(int(value) - m) / s for value, m, s in zip(X[0], data["mean"], data["std"], strict=True)]
+
+
+def test_constants_that_make_values_infinite_are_refused() -> None:
+    data = from_arrays(X * 1e37, Y, mean=[0.0] * 3, std=[1e-3] * 3)
+    with pytest.raises(DataError, match="mean and std"):
+        tensors(data)
 
 
 @pytest.mark.parametrize(

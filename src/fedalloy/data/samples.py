@@ -210,4 +210,6 @@ def _pool(dataset: Dataset, x: Array, y: Array, size: int | None) -> Samples:
         # Antialiasing changes nothing on the way up (28 -> 32) and keeps the way down free of artefacts.
         out = F.interpolate(out, (size, size), mode="bilinear", antialias=True)
     out.sub_(torch.tensor(dataset.mean).view(-1, 1, 1)).div_(torch.tensor(dataset.std).view(-1, 1, 1))
+    if not all(torch.isfinite(end) for end in torch.aminmax(out)):
+        raise DataError(f"data set '{dataset.name}': normalised by its mean and std, some values are infinite")
     return Samples(out, torch.tensor(y), torch.arange(len(y)))
