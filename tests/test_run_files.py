@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedalloy.cli import cli
 from fedalloy.draw import draw
+from fedalloy.ending import carry_out
 from fedalloy.errors import DataError
 from fedalloy.report.html import render
 from fedalloy.report.partition_plot import bubble_plot, heat_map
@@ -102,6 +104,16 @@ def test_what_cannot_be_reported_is_refused_with_its_file_and_key(
     assert key in sentence
     assert ("rounds.jsonl" if place.startswith("rounds") else "run.json") in sentence
     assert sentence.isprintable()
+
+
+def test_report_ends_with_the_code_of_bad_data(
+    changed: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for place, value in (("rounds.0.active", 7), ("clients.class_counts.0.0", None), ("rounds", [])):
+        with pytest.raises(SystemExit) as ended:
+            carry_out(cli, ["report", str(changed(place, value))])
+        assert ended.value.code == DataError.code
+        assert "bug" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("place", ["clients", "data", "model", "digests"])
