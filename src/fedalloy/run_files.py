@@ -19,7 +19,7 @@ Shape = Callable[[Any], None]
 DEEPEST = 20  # tables and lists inside each other
 MANY = 1 << 40  # samples, clients, rounds or classes
 LARGEST = (1 << 63) - 1
-LONGEST = 40  # characters of a key in a sentence
+LONGEST, LONGEST_PLACE = 40, 200  # characters of a key in a sentence, and of several that lead to a value
 
 
 class _WrongError(Exception):
@@ -57,26 +57,21 @@ def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
 def check_record(where: str, record: Any, clients: int | None) -> None:
     """Refuse what is not the record of a round among this many clients, where that is known."""
     _checked(where, RECORD, record)
-    if clients is None:
-        return
-    ids = [*(k for key in ("active", "lost") for k in record.get(key, ())), *_refused(record)]
-    if max(ids, default=0) >= clients:
+    ids = [k for key in ("active", "lost") for k in record.get(key, ())]
+    ids += [bad["client"] for bad in record.get("quarantined", ())]
+    if clients is not None and max(ids, default=0) >= clients:
         raise _refusal(where, "", f"names client {max(ids)}, but there are {clients}, from 0 on")
     for name, view in record.get("views", {}).items():
-        if any(len(values) != clients for values in view["clients"].values()):
-            place = f"views.{_key(name)}.clients"
-            raise _refusal(where, place, f"does not have one value for each of {clients} clients")
-
-
-def _refused(record: Mapping[str, Any]) -> list[int]:
-    return [bad["client"] for bad in record.get("quarantined", ())]
+        lengths = {len(values) for values in view["clients"].values()}
+        if lengths - {clients} if clients is not None else len(lengths) > 1:
+            raise _refusal(where, f"views.{_key(name)}.clients", "does not have one value for each client everywhere")
 
 
 def _checked(where: str, shape: Shape, value: Any) -> None:
     try:
         shape(value)
     except _WrongError as wrong:
-        raise _refusal(where, wrong.place.removeprefix("."), wrong.what) from None
+        raise _refusal(where, wrong.place.removeprefix(".")[:LONGEST_PLACE], wrong.what) from None
 
 
 def _refusal(where: str, place: str, what: str) -> DataError:

@@ -10,6 +10,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedalloy.checked import shown
+from fedalloy.errors import DataError
+from fedalloy.registry import suggest
 from fedalloy.report.format import MISSING, printable, view_name
 from fedalloy.report.table import FIGURES
 from fedalloy.results import Row, Run, combine
@@ -49,7 +52,13 @@ def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
-    return [table for table in experiment.get("published", []) if _holds(table, experiment)]
+    found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
+    for metric in (metric for table in found for metric in table["metrics"]):
+        if metric not in FIGURES:
+            raise DataError(
+                f"a run's published figures are of the metric {shown(metric)}; {suggest(metric, list(FIGURES))}"
+            )
+    return found
 
 
 def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
