@@ -68,6 +68,7 @@ FAULTS: dict[str, list[Fault]] = {
             (
                 "chaos/kills.py",
                 f"{POOL}::test_workers_die_with_their_parent",
+                f"{POOL}::test_workers_whose_parent_dies_while_they_import_torch_end_at_once",
                 f"{POOL}::test_a_pool_that_is_killed_leaves_no_data_in_shared_memory",
             ),
         ),
@@ -250,6 +251,30 @@ FAULTS: dict[str, list[Fault]] = {
             "Damaged data, weights, records or descriptions of runs",
             f"Refused in one line with {code(DataError)}, or sound.",
             ("chaos/files.py", "tests/data/test_fetch.py::test_a_corrupt_file_names_itself_both_hashes_and_the_remedy"),
+        ),
+        Fault(
+            "A run folder in which a stranger has written anything",
+            f"Refused in one line with {code(DataError)} that names the file and the key, or its report is sound.",
+            (
+                "chaos/run_folders.py",
+                "tests/test_run_files.py::test_what_cannot_be_reported_is_refused_with_its_file_and_key",
+            ),
+        ),
+        Fault(
+            "A site's own file is damaged, or does not hold what was agreed on",
+            f"`start.sh` says so in one line, with the line and column, the row or the image, and {code(DataError)}.",
+            (
+                "chaos/site_files.py",
+                "tests/deploy/test_site_data.py::test_a_csv_file_is_refused_with_the_place_of_what_is_wrong",
+            ),
+        ),
+        Fault(
+            "Labels that start at 1 or have gaps, token ids as features",
+            f"Refused with {code(DataError)} that says what was found and what to write.",
+            (
+                "tests/data/test_arrays.py::test_labels_that_start_late_or_have_gaps_are_a_sentence",
+                "tests/data/test_arrays.py::test_token_ids_are_not_taken_for_quantities",
+            ),
         ),
         Fault(
             "A download that fails, stops in the middle or is something else",

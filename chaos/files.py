@@ -150,7 +150,7 @@ def published(reading: Callable[[Path], readers.Arrays]) -> Callable[[Path], obj
 
     def use(path: Path) -> None:
         held = reading(path)
-        from_arrays(held.x, held.y, x_test=held.x_test, y_test=held.y_test)
+        from_arrays(held.x, held.y, x_test=held.x_test, y_test=held.y_test, classes=256)  # few of them are in here
 
     return use
 

@@ -41,6 +41,8 @@ PROMISES = {  # by the name of the report, in the order of the table
     "config-files": "A damaged experiment file is refused in one line",
     "config-runs": "An experiment that is accepted works",
     "files": "A damaged file of any other kind is refused in one line, or sound",
+    "site-files": "A site's damaged file (.npz, .csv, images, site.toml) is refused in one line, or sound",
+    "run-folders": "A run folder with anything in it is refused in one line, or its report is sound",
     "commands": "A wrong command line ends in one line and a documented code",
 }
 
@@ -182,6 +184,8 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
     if name in ("files", "commands"):
         what = report["kinds"] if name == "files" else report["commands"]
         return f"{', '.join(what)}{'' if name == 'files' else f'; {_endings(report)}'}."
+    if name == "run-folders":
+        return f"{report['places']} places, {report['values']} values for each; {_endings(report)}."
     return f"{_endings(report)}."
 
 

@@ -123,7 +123,7 @@ def test_arrays_of_ones_own(tmp_path: Path) -> None:
     assert run.rounds[-1]["views"]["aca"]["test"] is None  # there is no test split
     assert run.meta["experiment"]["data"]["name"] == "blobs"
     scale = {"mean": list(data.mean), "std": list(data.std)}
-    assert run.meta["data"] == {"name": "blobs", "note": "", "rows": 90, **scale}
+    assert run.meta["data"] == {"name": "blobs", "note": data.note, "rows": 90, **scale}
     longer = resume(tmp_path / "run", rounds=16, dataset=data)
     assert len(longer.rounds) == 16
 

@@ -194,12 +194,12 @@ def test_a_users_file_with_natural_clients(own_file: Callable[..., Path]) -> Non
     ("change", "words", "sentence"),
     [
         ({"y": np.full(60, 5)}, ["data.classes=3"], "training label 0 is 5, but with 3 classes labels go from 0 to 2"),
-        ({"y": np.arange(60) - 1}, [], "training label 0 is -1"),
+        ({"y": np.arange(60) - 1}, [], "its labels are -1"),
         ({"y": np.arange(59)}, [], "there are 60 training samples but 59 training labels"),
         ({"y": np.linspace(0, 1, 60)}, [], "labels and client ids must be whole numbers"),
         ({"y": None}, [], "has no array y"),
         ({"client": np.arange(3)}, [], "client ids (3,) must be one per training label (60,)"),
-        ({"x": np.full((60, 4), np.nan)}, [], "training sample 0 holds NaN or infinity"),
+        ({"x": np.full((60, 4), np.nan)}, [], "training row 0, column 0, holds NaN or infinity"),
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused(

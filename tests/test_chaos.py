@@ -435,6 +435,23 @@ def test_what_a_stranger_wrote_of_a_run_is_a_sentence(
         use(stopped.folder)
 
 
+def test_sites_files_of_every_kind_are_refused_in_one_line_or_sound(chaos: Any) -> None:
+    sites, harness = chaos("site_files"), chaos("harness")
+    with harness.little_memory():
+        report = harness.trials("site-files", 400, 0, sites.file_trial)
+    assert report["examples"] == []
+    assert {*report["endings"]} == {f"{kind}: {how}" for kind in sites.KINDS for how in ("read", "refused")}
+
+
+def test_a_site_file_that_breaks_its_reader_is_a_failure(
+    chaos: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sites, harness = chaos("site_files"), chaos("harness")
+    monkeypatch.setattr(sites, "read_samples", lambda *_, **__: {}["x"])
+    with pytest.raises(harness.FaultError, match="csv: KeyError: 'x'"):
+        sites.outcome("csv", tmp_path / "a.csv", harness.Dice(0, "site-files", 1))
+
+
 def test_wrong_command_lines_end_in_one_line(chaos: Any, tmp_path: Path) -> None:
     commands, harness = chaos("commands"), chaos("harness")
     with chaos("checkpoints").prepared(tmp_path), commands.quick():

@@ -167,7 +167,7 @@ def own_data(folder: Path) -> None:
             "method 'fedavgg' is none of fedalloy's; a plug-in's method needs --plugin FILE.py",
         ),
         (write("rounds.jsonl", 'no record\n{"round": 2}\n'), "records", 3, "line 1 of"),
-        (lambda folder: change(folder, versions=[1]), "run.json", 3, "says nothing of versions"),
+        (lambda folder: change(folder, versions=[1]), "run.json", 3, "versions"),
         (lambda folder: change(folder, versions={}, status=""), "resume", 5, "made with fedalloy None, here is"),
         (drop_first_record, "records", 3, "rounds.jsonl lacks round 1; resume mends it if its second copy is whole"),
         (cut("checkpoints/000002.safetensors"), "checkpoint 2", 5, "the hash of 000002.safetensors is not the one"),

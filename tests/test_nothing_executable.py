@@ -146,6 +146,7 @@ ASKED_FOR = "a user's own code: a file named by --plugin, or an installed packag
 ALLOWED: Mapping[tuple[str, str, str], str] = {
     ("engine/pool.py", "", "import multiprocessing.connection"): PIPE,
     ("engine/worker.py", "", "import multiprocessing.connection"): PIPE,
+    ("engine/tasks.py", "", "import multiprocessing.connection"): PIPE,
     ("engine/pool.py", "", "import pickle"): "can_cross asks whether the pipe can carry a method",
     ("engine/pool.py", "can_cross", "pickle.dumps"): "writes only, and throws away what it wrote",
     ("engine/pool.py", "can_cross", "pickle.PicklingError"): "the answer no",

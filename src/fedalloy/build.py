@@ -20,7 +20,7 @@ from fedalloy.core import Augmentation, Network, initial
 from fedalloy.costs import forward_flops
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
-from fedalloy.data.catalogue import load, reader
+from fedalloy.data.catalogue import load, reader, up_to_the_last_class
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.partition import Partition, complete, partitions, split
 from fedalloy.data.public import PublicSet, assert_disjoint
@@ -307,7 +307,7 @@ def public_of(
         return None, None
     if aside is not None:
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
-    other = _read(part.data, _public_options(part))
+    other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
     if np.array_equal(other.x, data.x):  # another shape is seen without looking at a single sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "

@@ -332,9 +332,9 @@ def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
     return experiment(override(read_toml(path), overrides))
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
+def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
     """The values in a TOML file."""
-    name = f"the experiment file {shown(str(path))}"
+    name = f"the {what} {shown(str(path))}"
     try:
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:
@@ -345,7 +345,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except UsageError:
         raise
     except FileNotFoundError as error:
-        raise UsageError(f"there is no experiment file {shown(str(path))}") from error
+        raise UsageError(f"there is no {what} {shown(str(path))}") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:

@@ -31,6 +31,7 @@ from fedalloy.report.importance_plot import importance_picture
 from fedalloy.report.similarity_plot import similarity_picture
 from fedalloy.report.svg import save
 from fedalloy.report.trifreqs_plot import trifreqs_picture, weights_over_rounds
+from fedalloy.run_files import check_drawable
 from fedalloy.setting import SERVER, Setting, pooled
 from fedalloy.similarity import feature_similarity
 from fedalloy.store import Say, Store, described
@@ -130,6 +131,7 @@ def _fusion(run: Opened) -> dict[str, Figure]:
 
 def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Opened:
     meta = described(folder)
+    check_drawable(f"{folder / 'run.json'}", meta)
     exp = recorded(meta)
     saved = Store(folder).restore()
     if saved is None:

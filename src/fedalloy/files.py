@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 NO_LINKS = "a run writes into its own folder only, so remove the link"
 PRIVATE = 0o600  # the mode of what is for its owner alone; other files follow the umask
+LONGEST_PATH = 300  # characters of a path in a sentence
+
+
+def quoted(path: Path | str) -> str:
+    """A path in a sentence: on one line, whatever it holds, and a very long one without its beginning.
+
+    >>> print(quoted("a\\nb.csv"), quoted(Path("n" * 400 + ".npz"))[:8])
+    'a\\nb.csv' '...nnnn
+    """
+    text = repr(str(path))
+    return text if len(text) <= LONGEST_PATH else f"'...{text[3 - LONGEST_PATH :]}"
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy import metrics
+from fedalloy.checked import shown
 from fedalloy.errors import DataError, UsageError
 from fedalloy.files import read_file
 from fedalloy.metrics import Floats
 from fedalloy.registry import suggest
+from fedalloy.report.format import printable
+from fedalloy.run_files import check_description, check_record
 
 Selection = Literal["last", "best on validation", "best on test"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
@@ -51,7 +54,7 @@ class Run:
     @property
     def label(self) -> str:
         """The name that tables and plots show."""
-        return str(self.meta["label"])
+        return printable(str(self.meta["label"]))
 
     @property
     def seed(self) -> int:
@@ -67,7 +70,7 @@ class Run:
     def series(self, view: str, metric: str) -> tuple[NDArray[np.int64], Floats]:
         """The rounds in which a view was evaluated, and a metric in each of them."""
         evaluated = self._evaluated(view)
-        known = {name: 0 for record in evaluated.values() for name in record if name != "clients"}
+        known = {name: 0 for record in evaluated.values() for name, value in record.items() if _is_score(value)}
         if metric not in known:
             raise UsageError(
                 f"{self.label} recorded no metric '{metric}' of the view '{view}'; {suggest(metric, known)}"
@@ -110,7 +113,9 @@ def read(folder: Path | str) -> Run:
     fedalloy.errors.DataError: no-such-run/run.json cannot be read (No such file or directory); name a folder ...
     """
     folder = Path(folder)
-    return Run(read_meta(folder / "run.json"), _read_rounds(folder / "rounds.jsonl"), folder)
+    meta = read_meta(folder / "run.json")
+    sizes = meta.get("clients", {}).get("train_sizes")
+    return Run(meta, _read_rounds(folder / "rounds.jsonl", None if sizes is None else len(sizes)), folder)
 
 
 def best_round(run: Run, view: str, selection: Selection) -> int | None:
@@ -276,6 +281,8 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         if view != PERSONAL or DISTILLED not in run.views or chosen is None:
             return None
         rounds, distilled = run.series(DISTILLED, "amp")
+        if chosen not in rounds:
+            return None
         return _known(float(distilled[rounds == chosen][0] - amps[numbers == chosen][0]))
 
     worst = value("worst_client")
@@ -345,54 +352,35 @@ def read_one_meta(file: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that a run has written") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not valid JSON ({error}); restore it, or run the experiment again") from error
+        reason = f"{error!s:.200}"
+        raise DataError(f"{file} is not valid JSON ({reason}); restore it, or run the experiment again") from error
     if not isinstance(meta, dict) or not {"format", "name", "label", "seed"} <= meta.keys():
         raise DataError(f"{file} does not describe a run; it must be an object with format, name, label and seed")
-    if not all(isinstance(meta[key], kind) for key, kind in (("name", str), ("label", str), ("seed", int))):
-        raise DataError(f"{file} does not describe a run; its name and label must be texts and its seed a whole number")
     if meta["format"] != FORMAT:
         raise DataError(
-            f"{file} has the format {meta['format']}, this fedalloy reads {FORMAT}; use the one that wrote it"
+            f"{file} has the format {shown(meta['format'])}, this fedalloy reads {FORMAT}; use the one that wrote it"
         )
+    check_description(f"{file}", meta)
     return meta
 
 
-def _read_rounds(file: Path) -> tuple[Mapping[str, Any], ...]:
+def _read_rounds(file: Path, clients: int | None) -> tuple[Mapping[str, Any], ...]:
     lines = read_file(file).split(b"\n") if file.exists() else []
     while lines and not lines[-1].strip():
         lines.pop()
     # A run resumed after a crash may write a round again: the later writing counts, and counts once.
     records: dict[int, Mapping[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
+        where = f"line {number} of {file}"
         try:
             record = json.loads(line.decode("utf-8"))
-            if not _is_record(record):
-                raise ValueError
-            records[record["round"]] = record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            if number < len(lines):
-                raise DataError(f"line {number} of {file} is not the record of a round; remove or mend it") from error
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break  # a crash has torn it
+            raise DataError(f"{where} is not the record of a round; remove or mend it") from error
+        check_record(where, record, clients)
+        records[record["round"]] = record
     return tuple(records[number] for number in sorted(records))
-
-
-def _is_record(record: Any) -> bool:
-    """Whether a record has the shape that is relied on here; what else it holds is for others to judge."""
-    views = record.get("views", {})
-    return (
-        isinstance(record["round"], int)
-        and all(isinstance(view, dict) and isinstance(view.get("clients", {}), dict) for view in views.values())
-        and all(_numbers(value, 2 if key == "clients" else 0) for view in views.values() for key, value in view.items())
-        and all(_numbers(record.get(cost), 3) for cost in ("bytes", "seconds", "flops"))
-    )
-
-
-def _numbers(value: Any, depth: int) -> bool:
-    """Whether a value is a number or empty, or holds nothing else in lists and tables, so many within each other."""
-    if isinstance(value, dict | list):
-        return depth > 0 and all(
-            _numbers(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value)
-        )
-    return value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 63)
 
 
 def _find(record: Any, path: tuple[str, ...]) -> Any:
@@ -407,6 +395,11 @@ def _total(costs: Any) -> float | None:
         return costs
     parts = [_total(part) for part in (costs.values() if isinstance(costs, Mapping) else costs)]
     return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def _is_score(value: object) -> bool:
+    """Whether a view has recorded a number, or that there is none; what it has of each client is something else."""
+    return value is None or isinstance(value, int | float)
 
 
 def _number(value: float | None) -> float:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
+from fedalloy.report.format import printable
 
 if TYPE_CHECKING:
     from fedalloy.config import Experiment
@@ -222,5 +223,5 @@ def screen() -> Any:
 
 
 def say(text: str) -> None:
-    """Print a line."""
-    click.echo(text)
+    """Print some lines; what they quote from files cannot steer the terminal."""
+    click.echo("\n".join(map(printable, text.split("\n"))))

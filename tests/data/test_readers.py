@@ -259,7 +259,7 @@ def test_an_npz_is_never_unpickled(tmp_path: Path) -> None:
     for content in (b"x,y\n1,0\n", b"", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
         with pytest.raises(
-            DataError, match=r"u\.npz' is no \.npz file; write one with numpy\.savez_compressed"
+            DataError, match=r"u\.npz' is not an \.npz file; write one with numpy\.savez_compressed"
         ) as caught:
             readers.read_npz(path)
         assert "unsafe" not in str(caught.value)

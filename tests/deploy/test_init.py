@@ -177,6 +177,54 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
     assert not (tmp_path / "lab").exists()
 
 
+COLUMNS = {"name": "sites", "classes": 2, "channels": 3, "mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 2.0]}
+PICTURES = {"name": "sites", "classes": 10, "channels": 1, "size": 8}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mean": None},
+        {"std": None},
+        {"mean": None, "std": None},
+        {"mean": [0.5]},
+        {"std": [1.0]},
+        {"mean": [0.5] * 4},
+        {"std": [1.0, 0.0, 1.0]},
+        {"std": [1.0, -1.0, 1.0]},
+        {"std": [1.0, 1e-300, 1.0]},
+    ],
+)
+def test_columns_of_numbers_need_constants_that_all_sites_use(change: dict[str, object], tmp_path: Path) -> None:
+    data = {key: value for key, value in {**COLUMNS, **change}.items() if value is not None}
+    with pytest.raises(UsageError, match=r"data\.(mean|std)"):
+        init({**TINY, "data": data}, tmp_path / "lab", 3)
+    assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize("data", [COLUMNS, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])
+def test_columns_with_constants_and_images_are_accepted(data: dict[str, object], tmp_path: Path) -> None:
+    assert init({**TINY, "data": data}, tmp_path / "lab", 3).sites == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"method": {"name": "knfu", "ce_on": "public"}, "public": {"data": "tiny", "samples": 20}}, "public.labelled"),
+        ({"method": "knfu"}, r"\[public\]"),
+        ({"method": "knfu", "public": {"data": "tiny", "samples": 9999}}, "public.samples"),
+        ({"method": "knfu", "public": {"data": "tiny", "samples": 20, "holder": "server"}}, "public.holder"),
+        ({"model": "no-such-network"}, "no-such-network"),
+    ],
+)
+def test_what_a_simulation_refuses_is_refused_before_anything_is_written(
+    change: dict[str, object], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=key):
+        init({**TINY, "data": PICTURES, **change}, tmp_path / "lab", 3)
+    assert not (tmp_path / "lab").exists()
+
+
 @pytest.mark.parametrize(
     "address", ["example.org", "example.org:", ":8443", "a b:8443", "x:99999", "x:80", "$(id):8443"]
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,24 +125,46 @@ def test_workers_end_with_the_pool_and_leave_nothing_behind(plain):
     assert not {name for name in after - before if name.startswith("fedalloy-")}
 
 
+SMALL_POOL = (
+    "import functools, os, sys, time; from fedalloy.engine.pool import Pool; from fedalloy.models import create;"
+    "from dataclasses import replace; from fedalloy.probe import small_settings;"
+    "s = replace(small_settings()[0], networks=[functools.partial(create,'mlp',classes=4,channels=1,size=8)]);"
+)
+
+
+def _gone(pid: int, seconds: float) -> bool:
+    """Whether a process ends within this time; one that waits for somebody to ask how it ended has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    return False
+
+
 def test_workers_die_with_their_parent():
-    code = (
-        "import functools, time; from fedalloy.engine.pool import Pool; from fedalloy.models import create;"
-        "from dataclasses import replace; from fedalloy.probe import small_settings;"
-        "s = replace(small_settings()[0], networks=[functools.partial(create,'mlp',classes=4,channels=1,size=8)]);"
-        "p = Pool(s, workers=1); print(p._workers[0].process.pid, flush=True); time.sleep(60)"
-    )
+    code = SMALL_POOL + "p = Pool(s, workers=1); print(p._workers[0].process.pid, flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         pid = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("the worker outlived its parent")
+    assert _gone(pid, seconds=5)
+
+
+def test_workers_whose_parent_dies_while_they_import_torch_end_at_once(tmp_path):
+    """The workers meet a torch that takes half a minute to import; one of them is stopped in the middle of it."""
+    (tmp_path / "torch.py").write_text("import os, time; print(os.getpid(), flush=True); time.sleep(30)")
+    first = "os.environ['PYTHONPATH'] = os.pathsep.join([sys.argv[1], os.environ.get('PYTHONPATH', '')]);"
+    code = SMALL_POOL + first + "Pool(s, workers=2)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
+        running, stopped = (int(parent.stdout.readline()) for _ in range(2))
+        os.kill(stopped, signal.SIGSTOP)
+        parent.kill()
+        assert [_gone(pid, seconds=2) for pid in (running, stopped)] == [True, True]
 
 
 def test_a_setting_crosses_whole(plain):

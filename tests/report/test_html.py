@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from fedalloy.errors import StorageError, UsageError
+from fedalloy.errors import DataError, StorageError
 from fedalloy.report import facts, html
 from fedalloy.report.html import render, write_report
 from fedalloy.runner import simulate
@@ -128,7 +128,7 @@ def test_the_file_is_whole_or_not_there(tmp_path, monkeypatch):
 
 
 def test_nothing_to_report(make_run):
-    with pytest.raises(UsageError, match="nothing to report"):
+    with pytest.raises(DataError, match="nothing to report"):
         render([make_run(views={})], title="")
 
 

@@ -11,9 +11,16 @@ from numpy.typing import ArrayLike
 
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
+from fedalloy.report.format import listed
 
 _CHANNELS = (1, 3, 4)
-_MANY = 1000  # classes that any data may have, however few rows it has
+_VOCABULARY, _WORDS = 1000, 4  # ids and columns from which on whole numbers of one range look like text
+POOLED = "pooled statistics: a federation could not"
+_POOLED = (
+    f"{POOLED} compute the mean and std of all clients' rows without sharing them; agree on constants and write "
+    "data.mean and data.std, or from_arrays(x, y, mean=..., std=...)"
+)
+_WHOLE = "its whole numbers are taken as quantities; write token ids and codes of categories as columns of 0 and 1"
 
 
 def from_arrays(
@@ -38,8 +45,9 @@ def from_arrays(
     * N x C x H x W: images. Where the *last* axis alone is 1, 3 or 4 long, they are read as N x H x W x C.
 
     uint8 pixels are scaled to [0, 1]; other numbers are kept as they are, as float32. Mean and std are those of the
-    training part unless they are given. `classes` is the largest label plus one; a label of 1000 or more that is no
-    smaller than the number of rows is an id or a code and no class, and is refused unless `classes` is given.
+    training part unless they are given; of feature vectors this is said in `note`, since no federation could compute
+    them. Labels are whole numbers of any type, from 0 on and without gaps, unless `classes` says how many classes there
+    are. Whole numbers that look like token ids are refused as features: their size means nothing.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
     >>> data.x.shape, data.mean, data.std
@@ -47,22 +55,18 @@ def from_arrays(
     >>> from_arrays(np.zeros((5, 28, 28, 3), np.uint8), np.arange(5)).x.shape
     (5, 3, 28, 28)
     """
-    inputs, labels = _inputs(name, x), _labels(name, y)
-    test_inputs = None if x_test is None else _inputs(name, x_test)
-    test_labels = None if y_test is None else _labels(name, y_test)
+    inputs, labels = as_inputs(name, x), as_labels(name, y)
+    test_inputs = None if x_test is None else as_inputs(name, x_test)
+    test_labels = None if y_test is None else as_labels(name, y_test)
     if inputs.size == 0:
         raise DataError(f"data set '{name}': the training part is empty")
+    note = ""
     if mean is None or std is None:
+        note = _said_of_columns(name, np.asarray(x))
         own_mean, own_std = statistics(inputs)
         mean, std = own_mean if mean is None else mean, own_std if std is None else std
     if classes is None:
-        largest = max((int(part.max()) for part in (labels, test_labels) if part is not None and part.size), default=0)
-        if largest >= max(_MANY, len(labels)):
-            raise DataError(
-                f"data set '{name}': the label {largest} would make {largest + 1} classes of {len(labels)} rows; "
-                "labels are class numbers from 0, so write y = numpy.unique(y, return_inverse=True)[1], or give classes"
-            )
-        classes = max(2, 1 + largest)
+        classes = _counted(name, np.concatenate([part.ravel() for part in (labels, test_labels) if part is not None]))
     return Dataset(
         name,
         inputs,
@@ -73,7 +77,8 @@ def from_arrays(
         tuple(map(float, mean)),
         tuple(map(float, std)),
         tuple(label_names),
-        None if client_ids is None else _labels(name, client_ids),
+        None if client_ids is None else as_labels(name, client_ids),
+        note,
     )
 
 
@@ -114,7 +119,8 @@ def _moments(values: Array) -> tuple[float, float]:
     return float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
 
 
-def _inputs(name: str, x: ArrayLike) -> Array:
+def as_inputs(name: str, x: ArrayLike) -> Array:
+    """Inputs as N x C x H x W, uint8 or float32, by the rules of `from_arrays`."""
     a = np.asarray(x)
     if a.dtype.kind not in "uif":
         raise DataError(f"data set '{name}': inputs are {a.dtype}; they must be numbers")
@@ -128,15 +134,51 @@ def _inputs(name: str, x: ArrayLike) -> Array:
         a = a[:, None]
     elif [length in _CHANNELS for length in a.shape[1:]] == [False, False, True]:
         a = a.transpose(0, 3, 1, 2)
-    return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused with its place
+        return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
 
 
-def _labels(name: str, y: ArrayLike) -> Array:
+def as_labels(name: str, y: ArrayLike) -> Array:
+    """Labels as a row of int64; anything but whole numbers is refused."""
     a = np.asarray(y)
-    whole: Array = a.astype(np.int64) if a.dtype.kind in "buif" and np.isfinite(a).all() else np.empty(0, np.int64)
+    with np.errstate(invalid="ignore"):  # what is beyond int64 is not equal to what it becomes
+        whole: Array = a.astype(np.int64) if a.dtype.kind in "buif" and np.isfinite(a).all() else np.empty(0, np.int64)
     if whole.shape != a.shape or not (whole == a).all():
         raise DataError(f"data set '{name}': labels and client ids must be whole numbers, but some are not ({a.dtype})")
     return whole.reshape(-1) if whole.ndim == 2 and whole.shape[1] == 1 else whole
+
+
+def _counted(name: str, labels: Array) -> int:
+    """How many classes there are, if the labels are all numbers from 0 to the last."""
+    found = np.unique(labels)
+    if found.size and not np.array_equal(found, np.arange(len(found))):
+        few = [str(label) for label in (found if len(found) <= 6 else [*found[:3], "...", found[-1]])]
+        shift = "subtract 1" if found[0] == 1 and found[-1] == len(found) else ""
+        steps = shift or "write y = numpy.unique(y, return_inverse=True)[1]"
+        missing = f", or give classes = {found[-1] + 1} if the others exist but have no rows here"
+        raise DataError(
+            f"data set '{name}': its labels are {listed(few)}, but classes are numbered from 0 without gaps; "
+            f"{steps}{missing if found[0] >= 0 else ''}"
+        )
+    return max(2, len(found))
+
+
+def _said_of_columns(name: str, x: Array) -> str:
+    """What to know of feature vectors that are standardised by their own statistics; images need no word."""
+    if x.ndim != 2:
+        return ""
+    if x.dtype.kind not in "iu":
+        return _POOLED
+    most = x.max(axis=0, initial=0)
+    largest = int(most.max(initial=0))
+    alike = np.count_nonzero(most >= largest / 2) * 2 >= len(most)
+    if largest >= _VOCABULARY and len(most) >= _WORDS and alike and x.min(initial=0) >= 0:
+        raise DataError(
+            f"data set '{name}': its {len(most)} columns are whole numbers from 0 to {largest} in one common range, as "
+            "token ids are, whose size means nothing; write x.astype(numpy.float32) if they are quantities, or embed "
+            "the tokens first"
+        )
+    return f"{_POOLED}; {_WHOLE}"
 
 
 def _pairs(name: str, dataset: torch.utils.data.Dataset[Any]) -> tuple[Array, Array]:

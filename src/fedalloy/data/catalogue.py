@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.data import files, readers
-from fedalloy.data.arrays import from_arrays
+from fedalloy.data.arrays import as_labels, from_arrays
 from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.samples import Array, Dataset
@@ -85,6 +85,13 @@ def reader(name: str) -> Callable[..., Dataset]:
             "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
         )
     return datasets[name].read
+
+
+def up_to_the_last_class(name: str) -> dict[str, int]:
+    """The option with which a file may lack rows of some classes, as a public set may; other data sets need none."""
+    if not name.endswith(".npz") or not Path(name).is_file():
+        return {}
+    return {"classes": 1 + max(1, int(as_labels(Path(name).stem, readers.read_npz(Path(name)).y).max(initial=1)))}
 
 
 def first_per_class(y: Array, k: int) -> Array:
@@ -264,23 +271,37 @@ def _eighth(x: Array) -> Array:
 
 
 def _user_file(path: Path) -> Callable[..., Dataset]:
-    def read(classes: int | None = None) -> Dataset:
+    def read(
+        classes: int | None = None, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
+    ) -> Dataset:
+        if (mean is None) != (std is None):
+            raise UsageError("data.mean and data.std go together; give one number for each column or channel in both")
         if not path.is_file():
             raise DataError(
                 f"there is no file '{path}'; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
             )
         held = readers.read_npz(path)
+        x, x_test = held.x, held.x_test
+        if mean is not None:  # given for a table, they are in its columns' own units, as at the sites
+            x, x_test = _unscaled(x), None if x_test is None else _unscaled(x_test)
         return from_arrays(
-            held.x,
+            x,
             held.y,
-            x_test=held.x_test,
+            x_test=x_test,
             y_test=held.y_test,
             name=path.stem,
             classes=classes,
+            mean=mean,
+            std=std,
             client_ids=held.client_ids,
         )
 
     return read
+
+
+def _unscaled(x: Array) -> Array:
+    """Columns of single bytes as numbers that are no pixels; anything else as it is."""
+    return x.astype(np.float32) if x.ndim == 2 and x.dtype == np.uint8 else x
 
 
 def _whole_or_compact(

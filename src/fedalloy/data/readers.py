@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import tarfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -18,8 +19,8 @@ import numpy as np
 
 from fedalloy.data.matlab import read_matlab
 from fedalloy.data.samples import Array
-from fedalloy.errors import DataError, SecurityError
-from fedalloy.files import beginning, refuse_executable
+from fedalloy.errors import DataError, FedalloyError, SecurityError
+from fedalloy.files import beginning, quoted, refuse_executable
 
 
 class Arrays(NamedTuple):
@@ -34,24 +35,33 @@ class Arrays(NamedTuple):
 
 
 @contextmanager
-def _reading(path: Path, what: str) -> Iterator[None]:
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a reader raises at damaged bytes into a sentence that names the file."""
     try:
         yield
-    except DataError:
+    except FedalloyError:
         raise
-    except Exception as error:  # numpy, zipfile, tarfile and Pillow raise all sorts of things at damaged bytes
-        reason = " ".join(str(error).split()).strip("'\"")[:200] or type(error).__name__
+    except Exception as error:  # numpy, zipfile, tarfile, csv and Pillow raise all sorts of things
+        reason = _reason(error)
         if "allow_pickle" in reason:
             raise SecurityError(
-                f"'{path}' holds objects ({reason}), of which one would execute something when it is read; write "
+                f"{quoted(path)} holds objects ({reason}), of which one would execute something when it is read; write "
                 "arrays of numbers"
             ) from error
-        raise DataError(f"'{path}' cannot be read as {what}: {reason}; put a whole copy in its place") from error
+        raise DataError(f"{quoted(path)} cannot be read as {what}: {reason}; put a whole copy in its place") from error
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, as a part of a sentence."""
+    if isinstance(error, MemoryError):
+        return "it claims more than there is memory for"
+    words = "".join(letter if letter.isprintable() else " " for letter in str(error)).split()
+    return " ".join(words).strip("'\"")[:200] or type(error).__name__
 
 
 def read_idx(path: Path) -> Array:
     """An idx file of unsigned bytes (MNIST's format), gzipped or not."""
-    with _reading(path, "an idx file"):
+    with reading(path, "an idx file"):
         return _idx(path.read_bytes())
 
 
@@ -63,7 +73,7 @@ def read_mnist(paths: Sequence[Path]) -> Arrays:
 
 def read_cifar10(path: Path) -> Arrays:
     """The binary version of CIFAR-10: one label byte, then red, green and blue planes."""
-    with _reading(path, "the binary version of CIFAR-10"):
+    with reading(path, "the binary version of CIFAR-10"):
         members = _tar_members(path)
         x, labels = _cifar_records(b"".join(members[f"data_batch_{i}.bin"] for i in range(1, 6)), label_bytes=1)
         x_test, labels_test = _cifar_records(members["test_batch.bin"], label_bytes=1)
@@ -72,7 +82,7 @@ def read_cifar10(path: Path) -> Arrays:
 
 def read_cifar100(path: Path, *, coarse: bool) -> Arrays:
     """The binary version of CIFAR-100: a coarse and a fine label byte before the planes."""
-    with _reading(path, "the binary version of CIFAR-100"):
+    with reading(path, "the binary version of CIFAR-100"):
         members = _tar_members(path)
         x, labels = _cifar_records(members["train.bin"], label_bytes=2)
         x_test, labels_test = _cifar_records(members["test.bin"], label_bytes=2)
@@ -83,7 +93,7 @@ def read_cifar100(path: Path, *, coarse: bool) -> Arrays:
 
 def read_emnist_letters(path: Path) -> Arrays:
     """The letters of NIST's EMNIST archive; its images lie on their side and its labels begin at 1."""
-    with _reading(path, "NIST's EMNIST archive"), zipfile.ZipFile(path) as archive:
+    with reading(path, "NIST's EMNIST archive"), zipfile.ZipFile(path) as archive:
         by_name = {PurePosixPath(name).name: name for name in archive.namelist()}
 
         def part(split: str, kind: str) -> Array:
@@ -101,7 +111,7 @@ def read_svhn(train: Path, test: Path) -> Arrays:
     """The cropped digits of SVHN; its label 10 is the digit 0."""
 
     def part(path: Path) -> tuple[Array, Array]:
-        with _reading(path, "a file of SVHN"):
+        with reading(path, "a file of SVHN"):
             arrays = read_matlab(path)
             x = np.ascontiguousarray(arrays["X"].transpose(3, 2, 0, 1))
             return x, arrays["y"].reshape(-1).astype(np.int64) % 10
@@ -118,7 +128,7 @@ def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
 
     splits: dict[str, list[tuple[str, int, Array]]] = {"train": [], "test": []}
     # A pipe ("r|gz") reads the archive once from front to back; 270,000 members make random access slow.
-    with _reading(path, "the archive of CINIC-10"), tarfile.open(path, "r|gz") as archive:
+    with reading(path, "the archive of CINIC-10"), tarfile.open(path, "r|gz") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts[-3:]
             stream = archive.extractfile(member) if member.name.endswith(".png") else None
@@ -143,7 +153,7 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
     Grey ones are EMNIST letters and, like the originals, lie on their side.
     """
-    with _reading(path, "a compact copy"), np.load(path, allow_pickle=False) as held:
+    with reading(path, "a compact copy"), np.load(path, allow_pickle=False) as held:
         pieces = sorted(key for key in held.files if key.startswith("r_train"))
         label, names = ("yc", "coarse_classes") if coarse else ("y", "classes")
         return Arrays(
@@ -157,7 +167,7 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
 def read_npz(path: Path) -> Arrays:
     """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose training row it is)."""
-    with _reading(path, "an .npz file"), open_npz(path) as held:
+    with reading(path, "an .npz file"), open_npz(path) as held:
         if missing := {"x", "y"} - set(held.files):
             raise DataError(
                 f"'{path}' has no array {' and no array '.join(sorted(missing))}; "
@@ -172,8 +182,23 @@ def open_npz(path: Path) -> Any:
     head = beginning(path)
     refuse_executable(path, head)
     if head[:2] != b"PK":  # an .npz file is a zip archive
-        raise DataError(f"'{path}' is no .npz file; write one with numpy.savez_compressed(path, x=inputs, y=labels)")
-    return np.load(path, allow_pickle=False)
+        raise DataError(
+            f"{quoted(path)} is not an .npz file; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
+        )
+    held = np.load(path, allow_pickle=False)
+    unpacked = sum(member.file_size for member in held.zip.infolist())
+    if unpacked > memory():  # a small file can be zeros without end
+        held.close()
+        raise DataError(
+            f"{quoted(path)} holds {unpacked:,} bytes when unpacked, and this machine has {memory():,} bytes of "
+            "memory; give it fewer rows"
+        )
+    return held
+
+
+def memory() -> int:
+    """How many bytes of memory this machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _idx(data: bytes) -> Array:

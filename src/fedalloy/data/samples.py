@@ -19,6 +19,7 @@ from torch import Tensor
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
+LEAST_STD = float(np.finfo(np.float32).tiny)  # less is zero where it is divided by
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,9 @@ class Dataset:
         channels = self.x.shape[1]
         if len(self.mean) != channels or len(self.std) != channels:
             raise self._wrong(f"mean and std need one number for each of its {channels} channels")
-        if not all(s > 0 for s in self.std):
+        if not np.isfinite(self.mean).all():
+            raise self._wrong(f"every mean must be a finite number, but they are {self.mean}")
+        if not all(LEAST_STD <= s < np.inf for s in self.std):
             raise self._wrong(f"every std must be above 0, but they are {self.std}")
         if self.label_names and len(self.label_names) != self.classes:
             raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")
@@ -120,8 +123,9 @@ class Dataset:
                 f"but with {self.classes} classes labels go from 0 to {self.classes - 1}"
             )
         if x.dtype == np.float32 and not np.isfinite(x).all():
-            row = int(np.flatnonzero(~np.isfinite(x).all(axis=(1, 2, 3)))[0])
-            raise self._wrong(f"{split} sample {row} holds NaN or infinity; remove or repair it")
+            row, channel = (int(place) for place in np.argwhere(~np.isfinite(x))[0][:2])
+            where = f"row {row}, column {channel}," if x.shape[2:] == (1, 1) else f"sample {row}"
+            raise self._wrong(f"{split} {where} holds NaN or infinity; remove or repair it")
 
     def _wrong(self, what: str) -> DataError:
         return DataError(f"data set '{self.name}': {what}")
@@ -206,4 +210,6 @@ def _pool(dataset: Dataset, x: Array, y: Array, size: int | None) -> Samples:
         # Antialiasing changes nothing on the way up (28 -> 32) and keeps the way down free of artefacts.
         out = F.interpolate(out, (size, size), mode="bilinear", antialias=True)
     out.sub_(torch.tensor(dataset.mean).view(-1, 1, 1)).div_(torch.tensor(dataset.std).view(-1, 1, 1))
+    if not all(torch.isfinite(end) for end in torch.aminmax(out)):
+        raise DataError(f"data set '{dataset.name}': normalised by its mean and std, some values are infinite")
     return Samples(out, torch.tensor(y), torch.arange(len(y)))

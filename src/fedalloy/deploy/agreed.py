@@ -5,27 +5,32 @@ name = "sites"
 classes = 2
 channels = 1
 size = 28            # images are brought to this many pixels a side; left out: columns of numbers
-mean = [0.5]         # one for each channel, on the scale [0, 1] for images
+mean = [0.5]         # of images on the scale [0, 1], one for all channels or for each; of columns one for each
 std = [0.25]
 names = ["benign", "malignant"]
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
+from fedalloy.checked import shown
 from fedalloy.config import DataPart, check_options
-from fedalloy.data.samples import Dataset
+from fedalloy.data.samples import LEAST_STD, Dataset
 from fedalloy.errors import UsageError
 
 AGREED = "sites"
+_DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # of images, whose pixels are on the scale [0, 1]
 
 
 def _options(
     classes: int = 0,
     channels: int = 0,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
+    mean: tuple[float, ...] = (),
+    std: tuple[float, ...] = (),
     names: tuple[str, ...] = (),
 ) -> None:
     """The keys of [data] and their types, and nothing else."""
@@ -46,6 +51,7 @@ def frame(part: DataPart) -> Dataset:
             "for instance classes = 2 and channels = 1"
         )
     side = part.size or 1
+    mean, std = (_each(options, key, channels, table=side == 1) for key in ("mean", "std"))
     return Dataset(
         AGREED,
         np.zeros((1, channels, side, side), np.float32),
@@ -53,12 +59,25 @@ def frame(part: DataPart) -> Dataset:
         None,
         None,
         classes,
-        _each(options.get("mean", (0.0,)), channels),
-        _each(options.get("std", (1.0,)), channels),
+        mean,
+        std,
         options.get("names", ()),
     )
 
 
-def _each(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
-    """One number for each channel; a single one stands for all."""
-    return values * channels if len(values) == 1 else values
+def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -> tuple[float, ...]:
+    """One number for each channel; of images a single one stands for all, and none is needed."""
+    values: tuple[float, ...] = options.get(key, () if table else _DEFAULTS[key])
+    if len(values) != channels and (table or len(values) != 1):
+        what, how = "channels", ""
+        if table:
+            what = "columns"
+            how = ": published values, or what each column's count, sum and sum of squares at all sites give"
+        given = f"data.{key} has {len(values)} numbers for {channels} {what}"
+        raise UsageError(f"{given}; write one for each, the same at all sites{how}")
+    values = values * channels if len(values) == 1 else values
+    if key == "std" and not all(value >= LEAST_STD for value in values):
+        raise UsageError(
+            f"data.std = {shown(list(values))} must be above 0 everywhere; write 1.0 for a constant column"
+        )
+    return values

@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedalloy import rng
+from fedalloy.build import build, tried
 from fedalloy.config import Experiment, build_method, experiment
+from fedalloy.core import Method
 from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address
+from fedalloy.deploy.settings import Amount, for_server
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.files import PRIVATE, make_folder, write_atomically
 
@@ -96,6 +101,17 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
             )
         if exp.partition.test != "local":
             raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
+    refuse_unrunnable(exp, method, sites)
+
+
+def refuse_unrunnable(exp: Experiment, method: Method, sites: int) -> None:
+    """Refuse what a simulation refuses before its first round: constants, public set, networks, method."""
+    own = exp.data.name == AGREED
+    built = for_server(exp, dict.fromkeys(range(sites), Amount(2, 2))) if own else build(exp)
+    built.setting.check(method)
+    tried(built.setting)
+    with rng.seeded(exp.seed, "server", 0):
+        method.init(Serial(built.setting).open(method, 0))
 
 
 def _server(deployment: Deployment, authority: keys.Authority, plugins: Sequence[str | Path]) -> None:

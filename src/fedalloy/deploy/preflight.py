@@ -63,7 +63,7 @@ def main(host: str, port: str, folder: str, sites: str) -> int:
 def _is_share(file: Path) -> bool:
     try:
         return "share" in tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # what is wrong with it is said by who reads it whole
+    except (OSError, ValueError, RecursionError):  # what is wrong with it is said by who reads it whole
         return False
 
 

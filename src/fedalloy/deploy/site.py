@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedalloy.checked import construct
-from fedalloy.config import Experiment, build_method, experiment, read
+from fedalloy.config import Experiment, build_method, experiment, read, read_toml
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples
@@ -38,11 +37,7 @@ class SiteFile:
 
 def read_site(folder: Path) -> SiteFile:
     """What the `site.toml` in a folder says."""
-    file = folder / "site.toml"
-    try:
-        return construct(SiteFile, tomllib.loads(file.read_text(encoding="utf-8")), "site.toml")
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"'{file}' cannot be read: {error}") from error
+    return construct(SiteFile, read_toml(folder / "site.toml", "site file"), "site.toml")
 
 
 def site_setting(folder: Path, sites: int) -> tuple[int, Setting]:

@@ -1,58 +1,79 @@
-"""A site's own samples: an .npz file, a .csv file or a folder of images, read where they lie."""
+"""A site's own samples: an .npz file, a .csv file or a folder of images, read where they lie.
+
+Whatever is wrong with them is said in one sentence, with the line, the column or the image where that is known.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fedalloy.data.arrays import from_arrays
-from fedalloy.data.readers import open_npz
+from fedalloy.checked import shown
+from fedalloy.data.arrays import as_inputs, from_arrays
+from fedalloy.data.readers import open_npz, reading
 from fedalloy.data.samples import Array, Dataset
-from fedalloy.errors import DataError, FedalloyError
+from fedalloy.errors import DataError
+from fedalloy.files import quoted
+from fedalloy.report.format import shortened
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF")  # and nothing else that Pillow could open, whatever a file is called
+LARGEST = float(np.finfo(np.float32).max)
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
-_Split = tuple[Array, Array]
+_Split = tuple[Array, Array]  # inputs and labels
 
 
 def read_samples(path: Path, agreed: Dataset, *, label: str | None = None, size: int | None = None) -> Dataset:
     """The samples at a path, normalised by what the sites have agreed on.
 
     Classes are numbers from 0, or the agreed names. `label` is a .csv file's column of classes; images are brought to
-    `size` pixels a side when they are used, and must have one size before.
+    `size` pixels a side. Columns of numbers are kept as they are, whatever their type.
     """
-    if not path.exists():
-        raise DataError(f"there is no data at '{path}'; name this site's data in its site.toml")
-    try:
-        if path.is_dir():
-            train, test = _images(path, agreed, size)
-        elif path.suffix == ".npz":
-            train, test = _npz(path, agreed)
-        elif path.suffix == ".csv":
-            train, test = _csv(path, agreed, label), None
-        else:
-            raise DataError(f"'{path}' is neither an .npz file, a .csv file nor a folder of images")
-        columns, channels = np.shape(train[0])[1], agreed.x.shape[1]
-        if np.ndim(train[0]) == 2 and columns != channels:
-            raise DataError(f"'{path}' has {columns} columns beside the class, but the sites agreed on {channels}")
-        found = from_arrays(
-            *train,
-            x_test=None if test is None else test[0],
+    with reading(path, "this site's data"):
+        (x, y), test = _parts(path, agreed, label, size)
+        name = shortened(path.name)
+        x, x_test = _fitting(name, x, agreed), None if test is None else _fitting(name, test[0], agreed)
+        return from_arrays(
+            x,
+            y,
+            x_test=x_test,
             y_test=None if test is None else test[1],
-            name=path.name,
+            name=name,
             classes=agreed.classes,
             mean=agreed.mean,
             std=agreed.std,
             label_names=agreed.label_names,
         )
-    except FedalloyError:
-        raise
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"'{path}' cannot be read: {error}") from error
+
+
+def _parts(path: Path, agreed: Dataset, label: str | None, size: int | None) -> tuple[_Split, _Split | None]:
+    """Training and test samples as the path holds them."""
+    if not path.exists():
+        raise DataError(f"there is no data at {quoted(path)}; name this site's data in its site.toml")
+    if path.is_dir():
+        return _images(path, agreed, size)
+    if not path.is_file():  # a pipe could be read for ever
+        raise DataError(f"{quoted(path)} is not a file; name this site's data in its site.toml")
+    if path.suffix == ".npz":
+        return _npz(path, agreed)
+    if path.suffix == ".csv":
+        return _csv(path, agreed, label), None
+    raise DataError(f"{quoted(path)} is neither an .npz file, a .csv file nor a folder of images")
+
+
+def _fitting(name: str, x: Array, agreed: Dataset) -> Array:
+    """Inputs of as many channels or columns as the sites agreed on."""
+    table, channels = x.ndim == 2, agreed.x.shape[1]
+    # Whole numbers of one byte are pixels in images, but in a table the agreed constants are in the column's own unit.
+    found = as_inputs(name, x.astype(np.float32) if table and x.dtype == np.uint8 else x)
+    if found.shape[1] != channels:
+        what = "columns beside the class" if table else "channels"
+        raise DataError(f"'{name}' has {found.shape[1]} {what}, but the sites agreed on {channels}")
     return found
 
 
@@ -62,47 +83,110 @@ def _npz(path: Path, agreed: Dataset) -> tuple[_Split, _Split | None]:
         def part(split: str, bare: str) -> _Split | None:
             for x, y in ((f"x_{split}", f"y_{split}"), (bare, bare.replace("x", "y"))):
                 if x in held.files and y in held.files:
-                    return held[x], _numbers(held[y], agreed, path)
+                    labels = held[y]
+                    if labels.dtype.kind == "U":
+                        labels = _classes(labels.ravel().tolist(), agreed, path, f"row {{}} of {y}".format)
+                    return held[x], labels
             return None
 
         train = part("train", "x")
         if train is None:
-            raise DataError(f"'{path}' has no arrays x_train and y_train; write them with numpy.savez_compressed")
+            raise DataError(f"{quoted(path)} has no arrays x_train and y_train; write them with numpy.savez_compressed")
         return train, part("test", "x_test")
 
 
 def _csv(path: Path, agreed: Dataset, label: str | None) -> _Split:
-    with path.open(newline="", encoding="utf-8") as stream:
+    # Spreadsheets write a byte order mark before the first name.
+    with path.open(newline="", encoding="utf-8-sig") as stream:
         rows = csv.reader(stream)
-        header = next(rows, [])
-        if label is not None and label not in header:
-            raise DataError(f"'{path}' has no column '{label}'; its columns are {', '.join(header)}")
-        column = len(header) - 1 if label is None else header.index(label)
-        x, y = [], []
-        for number, row in enumerate(rows, start=2):
-            if len(row) != len(header):
-                raise DataError(f"'{path}': line {number} has {len(row)} columns, the first line {len(header)}")
-            y.append(row.pop(column))
-            try:
-                x.append([float(value) for value in row])
-            except ValueError as error:
-                raise DataError(f"'{path}': line {number} holds what is no number: {error}") from error
+        try:
+            header = next(rows, [])
+            column = _label_column(path, header, label)
+            names = [name for place, name in enumerate(header) if place != column]
+            x: list[list[float]] = []
+            y: list[str] = []
+            lines: list[int] = []
+            for row in rows:
+                if not row:  # an empty line
+                    continue
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{quoted(path)}: line {rows.line_num} has {len(row)} columns, the first line {len(header)}"
+                    )
+                y.append(row.pop(column))
+                x.append(_values(path, rows.line_num, names, row))
+                lines.append(rows.line_num)
+        except csv.Error as error:
+            raise DataError(f"{quoted(path)}: line {rows.line_num} cannot be read: {error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{quoted(path)} is not UTF-8 text after line {rows.line_num}; save it as CSV in UTF-8"
+            ) from error
     if not x:
-        raise DataError(f"'{path}' has no rows below its first line, which names the columns")
-    return np.array(x, np.float32), _numbers(np.array(y), agreed, path)
+        raise DataError(f"{quoted(path)} has no rows below its first line, which names the columns")
+    return np.array(x, np.float32), _classes(y, agreed, path, lambda row: f"line {lines[row]}")
+
+
+def _label_column(path: Path, header: Sequence[str], label: str | None) -> int:
+    """The place of the label among a file's columns, each of which has a name of its own."""
+    if not header:
+        raise DataError(f"{quoted(path)} is empty in its first line, which must name the columns")
+    for separator, name in SEPARATORS.items():
+        if len(header) == 1 and separator in header[0]:
+            raise DataError(
+                f"{quoted(path)} separates its columns by {name}; save it with commas, and with points in numbers"
+            )
+    for place, name in enumerate(header):
+        if not name.strip():
+            raise DataError(
+                f"{quoted(path)}: column {place + 1} has no name; name it in the first line, or remove it if it only "
+                "counts the rows"
+            )
+        if name in header[:place]:
+            raise DataError(f"{quoted(path)} has two columns {shown(name)}; rename or remove one of them")
+    if label is not None and label not in header:
+        raise DataError(f"{quoted(path)} has no column {shown(label)}; its columns are {shown(', '.join(header))}")
+    return len(header) - 1 if label is None else header.index(label)
+
+
+def _values(path: Path, line: int, names: Sequence[str], row: Sequence[str]) -> list[float]:
+    try:
+        return [_number(text) for text in row]
+    except ValueError:
+        name, text = next((name, text) for name, text in zip(names, row, strict=True) if not _is_number(text))
+    if not text.strip():
+        raise DataError(
+            f"{quoted(path)}: line {line}, column {shown(name)} is empty; fill the value in or leave the line out"
+        )
+    raise DataError(f"{quoted(path)}: line {line}, column {shown(name)} is {shown(text)}, which is not a finite number")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not abs(value) <= LARGEST or "_" in text:  # Python reads 1_000, nobody else does
+        raise ValueError
+    return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        _number(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _images(path: Path, agreed: Dataset, size: int | None) -> tuple[_Split, _Split | None]:
+    if size is None:
+        raise DataError(f"{quoted(path)} is a folder, but without data.size the sites agreed on columns of numbers")
     train = path / "train"
     first = _folder(train if train.is_dir() else path, agreed, size)
     test = path / "test"
     return first, _folder(test, agreed, size) if train.is_dir() and test.is_dir() else None
 
 
-def _folder(path: Path, agreed: Dataset, size: int | None) -> _Split:
+def _folder(path: Path, agreed: Dataset, size: int) -> _Split:
     """Images in folders that are named by their classes, in the order of their names."""
-    from PIL import Image  # matplotlib cannot be installed without it
-
     mode = {1: "L", 3: "RGB"}.get(agreed.x.shape[1])
     if mode is None:
         raise DataError(f"images have 1 or 3 channels, but the sites agreed on {agreed.x.shape[1]}")
@@ -114,28 +198,40 @@ def _folder(path: Path, agreed: Dataset, size: int | None) -> _Split:
         if file.suffix.lower() in IMAGES
     ]
     if not found:
-        raise DataError(f"'{path}' has no images in folders that are named by their classes")
-    x = []
-    for file, _ in found:
-        with Image.open(file) as image:
-            pixels = image.convert(mode)
-            if size is not None and pixels.size != (size, size):
-                pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
-            x.append(np.asarray(pixels, np.uint8))
-    stacked = np.stack(x)
-    y = _numbers(np.array([name for _, name in found]), agreed, path)
+        raise DataError(f"{quoted(path)} has no images in folders that are named by their classes")
+    y = _classes([name for _, name in found], agreed, path, lambda place: f"folder {shown(found[place][1])}")
+    stacked = np.stack([_pixels(file, mode, size) for file, _ in found])
     return stacked[:, None] if mode == "L" else stacked.transpose(0, 3, 1, 2), y
 
 
-def _numbers(labels: Array, agreed: Dataset, path: Path) -> Array:
-    """Classes as numbers; a text is one of the agreed names or a number."""
-    if labels.dtype.kind != "U":
-        return labels
-    names: Sequence[str] = agreed.label_names
-    numbers = {name: number for number, name in enumerate(names)}
-    known: dict[str, Any] = {str(number): number for number in range(agreed.classes)} | numbers
-    strange = sorted(set(labels.tolist()) - known.keys())
-    if strange:
-        options = ", ".join(names) if names else f"numbers from 0 to {agreed.classes - 1}"
-        raise DataError(f"'{path}' has the class '{strange[0]}', but the sites agreed on {options}")
-    return np.array([known[name] for name in labels.tolist()], np.int64)
+def _pixels(file: Path, mode: str, size: int) -> Array:
+    """One image in this mode and size."""
+    from PIL import Image  # matplotlib cannot be installed without it
+
+    with reading(file, "an image"), warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        if not file.is_file():
+            raise DataError(f"{quoted(file)} is not a file")
+        with Image.open(file, formats=FORMATS) as image:
+            if image.mode[0] in "IF":
+                raise DataError(
+                    f"{quoted(file)} has pixels of 16 bits or more ({image.mode}); save it with 8 bits each"
+                )
+            pixels = image.convert(mode)
+        if pixels.size != (size, size):
+            pixels = pixels.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(pixels, np.uint8)
+
+
+def _classes(labels: Sequence[str], agreed: Dataset, path: Path, place: Callable[[int], str]) -> Array:
+    """Classes as numbers: each is one of the agreed names or a number; `place` says where a label stands."""
+    numbers = {str(number): number for number in range(agreed.classes)}
+    known = numbers | {name: number for number, name in enumerate(agreed.label_names)}
+    for row, label in enumerate(labels):
+        if label not in known:
+            options = shown(", ".join(agreed.label_names)) + " or " if agreed.label_names else ""
+            raise DataError(
+                f"{quoted(path)}: {place(row)} has the class {shown(label)}, but the sites agreed on {options}numbers "
+                f"from 0 to {agreed.classes - 1}"
+            )
+    return np.array([known[label] for label in labels], np.int64)

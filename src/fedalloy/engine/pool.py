@@ -7,6 +7,7 @@ of its client, with the same bits; a client whose worker dies twice counts as ab
 
 from __future__ import annotations
 
+import os
 import pickle
 import socket
 import subprocess
@@ -149,9 +150,8 @@ class _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", "fedalloy.engine.worker", str(theirs.fileno())], pass_fds=[theirs.fileno()]
-                )
+                program = [sys.executable, "-m", "fedalloy.engine.worker", str(theirs.fileno()), str(os.getpid())]
+                self.process = subprocess.Popen(program, pass_fds=[theirs.fileno()])
             except OSError as error:
                 ours.close()
                 raise WorkerError(f"a worker could not start: {error.strerror or error}") from error

@@ -1,118 +1,41 @@
-"""A worker of the pool: `python -m fedalloy.engine.worker FD`, started by the pool and by nobody else.
+"""A worker of the pool: `python -m fedalloy.engine.worker FD PARENT`, started by the pool and by nobody else.
 
 It is a program of its own and not a fork, so that a user's script needs no `if __name__ == "__main__"` and no thread of
-the parent is left half-way.
+the parent is left half-way. What it does is in `tasks.py`, which takes seconds to import, because it needs torch;
+before that a worker makes sure that it ends with its parent.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
 import sys
-import time
-import traceback
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
-
-import torch
-from torch import Tensor
-
-from fedalloy import plugins
-from fedalloy.core import Message, Method, act
-from fedalloy.engine import arena
-from fedalloy.engine.cargo import unpack
-from fedalloy.engine.malloc import tune_malloc
-from fedalloy.errors import FedalloyError, PluginError
-from fedalloy.setting import Setting
 
 PR_SET_PDEATHSIG = 1
 
 
-def serve(pipe: Connection) -> None:
-    """Carry out tasks until the parent hangs up."""
-    torch.set_num_threads(1)
-    tune_malloc()
-    try:
-        for file in pipe.recv():
-            plugins.load_file(file)
-        setting = unpack(pipe.recv())
-    except (EOFError, ConnectionError):
-        raise
-    except BaseException as error:
-        words = plugins.sentence(error) if isinstance(error, FedalloyError) else plugins.named(error)
-        pipe.send(("failed", plugins.one_line(words)))
-        return
-    pipe.send(("ready",))
-    method: Method | None = None
-    inbox = outbox = torch.empty(0, dtype=torch.uint8)
-    while True:
-        kind, *rest = pipe.recv()
-        if kind == "method":
-            (method,) = rest
-        elif kind == "inbox":
-            inbox = arena.mapped(*rest)
-            pipe.send("mapped")
-        elif kind == "outbox":
-            outbox = arena.mapped(*rest)
-            pipe.send("mapped")
-        else:
-            assert method is not None
-            outbox = _task(pipe, setting, method, inbox, outbox, *rest)
+def end_with(parent: int) -> None:
+    """Let this process be killed when its parent ends, however that ends; at once, if it has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the line above
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _task(
-    pipe: Connection,
-    setting: Setting,
-    method: Method,
-    inbox: Tensor,
-    outbox: Tensor,
-    round: int,
-    action: str,
-    client: int,
-) -> Tensor:
-    """Let one client act; returns the outbox, which may have had to grow."""
-    start = time.perf_counter()
-    found = arena.read(inbox)
-    me = setting.client(client, round, found["memory"])
-    try:
-        answer = act(method, me, Message(action, client, found["body"]))
-    except Exception as error:
-        pipe.send(("failed", *_failure(error), traceback.format_exc()))
-        return outbox
-    body: dict[str, Any] = {"body": answer.body}
-    if answer.keep is not None:
-        body["keep"] = answer.keep
-    needed = arena.size_of(body)
-    if needed > len(outbox):
-        pipe.send(("grow", needed))
-        _, *rest = pipe.recv()
-        outbox = arena.mapped(*rest)
-        pipe.send("mapped")
-    arena.write(body, outbox)
-    pipe.send(("done", me.meter, time.perf_counter() - start))
-    return outbox
-
-
-def _failure(error: Exception) -> tuple[type[FedalloyError] | None, str]:
-    """What the parent shall raise, so that it ends as the serial engine would; None: what it raises for a worker."""
-    if isinstance(error, FedalloyError):
-        kind = next(kind for kind in type(error).__mro__ if kind.__module__.startswith("fedalloy."))
-        assert issubclass(kind, FedalloyError)
-        return kind, plugins.sentence(error)
-    return (PluginError if plugins.own_line(error) else None), plugins.blamed(error) or plugins.named(error)
-
-
-def main() -> None:
+def main(pipe: int, parent: int) -> None:
     """Serve the pipe whose descriptor the pool passed on."""
+    end_with(parent)
     for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):  # Windows has none
         # Ctrl-C and a closed terminal are the parent's affair.
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # no orphan, even if the parent is killed
+    from fedalloy.engine.tasks import serve
+
     with suppress(EOFError, ConnectionError):
-        serve(Connection(int(sys.argv[1])))
+        serve(Connection(pipe))
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

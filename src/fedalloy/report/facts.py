@@ -12,6 +12,7 @@ import numpy as np
 from fedalloy import disclosure
 from fedalloy.config import build_method, recorded
 from fedalloy.core import methods
+from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
 from fedalloy.report.attendance import unheard
@@ -73,6 +74,21 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *skipped(runs),
         *unheard(runs),
         *private(runs),
+        *pooled(runs),
+    ]
+
+
+def pooled(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each data set that was standardised as no federation could.
+
+    >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "note": f"{POOLED} ..."}}, ())
+    >>> pooled([run, run])
+    ["The columns of 'wards' were standardised with pooled statistics: a federation could not ...."]
+    """
+    about = [run.meta.get("data", {}) for run in runs]
+    found = dict.fromkeys((data.get("name"), data.get("note", "")) for data in about)
+    return [
+        f"The columns of '{name}' were standardised with {note}." for name, note in found if note.startswith(POOLED)
     ]
 
 

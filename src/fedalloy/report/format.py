@@ -73,7 +73,7 @@ def view_name(view: str) -> str:
     >>> view_name("oca"), view_name("student")
     ('OCA', 'student')
     """
-    return view.upper() if view in ("aca", "oca") else view
+    return view.upper() if view in ("aca", "oca") else shortened(view, 60)
 
 
 def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
@@ -97,13 +97,22 @@ def role(label: str, names: Mapping[str, str] | None = None) -> str:
     return (names or {}).get(label, label.casefold())
 
 
+def printable(text: str) -> str:
+    """Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
+
+    >>> printable("a\x1b[2J\nb")
+    'a [2J b'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def shortened(name: str, most: int = 32) -> str:
     """A name on one line of at most this many characters; what is too long loses its middle.
 
     >>> shortened("FedAvg"), shortened("a label that somebody wrote at length", 20)
     ('FedAvg', 'a label that…length')
     """
-    name = " ".join("".join(sign if sign.isprintable() else " " for sign in name).split())
+    name = " ".join(printable(name).split())
     head = most * 3 // 5
     return name if len(name) <= most else f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from fedalloy.report.facts import warnings
-from fedalloy.report.format import MISSING, view_name
+from fedalloy.report.format import MISSING, printable, view_name
 from fedalloy.report.published import holding
 from fedalloy.report.table import FIGURES
 from fedalloy.results import CombinedRow, Run, combine, rows
@@ -29,11 +30,13 @@ class Grid:
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
-        table.title = self.title
+        table.title = Text(printable(self.title))
         for heading in self.headings:
-            table.add_column(heading, justify="right", overflow="fold")  # a narrow terminal hides no digit
+            table.add_column(
+                Text(printable(heading)), justify="right", overflow="fold"
+            )  # a narrow terminal hides no digit
         for line in self.body:
-            table.add_row(*line)
+            table.add_row(*(Text(printable(text)) for text in line))
         return table
 
     def markdown(self) -> str:

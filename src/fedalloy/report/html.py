@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 
 from fedalloy import __version__, disclosure
 from fedalloy.differences import told_apart, unequal
-from fedalloy.errors import StorageError, UsageError
+from fedalloy.errors import DataError, StorageError
 from fedalloy.files import write_atomically
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
@@ -26,6 +27,11 @@ from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells
 from fedalloy.report.verdict import verdict
 from fedalloy.results import Run, Selection, check_selection, rows
+
+# Characters that no page should have: controls, and those that turn the direction of text around.
+UNFIT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff]"
+)
 
 # What a screen reader says of a picture; the page's tables hold the same numbers.
 SPOKEN = {
@@ -75,7 +81,7 @@ def render(
     """The whole page as text; equal runs give equal text."""
     runs = [run for run in runs if run.views]
     if not runs:
-        raise UsageError("there is nothing to report; give at least one run with an evaluated round")
+        raise DataError("there is nothing to report; give at least one run with an evaluated round")
     check_selection(runs, selection)
     warnings = unequal(runs)
     runs = told_apart(runs)
@@ -95,7 +101,7 @@ def render(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("template.html.j2").render(
+    page = environment.get_template("template.html.j2").render(
         title=title,
         verdict=verdict(table, names=names, clients=found),
         setting=facts.setting(runs),
@@ -121,6 +127,7 @@ def render(
         command=command,
         version=__version__,
     )
+    return UNFIT.sub("?", page)
 
 
 def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:

@@ -12,6 +12,9 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from fedalloy.report.format import shortened
+from fedalloy.report.svg import plain_text
+
 Counts = NDArray[np.int64]
 
 # One hue from light to dark reads the same with any kind of colour vision, and on grey paper.
@@ -27,6 +30,7 @@ class _Canvas:
     cell: tuple[float, float]  # width and height in inches
 
 
+@plain_text
 def bubble_plot(counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "") -> Figure:
     """Draw a bubble for each client (row of `counts`) and class (column), its area in proportion to the rows held.
 
@@ -54,6 +58,7 @@ def bubble_plot(counts: Counts, label_names: Sequence[str] | None = None, *, tit
     return canvas.figure
 
 
+@plain_text
 def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "") -> Figure:
     """Draw a cell for each client (row of `counts`) and class (column), darker for more rows, with numbers if they fit.
 
@@ -88,7 +93,7 @@ def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title:
 def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str) -> _Canvas:
     """Lay out in inches: cells as large as a page allows, and room for names, totals and a key beside them."""
     clients, classes = counts.shape
-    names = [_clip(str(name)) for name in label_names or range(classes)]
+    names = [shortened(str(name), 18) for name in label_names or range(classes)]
     width = max(min(0.5, 13 / clients), 0.12, 3 / clients)
     height = max(min(0.5, 9 / classes, 2.4 * width), 0.115, 1.8 / classes)
     across, down = width * clients, height * classes
@@ -149,7 +154,3 @@ def _reference_sizes(most: int) -> list[int]:
 def _short(value: int) -> str:
     """A number in at most four signs where that can be."""
     return f"{value}" if value < 10_000 else f"{value / 1000:.0f}k"
-
-
-def _clip(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"

@@ -8,8 +8,12 @@ from typing import Any
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
-from fedalloy.report.format import MISSING, view_name
+from fedalloy.checked import shown
+from fedalloy.errors import DataError
+from fedalloy.registry import suggest
+from fedalloy.report.format import MISSING, printable, view_name
 from fedalloy.report.table import FIGURES
 from fedalloy.results import Row, Run, combine
 
@@ -25,11 +29,11 @@ class Beside:
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
-        table.title = f"Beside {self.source}"
+        table.title = Text(printable(f"Beside {self.source}"))
         for i, heading in enumerate(self.headings):
             table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
         for line in self.body:
-            table.add_row(*line)
+            table.add_row(*(Text(printable(text)) for text in line))
         return table
 
 
@@ -48,7 +52,13 @@ def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
-    return [table for table in experiment.get("published", []) if _holds(table, experiment)]
+    found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
+    for metric in (metric for table in found for metric in table["metrics"]):
+        if metric not in FIGURES:
+            raise DataError(
+                f"a run's published figures are of the metric {shown(metric)}; {suggest(metric, list(FIGURES))}"
+            )
+    return found
 
 
 def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
+import re
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 from xml.etree import ElementTree
 
 import matplotlib
@@ -17,11 +21,28 @@ from fedalloy.files import write_atomically
 
 # Text stays text (small, sharp, selectable); ids come from content and not from a random draw.
 SAVING: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fedalloy", "pdf.fonttype": 42}
+UNFIT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]|\xef\xbf[\xbe\xbf]")  # characters that XML does not have
+# A dollar sign in a name is a dollar sign, also where matplotlib makes a label only when it draws.
+PLAIN: dict[Any, Any] = {"text.parse_math": False}
 NO_DATE: dict[str, dict[str, str | None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
 }
+
+
+P = ParamSpec("P")
+
+
+def plain_text(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw text as it is written, without formulas, whatever names it holds."""
+
+    @functools.wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with matplotlib.rc_context(PLAIN):
+            return draw(*args, **kwargs)
+
+    return drawn
 
 
 def to_svg(figure: Figure, *, label: str = "", ids: str = "") -> str:
@@ -69,9 +90,10 @@ def _render(figure: Figure, kind: str) -> bytes:
     if figure.canvas is None:
         FigureCanvasAgg(figure)
     buffer = io.BytesIO()
-    with matplotlib.rc_context(SAVING):
+    with matplotlib.rc_context({**SAVING, **PLAIN}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have letters that the font does not have
         figure.savefig(buffer, format=kind, metadata=NO_DATE[kind], dpi=200 if kind == "png" else "figure")
-    return buffer.getvalue()
+    return UNFIT.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
 def _plain(name: str) -> str:

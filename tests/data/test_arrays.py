@@ -1,0 +1,156 @@
+"""What own arrays may be: labels that are classes, features that are quantities, and constants or pooled statistics."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedalloy.build import build
+from fedalloy.config import experiment
+from fedalloy.data import from_arrays, load, tensors
+from fedalloy.errors import DataError, FedalloyError
+from fedalloy.report import facts
+from fedalloy.report.html import render
+from fedalloy.runner import simulate
+
+X = np.random.default_rng(0).normal(5.0, 2.0, (60, 3))
+Y = np.arange(60) % 3
+TABLE = {"partition": {"name": "iid", "clients": 3}, "model": "mlp", "rounds": 1}
+
+
+@pytest.mark.parametrize(
+    ("labels", "named"),
+    [
+        ([1, 2], ["1 and 2", "classes = 3"]),
+        ([0, 2, 5], ["0, 2 and 5", "classes = 6"]),
+        ([0, 10_000_000], ["10000000"]),
+        ([-1, 1], ["-1"]),
+        ([3], ["3"]),
+        (list(range(1, 40)), ["1, 2, 3", "39"]),
+    ],
+)
+def test_labels_that_start_late_or_have_gaps_are_a_sentence(labels: list[int], named: list[str]) -> None:
+    y = np.resize(labels, 60)
+    with pytest.raises(DataError) as caught:
+        from_arrays(X, y)
+    assert [word for word in named if word not in str(caught.value)] == []
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [0, 2, 5], [3]])
+def test_given_classes_make_gaps_legitimate(labels: list[int]) -> None:
+    assert from_arrays(X, np.resize(labels, 60), classes=7).classes == 7
+
+
+def test_a_class_may_have_test_rows_alone() -> None:
+    assert from_arrays(X, np.resize([0, 2], 60), x_test=X[:2], y_test=[1, 1]).classes == 3
+    with pytest.raises(DataError, match="0, 1, 2 and 4"):
+        from_arrays(X, Y, x_test=X[:2], y_test=[4, 4])
+
+
+@pytest.mark.parametrize("labels", [Y.astype(float), Y > 0, Y.astype(np.uint8), Y[:, None]])
+def test_labels_may_be_whole_numbers_of_any_kind(labels: Any) -> None:
+    assert from_arrays(X, labels).classes == int(labels.max()) + 1
+
+
+def test_a_public_file_may_lack_classes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "public.npz", x=X, y=np.resize([0, 2], 60))
+    public = {"data": str(tmp_path / "public.npz"), "samples": 30, "labelled": True}
+    found = build(experiment({**TABLE, "public": public}), from_arrays(X + 1, Y)).setting.public
+    assert found is not None
+    assert set(found.labels.tolist()) == {0, 2}
+
+
+# --- token ids --------------------------------------------------------------------------------------------------------
+
+
+def tokens() -> Any:
+    """Sentences of up to 20 words out of 5,000, filled up with zeros."""
+    stream = np.random.default_rng(0)
+    ids = stream.integers(1, 5000, (60, 20))
+    ids[np.arange(20) >= stream.integers(5, 21, 60)[:, None]] = 0
+    return ids
+
+
+def test_token_ids_are_not_taken_for_quantities() -> None:
+    with pytest.raises(DataError, match="token ids") as caught:
+        from_arrays(tokens(), Y)
+    assert "astype" in str(caught.value)
+    assert from_arrays(tokens().astype(np.float32), Y).x.shape == (60, 20, 1, 1)
+    assert from_arrays(tokens(), Y, mean=[0.0] * 20, std=[1.0] * 20).x.shape == (60, 20, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"age": 90, "children": 5, "income": 200_000, "visits": 40, "smoker": 2},  # a table
+        dict.fromkeys(range(64), 256),  # pixels in a row
+        dict.fromkeys(range(10), 50),  # counts
+        {"a": 100_000, "b": 90_000},  # two columns of one range
+    ],
+)
+def test_whole_numbers_that_may_be_quantities_are_taken_so_and_that_is_said(columns: dict[Any, int]) -> None:
+    x = np.random.default_rng(0).integers(0, list(columns.values()), (60, len(columns)))
+    assert "whole numbers" in from_arrays(x, Y).note
+    assert "whole numbers" not in from_arrays(x.astype(float), Y).note
+
+
+# --- constants and pooled statistics ----------------------------------------------------------------------------------
+
+
+def test_pooled_statistics_of_columns_are_said(tmp_path: Path) -> None:
+    run = simulate(TABLE, dataset=from_arrays(X, Y))
+    assert run.meta["data"]["note"].startswith("pooled statistics: a federation could not")
+    (sentence,) = facts.warnings([run, run])  # once, however many runs there are
+    assert "pooled statistics: a federation could not" in sentence
+    assert "pooled statistics: a federation could not" in render([run], title="Table")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        from_arrays(X, Y, mean=[5.0] * 3, std=[2.0] * 3),
+        from_arrays(np.random.default_rng(0).random((60, 4, 4)), Y),
+        load("tiny"),
+    ],
+    ids=["constants", "images", "tiny"],
+)
+def test_nothing_is_said_of_constants_or_images(data: Any) -> None:
+    assert data.note == ""
+
+
+def test_a_file_of_columns_takes_the_constants_that_sites_agree_on(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.array(X, np.uint8), y=Y)
+    data = {"name": str(tmp_path / "a.npz"), "mean": [1.0, 2.0, 3.0], "std": [1.0, 2.0, 4.0]}
+    built = build(experiment({**TABLE, "data": data}))
+    assert built.dataset.note == ""
+    assert built.setting.scale.mean == (1.0, 2.0, 3.0)
+    first = built.setting.sites[0].train.x[0, :, 0, 0].tolist()
+    assert first == [(int(value) - m) / s for value, m, s in zip(X[0], data["mean"], data["std"], strict=True)]
+
+
+def test_constants_that_make_values_infinite_are_refused() -> None:
+    data = from_arrays(X * 1e37, Y, mean=[0.0] * 3, std=[1e-3] * 3)
+    with pytest.raises(DataError, match="mean and std"):
+        tensors(data)
+
+
+@pytest.mark.parametrize(
+    "constants",
+    [
+        {"mean": [0.5], "std": [1.0]},
+        {"mean": [0.5] * 3},
+        {"std": [0.5] * 3},
+        {"mean": [0.5] * 4, "std": [1.0] * 4},
+        {"mean": [0.5] * 3, "std": [1.0, 0.0, 1.0]},
+        {"mean": [0.5] * 3, "std": [1.0, 1e-300, 1.0]},
+        {"mean": "0.5"},
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(constants: dict[str, Any], tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=X, y=Y)
+    with pytest.raises(FedalloyError, match=r"mean|std"):
+        build(experiment({**TABLE, "data": {"name": str(tmp_path / "a.npz"), **constants}}))
