@@ -204,7 +204,8 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "What a client has spent of its privacy, when the run is killed",
-            "It is never less than what its released work has cost, and equal to that of a run that was not killed.",
+            "It is never less than what its released work has cost. In a simulation it is equal to that of a run that "
+            "was not killed; clients on Flower, which keep their own ledgers, also pay for the work that died.",
             (
                 "chaos/kills.py",
                 "tests/test_privacy_kills.py::test_no_kill_makes_a_client_forget_what_it_has_spent",

@@ -175,7 +175,7 @@ def detail(name: str, report: Mapping[str, Any]) -> str:
         return (
             f"the best of all guesses has a cosine with the true gradient of {report['largest']:.2g} at most, and of "
             f"{report['fresh']:.2g} against fresh noise; their distributions are {report['distance']:.2g} apart, and "
-            f"the limit is {report['limit']:.2g}. Against a rehearsal's noise it is {report['control']:.6f} at least."
+            f"the limit is {report['limit']:.2g}. Against a rehearsal's noise it is {report['control']:.8f} at least."
         )
     if name == "replies":
         return f"{report['kinds']} kinds, {len(report['methods'])} methods; {_endings(report)}."
