@@ -75,7 +75,7 @@ def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -
             how = ": published values, or what each column's count, sum and sum of squares at all sites give"
         given = f"has length {len(values)}" if key in options else "is missing"
         raise UsageError(
-            f"data.{key} {given}, but there are {channels} {what}; write one number for each, the same at all sites{how}"
+            f"data.{key} {given}, but there are {channels} {what}; write one for each, the same at all sites{how}"
         )
     values = values * channels if len(values) == 1 else values
     if key == "std" and not all(value >= LEAST_STD for value in values):
