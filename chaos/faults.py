@@ -270,7 +270,7 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "Labels that start at 1 or have gaps, token ids as features",
+            "Labels that start late or have gaps, token ids as features",
             f"Refused with {code(DataError)} that says what was found and what to write.",
             (
                 "tests/data/test_arrays.py::test_labels_that_start_late_or_have_gaps_are_a_sentence",

@@ -158,8 +158,7 @@ class ForkedWorker:
         os.closerange(3, pipe)
         os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         try:
-            sys.argv = ["worker", str(pipe)]
-            worker.main()
+            worker.main(pipe, int(program[-1]))
         finally:
             os._exit(0)
 

@@ -91,7 +91,9 @@ def up_to_the_last_class(name: str) -> dict[str, int]:
     """The option with which a file may lack rows of some classes, as a public set may; other data sets need none."""
     if not name.endswith(".npz") or not Path(name).is_file():
         return {}
-    return {"classes": 1 + max(1, int(as_labels(Path(name).stem, readers.read_npz(Path(name)).y).max(initial=1)))}
+    held = readers.read_npz(Path(name))
+    parts = [as_labels(Path(name).stem, part) for part in (held.y, held.y_test) if part is not None]
+    return {"classes": 1 + max(int(part.max(initial=1)) for part in parts)}
 
 
 def first_per_class(y: Array, k: int) -> Array:

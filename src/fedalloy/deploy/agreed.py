@@ -73,8 +73,10 @@ def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -
         if table:
             what = "columns"
             how = ": published values, or what each column's count, sum and sum of squares at all sites give"
-        given = f"data.{key} has {len(values)} numbers for {channels} {what}"
-        raise UsageError(f"{given}; write one for each, the same at all sites{how}")
+        given = f"has length {len(values)}" if key in options else "is missing"
+        raise UsageError(
+            f"data.{key} {given}, but there are {channels} {what}; write one for each, the same at all sites{how}"
+        )
     values = values * channels if len(values) == 1 else values
     if key == "std" and not all(value >= LEAST_STD for value in values):
         raise UsageError(
