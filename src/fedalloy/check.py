@@ -334,7 +334,8 @@ class _Elsewhere(Probe):
         release(cargo)
 
     def act(self, method: Method, me: Client, message: Message) -> Reply:
-        there = replace(self.there.client(me.id, me.round, me.memory), meter=me.meter)
+        there = self.there.client(me.id, me.round, {})
+        there = replace(there, memory=me.memory, account=me.account, meter=me.meter)
         return super().act(copy.deepcopy(method), there, message)
 
 
