@@ -229,13 +229,13 @@ class ChangesWhatAClientKeeps(FedAvg):
 class DrawsFromPython(FedAvg):
     @action
     def train(self, me, msg):
-        return reply(model=msg["model"], n=random.randint(1, 9))
+        return reply(model=msg["model"], n=random.randint(1, 9))  # on purpose
 
 
 @bad
 class DrawsFromNumpy(FedAvg):
     def weigh(self, sizes, counts):
-        return list(np.random.rand(len(sizes)))  # noqa: NPY002
+        return list(np.random.rand(len(sizes)))  # noqa: NPY002  # on purpose
 
 
 TICKS = Counter()
