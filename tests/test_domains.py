@@ -116,7 +116,10 @@ def test_more_layers_than_there_are_cannot_be_shared():
 @pytest.mark.parametrize(("shared", "both"), [(None, 1.0), (0, 2.0), (1, 2.0)])
 def test_two_heads_on_one_trunk_are_one_pass(shared, both):
     meter = Meter()
-    two, x = two_heads(shared=shared, meter=meter), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5))
+    two, x = (
+        two_heads(shared=shared, meter=meter),
+        torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)),
+    )
     two.both(two.start(x))
     assert (meter.forward, meter.backward) == (both, both)
     two.judge(two.start(x))
@@ -137,7 +140,10 @@ def test_the_losses_by_hand():
 
 
 def test_for_equal_batches_the_loss_is_half_the_sum_of_two_means():
-    real, made = torch.randn(7, generator=torch.Generator().manual_seed(6)), torch.randn(7, generator=torch.Generator().manual_seed(7))
+    real, made = (
+        torch.randn(7, generator=torch.Generator().manual_seed(6)),
+        torch.randn(7, generator=torch.Generator().manual_seed(7)),
+    )
     bce = nn.functional.binary_cross_entropy_with_logits
     halves = (bce(real, torch.ones(7)) + bce(made, torch.zeros(7))) / 2
     assert torch.allclose(discriminator_loss(real, made), halves)
@@ -160,7 +166,12 @@ def test_the_penalty_takes_one_norm_for_every_pixel():
 def test_the_penalty_has_finite_gradients_where_nothing_slopes():
     layer = nn.Linear(4, 1)
     nn.init.zeros_(layer.weight)
-    gradient_penalty(lambda x: layer(x).squeeze(1), torch.rand(3, 4, generator=torch.Generator().manual_seed(8)), torch.rand(2, 4, generator=torch.Generator().manual_seed(9)), torch.Generator()).backward()
+    gradient_penalty(
+        lambda x: layer(x).squeeze(1),
+        torch.rand(3, 4, generator=torch.Generator().manual_seed(8)),
+        torch.rand(2, 4, generator=torch.Generator().manual_seed(9)),
+        torch.Generator(),
+    ).backward()
     assert layer.weight.grad.isfinite().all()
 
 

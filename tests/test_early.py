@@ -16,7 +16,7 @@ from fedalloy import build as build_module
 from fedalloy import comparison
 from fedalloy.cli import cli
 from fedalloy.comparison import compare
-from fedalloy.config import experiment, override
+from fedalloy.config import override
 from fedalloy.core import Method, methods, quick, run
 from fedalloy.data import load
 from fedalloy.data.samples import Samples

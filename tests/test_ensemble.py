@@ -32,7 +32,9 @@ def networks(name, count):
         nets.append(FeatureNet(nn.Sequential(nn.Identity()), nn.Sequential(*layers()), shape))
         for buffer in nets[-1].buffers():
             if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(k))  # statistics that differ between clients
+                buffer.uniform_(
+                    0.5, 1.5, generator=torch.Generator().manual_seed(k)
+                )  # statistics that differ between clients
     return nets
 
 

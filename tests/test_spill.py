@@ -297,7 +297,15 @@ def test_a_budget_changes_no_bit(
 
 
 def test_a_message_to_a_worker_is_read_from_the_file() -> None:
-    memories: dict[int, Tree] = {1: {"model": {"w": torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).to(memory_format=torch.channels_last)}}}
+    memories: dict[int, Tree] = {
+        1: {
+            "model": {
+                "w": torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).to(
+                    memory_format=torch.channels_last
+                )
+            }
+        }
+    }
     before = tree.digest(memories[1])
     held = Spill(0)
     held.hold(State(0, {}), memories)
