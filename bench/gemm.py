@@ -58,7 +58,7 @@ def _multiply_when_told() -> None:
     import torch  # here, because the parent of these processes need not wait for it
 
     torch.set_num_threads(1)
-    a, b, out = (torch.rand(SIDE, SIDE) for _ in range(3))
+    a, b, out = (torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(k)) for k in range(3))
     for _ in sys.stdin:
         begin = time.perf_counter()
         for _ in range(TIMES):

@@ -34,7 +34,7 @@ import torch
 from rich.console import Console
 from workloads import W1, W2, Workload
 
-from engine import WORKERS, Series, Side, _ratios, _spread, _table
+from engine import WORKERS, Series, Side, _ratios, new_table, spread
 from fedalloy.build import Built
 from fedalloy.engine.pool import Pool
 from fedalloy.models import parameter_count
@@ -202,7 +202,7 @@ def cut_off(arguments: Sequence[str]) -> int:
 def measure(workloads: Sequence[Workload]) -> None:
     """Run the workloads and print the table."""
     wanted = ", ".join(f"{name} {target:.2f}" for name, target in TARGETS.items())
-    table = _table(
+    table = new_table(
         f"Seconds of a round, medians of {PASSES} passes; ours / theirs with quartiles; targets: {wanted}",
         ["ours", *TARGETS, *(f"ours / {name}" for name in TARGETS)],
     )
@@ -211,7 +211,7 @@ def measure(workloads: Sequence[Workload]) -> None:
     with one_thread():
         for work in workloads:
             found, versions = compare(work)
-            ratios = (_spread(_ratios(found, "ours", name)) for name in TARGETS)
+            ratios = (spread(_ratios(found, "ours", name)) for name in TARGETS)
             table.add_row(work.name, *(f"{statistics.median(s):.3f}" for s in found.values()), *ratios)
     console = Console(width=120)
     console.print(table)

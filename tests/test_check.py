@@ -229,13 +229,13 @@ class ChangesWhatAClientKeeps(FedAvg):
 class DrawsFromPython(FedAvg):
     @action
     def train(self, me, msg):
-        return reply(model=msg["model"], n=random.randint(1, 9))
+        return reply(model=msg["model"], n=random.randint(1, 9))  # on purpose
 
 
 @bad
 class DrawsFromNumpy(FedAvg):
     def weigh(self, sizes, counts):
-        return list(np.random.rand(len(sizes)))  # noqa: NPY002
+        return list(np.random.rand(len(sizes)))  # noqa: NPY002  # on purpose
 
 
 TICKS = Counter()
@@ -407,6 +407,33 @@ class StagesForSome(Local):
         return {"before": self.personal(me)} if me.id != 3 else {}
 
 
+@bad
+class ForgetsOnTheWay(FedAvg):
+    extra: int = 0
+
+    def __reduce__(self):
+        return type(self), ()
+
+    @action
+    def train(self, me, msg):
+        answer = super().train(me, msg)
+        return reply(**{**answer.body, "n": answer.body["n"] + self.extra})
+
+    def expects(self, message, fed):
+        return {**super().expects(message, fed), "n": whole(1, 1000)}
+
+
+@bad
+class ReadsOutputs(FedAvg):
+    @action
+    def train(self, me, msg):
+        answer = super().train(me, msg)
+        return reply(**{**answer.body, "n": answer.body["n"] + me.outputs})
+
+    def expects(self, message, fed):
+        return {**super().expects(message, fed), "n": whole(1, 1000)}
+
+
 FAULTS = [
     (NotADataclass(), check.check_is_a_frozen_dataclass, "put @method"),
     (NotFrozen(), check.check_is_a_frozen_dataclass, "class NotFrozen is not a frozen dataclass"),
@@ -450,6 +477,7 @@ FAULTS = [
         "answer 1, to 'train', of client 3: key 'n'",
     ),
     (SumsInTheOrderOfADict(), check.check_survives_bytes, "round 3, .* keys come sorted"),
+    (ForgetsOnTheWay(extra=5), check.check_acts_alike_in_another_process, "round 1, answer 1, .*: key 'n'"),
     (RemembersElsewhere(), check.check_resumes, "round 3, answer 1, .*: key 'n' .* resumed after round 2: keep what"),
     (
         CrashesOnSilence(),
@@ -497,9 +525,17 @@ def test_every_rule_has_a_fault_that_it_finds():
     assert {rule for _, rule, _ in FAULTS} == set(check.CHECKS)
 
 
+def test_a_field_that_the_pool_forgets_would_show(monkeypatch):
+    check_method(ReadsOutputs(), small_settings()[0])
+    whole_setting = check.unpack
+    monkeypatch.setattr(check, "unpack", lambda cargo: replace(whole_setting(cargo), space=None))
+    with pytest.raises(ContractError, match=r"acts alike in another process.*key 'n'"):
+        check_method(ReadsOutputs(), small_settings()[0])
+
+
 def test_the_rules_are_told_one_line_each():
     lines = checks_passed(Local(), small_settings()[0])
-    assert len(lines) == len(check.CHECKS) == 17
+    assert len(lines) == len(check.CHECKS) == 18
     assert lines[0].startswith("is a frozen dataclass: A frozen dataclass whose hyper-parameters have defaults")
     assert all(rule_text(rule) for rule in check.CHECKS)
 

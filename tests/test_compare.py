@@ -232,9 +232,12 @@ def test_two_labels_must_not_share_a_folder() -> None:
         compare(exp)
 
 
-def test_check_is_silent_where_all_is_well(tmp_path: Path) -> None:
+def test_nothing_is_found_where_all_is_well(tmp_path: Path) -> None:
     exp = experiment(tiny("rounds=1"))
-    assert comparison.check(exp, chosen(exp), build(exp), tmp_path) is None  # type: ignore[func-returns-value]
+    found, first = comparison.examined(exp, chosen(exp), [0, 1], tmp_path)
+    assert found == {}
+    assert first is not None
+    assert first.digests == build(exp).digests
     compare(exp, folder=tmp_path)
     assert read(tmp_path / "pull-seed0").label == "pull"
-    comparison.check(exp, chosen(exp), build(exp), tmp_path)
+    assert comparison.examined(exp, chosen(exp), [0], tmp_path)[0] == {}

@@ -25,7 +25,9 @@ from fedalloy.training import LocalWork, fit, params, predict
 @pytest.fixture
 def elsewhere() -> Client:
     """A client whose data lies on another device than the random streams."""
-    here = Samples(torch.randn(20, 3, 32, 32), torch.arange(20) % 10, torch.arange(20))
+    here = Samples(
+        torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 10, torch.arange(20)
+    )
     return Client(
         id=0,
         round=1,

@@ -54,7 +54,7 @@ def test_all_layers_but_the_last_are_shared(name, options, layers, own):
     make = partial(create, name, classes=10, channels=3, size=32, **options)
     two = two_heads(make)
     assert sum(t.numel() for t in two.own_weights().values()) == own
-    two.judge(two.start(torch.randn(2, 3, 32, 32))).sum().backward()
+    two.judge(two.start(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)))).sum().backward()
     pulled = {n: p.grad is not None for n, p in two.net.named_parameters()}
     last = f"head.{len(two.net.head) - 1}."
     assert all(got == (not n.startswith(last)) for n, got in pulled.items())
@@ -65,13 +65,13 @@ def test_all_layers_but_the_last_are_shared(name, options, layers, own):
 
 def test_a_feature_enters_where_features_end():
     two = two_heads(partial(create, "simple-cnn", classes=10, channels=3, size=32))
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     assert torch.equal(two.enter(two.net.features(x)), two.start(x))
 
 
 def test_shared_layers_are_the_same_storage():
     two = two_heads(shared=1)
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2))
     two.judge(two.start(x)).sum().backward()
     pulled = [p.grad is not None for p in two.net.features.parameters()]
     assert pulled[:3] == [True] * 3  # the convolution, its scale and shift
@@ -85,7 +85,7 @@ def test_shared_layers_are_the_same_storage():
 @pytest.mark.parametrize("shared", [None, 0, 1, 2, 3])
 def test_the_classifier_is_what_it_was_wherever_it_is_cut(shared):
     make = partial(create, "lenet5", classes=5, channels=1, size=28)
-    two, x = two_heads(make, shared), torch.randn(3, 1, 28, 28)
+    two, x = two_heads(make, shared), torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(3))
     logits, domain = two.both(two.start(x))
     assert torch.equal(logits, two.net(x))
     assert domain.shape == (3,)
@@ -94,7 +94,7 @@ def test_the_classifier_is_what_it_was_wherever_it_is_cut(shared):
 def test_weights_go_in_as_they_came_out():
     one, other = two_heads(shared=2), two_heads(shared=2)
     other.load(params(one.net), one.own_weights())
-    x = torch.randn(2, 3, 32, 32)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     for a, b in zip(one.eval().both(one.start(x)), other.eval().both(other.start(x)), strict=True):
         assert torch.equal(a, b)
     with pytest.raises(UsageError, match="do not fit"):
@@ -116,7 +116,10 @@ def test_more_layers_than_there_are_cannot_be_shared():
 @pytest.mark.parametrize(("shared", "both"), [(None, 1.0), (0, 2.0), (1, 2.0)])
 def test_two_heads_on_one_trunk_are_one_pass(shared, both):
     meter = Meter()
-    two, x = two_heads(shared=shared, meter=meter), torch.randn(2, 3, 32, 32)
+    two, x = (
+        two_heads(shared=shared, meter=meter),
+        torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(5)),
+    )
     two.both(two.start(x))
     assert (meter.forward, meter.backward) == (both, both)
     two.judge(two.start(x))
@@ -137,7 +140,10 @@ def test_the_losses_by_hand():
 
 
 def test_for_equal_batches_the_loss_is_half_the_sum_of_two_means():
-    real, made = torch.randn(7), torch.randn(7)
+    real, made = (
+        torch.randn(7, generator=torch.Generator().manual_seed(6)),
+        torch.randn(7, generator=torch.Generator().manual_seed(7)),
+    )
     bce = nn.functional.binary_cross_entropy_with_logits
     halves = (bce(real, torch.ones(7)) + bce(made, torch.zeros(7))) / 2
     assert torch.allclose(discriminator_loss(real, made), halves)
@@ -160,7 +166,12 @@ def test_the_penalty_takes_one_norm_for_every_pixel():
 def test_the_penalty_has_finite_gradients_where_nothing_slopes():
     layer = nn.Linear(4, 1)
     nn.init.zeros_(layer.weight)
-    gradient_penalty(lambda x: layer(x).squeeze(1), torch.rand(3, 4), torch.rand(2, 4), torch.Generator()).backward()
+    gradient_penalty(
+        lambda x: layer(x).squeeze(1),
+        torch.rand(3, 4, generator=torch.Generator().manual_seed(8)),
+        torch.rand(2, 4, generator=torch.Generator().manual_seed(9)),
+        torch.Generator(),
+    ).backward()
     assert layer.weight.grad.isfinite().all()
 
 

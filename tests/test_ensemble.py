@@ -32,7 +32,9 @@ def networks(name, count):
         nets.append(FeatureNet(nn.Sequential(nn.Identity()), nn.Sequential(*layers()), shape))
         for buffer in nets[-1].buffers():
             if buffer.is_floating_point():
-                buffer.uniform_(0.5, 1.5)  # statistics that differ between clients
+                buffer.uniform_(
+                    0.5, 1.5, generator=torch.Generator().manual_seed(k)
+                )  # statistics that differ between clients
     return nets
 
 
@@ -81,7 +83,7 @@ def test_heads_are_constants_even_if_the_models_still_learn():
 
 def test_a_real_network():
     nets = [create("simple-cnn", classes=10, channels=3, size=32) for _ in range(2)]
-    z = torch.rand(3, *nets[0].feature_shape)
+    z = torch.rand(3, *nets[0].feature_shape, generator=torch.Generator().manual_seed(0))
     together = stacked_heads(nets[0], [params(net) for net in nets])(z)
     assert torch.allclose(together, torch.stack([net.head.eval()(z) for net in nets]), atol=1e-6)
 

@@ -154,7 +154,7 @@ def test_the_last_cell_is_checked_before_the_first_one_runs(
     with pytest.raises(SystemExit) as left:
         main(["table", str(file), "--out", str(tmp_path / "out")])
     assert left.value.code == 2
-    assert capsys.readouterr().err.startswith(f"fedalloy: {sentence}")
+    assert capsys.readouterr().err.startswith(f"fedalloy: cell '2': {sentence}")
     assert not (tmp_path / "out").exists()
 
 

@@ -122,7 +122,7 @@ def test_one_tree_of_many_clients_moves_once() -> None:
 
 
 def test_layouts_dtypes_and_empty_parts_are_kept() -> None:
-    image = torch.randn(4, 3, 5, 5).to(memory_format=torch.channels_last)
+    image = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)).to(memory_format=torch.channels_last)
     entry = {
         **{str(dtype): torch.arange(3).to(dtype) for dtype in tree.DTYPES},
         "inner": {"image": image, "strided": torch.arange(10.0)[::3], "spread": torch.ones(1).expand(4), "none": {}},
@@ -297,7 +297,15 @@ def test_a_budget_changes_no_bit(
 
 
 def test_a_message_to_a_worker_is_read_from_the_file() -> None:
-    memories: dict[int, Tree] = {1: {"model": {"w": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)}}}
+    memories: dict[int, Tree] = {
+        1: {
+            "model": {
+                "w": torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).to(
+                    memory_format=torch.channels_last
+                )
+            }
+        }
+    }
     before = tree.digest(memories[1])
     held = Spill(0)
     held.hold(State(0, {}), memories)

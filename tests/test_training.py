@@ -248,7 +248,7 @@ def test_the_order_is_that_of_its_address(small_setting):
 def test_nothing_drawn_elsewhere_shifts_a_client(small_setting, small):
     setting = small_setting([10, 10], networks=[small], work=LocalWork(batch=4, lr=0.1))
     alone = trained(setting, client=1)[0]
-    torch.rand(13)
+    torch.rand(13)  # on purpose
     trained(setting, client=0)
     assert equal(trained(setting, client=1)[0], alone)
 

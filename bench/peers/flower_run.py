@@ -31,9 +31,9 @@ def train(message: Message, context: Context) -> Message:
     x, y = (part[k] for part in data())
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimiser = torch.optim.SGD(net.parameters(), lr=work.lr, momentum=work.momentum)
-    steps = 0
+    steps, stream = 0, torch.Generator().manual_seed(k)
     for _ in range(work.epochs):
-        for positions in torch.randperm(len(y)).split(work.batch):
+        for positions in torch.randperm(len(y), generator=stream).split(work.batch):
             optimiser.zero_grad()
             F.cross_entropy(net(x.index_select(0, positions)), y.index_select(0, positions)).backward()
             optimiser.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -55,27 +55,16 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
     public, space = public_of(exp.public, data, pool, aside, exp)
-    outputs = data.classes if space is None else space.outputs
-    server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
-    networks = networks_of(exp, data, pool, outputs, part.clients) if exp.models else [server]
     everywhere = exp.partition.test == "global"
-    setting = Setting(
-        sites=[_site(pool, holdout, rows, part, k, everywhere) for k in range(part.clients)],
-        networks=networks,
-        server=server if exp.models else None,
-        classes=data.classes,
-        seed=exp.seed,
-        work=exp.training,
-        participation=exp.participation,
-        quorum=exp.quorum,
-        privacy=exp.privacy,
-        public=public,
+    setting = setting_of(
+        exp,
+        data,
+        pool,
+        [_site(pool, holdout, rows, part, k, everywhere) for k in range(part.clients)],
+        public,
+        space,
+        network=network,
         holdout=None if everywhere else holdout,
-        augment=augmentation(exp.data.augment, data.black),
-        layout=exp.layout,
-        scale=data.scale,
-        space=space,
-        private_answers=exp.public is not None and exp.public.answers == "private",
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
@@ -90,6 +79,40 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         partition=part,
         card=card(part, data.y[rows], data.classes),
         digests=digests,
+    )
+
+
+def setting_of(
+    exp: Experiment,
+    data: Dataset,
+    pool: Samples,
+    sites: Sequence[Site],
+    public: PublicSet | None,
+    space: LabelSpace | None,
+    *,
+    network: Network | None = None,
+    holdout: Samples | None = None,
+) -> Setting:
+    """The setting of an experiment with these sites; of `data` and `pool` only the form of a sample matters."""
+    outputs = data.classes if space is None else space.outputs
+    server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
+    return Setting(
+        sites=sites,
+        networks=networks_of(exp, data, pool, outputs, len(sites)) if exp.models else [server],
+        server=server if exp.models else None,
+        classes=data.classes,
+        seed=exp.seed,
+        work=exp.training,
+        participation=exp.participation,
+        quorum=exp.quorum,
+        privacy=exp.privacy,
+        public=public,
+        holdout=holdout,
+        augment=augmentation(exp.data.augment, data.black),
+        layout=exp.layout,
+        scale=data.scale,
+        space=space,
+        private_answers=exp.public is not None and exp.public.answers == "private",
     )
 
 

@@ -6,6 +6,7 @@ run, the objects behind the messages, the run itself, the replies. A method that
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields, replace
@@ -24,6 +25,7 @@ from fedalloy.check_replies import (
 from fedalloy.core import Card, Client, Message, Method, Reply, State
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Round
+from fedalloy.engine.cargo import pack, release, unpack
 from fedalloy.evaluation import evaluate
 from fedalloy.probe import (
     COPY,
@@ -320,6 +322,30 @@ def check_survives_bytes(case: Case) -> None:
     require_same(case.plain, trace(case.method, _Wired(case.setting), 3), _Wired.advice)
 
 
+class _Elsewhere(Probe):
+    """Clients act as in another process: on the setting that a worker of the pool unpacks, by a copy of the method."""
+
+    advice = "a client in another process has a copy of the method and of `me`, and nothing else of this one"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        cargo = pack(setting)
+        self.there = unpack(cargo)
+        release(cargo)
+
+    def act(self, method: Method, me: Client, message: Message) -> Reply:
+        there = self.there.client(me.id, me.round, {})
+        there = replace(there, memory=me.memory, account=me.account, meter=me.meter)
+        return super().act(copy.deepcopy(method), there, message)
+
+
+def check_acts_alike_in_another_process(case: Case) -> None:
+    """Clients in a worker of the pool give the same bits, also where a public set adds classes."""
+    added = setting_with_public_classes()
+    for plain, setting in ((case.plain, case.setting), (trace(case.method, Probe(added), 2), added)):
+        require_same(plain, trace(case.method, _Elsewhere(setting), 2), _Elsewhere.advice)
+
+
 def check_resumes(case: Case) -> None:
     """Two rounds, a checkpoint and two more rounds by a fresh object are four rounds, bit for bit."""
     fresh: Method = replace(case.method)  # type: ignore[type-var]  # seen to be a dataclass
@@ -399,6 +425,7 @@ CHECKS: list[Rule] = [
     check_does_not_depend_on_the_order_of_clients,
     check_survives_bytes,
     check_resumes,
+    check_acts_alike_in_another_process,
     check_expects_what_it_gets,
     check_accepts_what_it_is_sent,
     check_survives_lost_replies,

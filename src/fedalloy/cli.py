@@ -179,7 +179,6 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     """
     load_plugins(plugins)
     from fedalloy import comparison
-    from fedalloy.build import check_names
     from fedalloy.config import experiment, override, read_toml
     from fedalloy.files import make_folder, write_atomically
     from fedalloy.grid import cells
@@ -189,19 +188,28 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     axes, found = cells(override(read_toml(file), overrides))
     experiments = [experiment(cell.values) for cell in found]
     refuse_idle_method(experiments[0], overrides, has_names=False)
-    for exp in experiments:  # the last cell's mistake is better found now than after all others have run
-        check_names(exp)
     folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
-    make_folder(folder)
     chosen = chosen_seeds(seeds, experiments[0].seed)
-    runs = sum(len(comparison.chosen(exp)) for exp in experiments) * len(chosen)
+    plan = [
+        (cell, exp, comparison.chosen(exp), folder / comparison.slug(cell.name))
+        for cell, exp in zip(found, experiments, strict=True)
+    ]
+    comparison.refuse(  # the last cell's mistake is better found now than after all others have run
+        {
+            ", ".join(filter(None, [f"cell '{cell.name}'", what])): error
+            for cell, exp, choices, place in plan
+            for what, error in comparison.examined(exp, choices, chosen, place)[0].items()
+        }
+    )
+    make_folder(folder)
+    runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     lines = []
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
-        for cell, exp in zip(found, experiments, strict=True):
+        for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
-            place = folder / comparison.slug(cell.name)
-            lines.append((cell.labels, comparison.compare(exp, seeds=chosen, folder=place, begin=begin, say=say)))
+            done = comparison.run_methods(exp, choices, chosen, folder=place, begin=begin, say=say)
+            lines.append((cell.labels, done))
     result = grid(axes, lines)
     screen().print(result.table())
     for note in result.notes:
@@ -431,10 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
-    from dataclasses import replace
-
     from fedalloy import comparison
-    from fedalloy.build import build
     from fedalloy.files import make_folder, write_json
     from fedalloy.progress import Display
     from fedalloy.report.partition_plot import bubble_plot
@@ -442,16 +447,18 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     from fedalloy.report.table import records
     from fedalloy.results import rows
 
-    first = replace(exp, seed=seeds[0])
-    built = build(first)
     choices = comparison.chosen(exp, names)
-    comparison.check(first, choices, built, folder / "runs")  # before anything is written
-    say(built.card.describe())
+    refused, first = comparison.examined(exp, choices, seeds, folder / "runs")
+    comparison.refuse(refused)  # before anything is written
+    assert first is not None
+    say(first.card.describe())
     make_folder(folder)
-    save(bubble_plot(built.card.counts, built.dataset.label_names), folder / "split.png")
+    save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"picture of the split: {folder / 'split.png'}\n")
     with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.compare(exp, names, seeds=seeds, folder=folder / "runs", begin=display.begin, say=say)
+        runs = comparison.run_methods(
+            exp, choices, seeds, folder=folder / "runs", first=first, begin=display.begin, say=say
+        )
     show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
     write_page(runs, folder / "report.html", as_typed(*words))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from fedalloy.build import Built, build, tried
+from fedalloy.build import Built, build, check_names, tried
 from fedalloy.config import Choice, Experiment, build_method, experiment
-from fedalloy.core import Network
+from fedalloy.core import Method, Network
 from fedalloy.data.samples import Dataset
-from fedalloy.engine.choose import engine_for
-from fedalloy.errors import UsageError
+from fedalloy.engine.choose import engine_for, kind_for
+from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.results import Run
-from fedalloy.runner import Watch, completed, refuse_other, refuse_shorter, resume, settled, simulate
+from fedalloy.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
 from fedalloy.store import Say, begun
 from fedalloy.training import one_thread
 
@@ -43,14 +44,34 @@ def compare(
     ['Local', 'FedProx']
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
-    choices = chosen(exp, methods)
+    choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]
+    found, first = examined(exp, choices, each, folder, dataset, network)
+    refuse(found)
+    return run_methods(
+        exp, choices, each, folder=folder, dataset=dataset, network=network, first=first, begin=begin, say=say
+    )
+
+
+def run_methods(
+    exp: Experiment,
+    choices: Mapping[str, Choice],
+    seeds: Sequence[int],
+    *,
+    folder: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    first: Built | None = None,
+    begin: Begin | None = None,
+    say: Say = lambda _: None,
+) -> list[Run]:
+    """Run what `examined` has found nothing wrong with; `first` is what it built for the first seed."""
+    objects = [build_method(choice) for choice in choices.values()]
     runs = []
-    for seed in seeds if seeds is not None else [exp.seed]:
+    for seed in seeds:
         one = dataclasses.replace(exp, seed=seed, methods={})
         with one_thread():
-            built = build(one, dataset, network)
-        check(one, choices, built, folder)
-        objects = [build_method(choice) for choice in choices.values()]
+            built = first if first is not None else build(one, dataset, network)
+        first = None
         # What is finished is only read again, for which no workers need be started.
         left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
         with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
@@ -94,20 +115,83 @@ def label_of(key: str, choice: Choice) -> str:
     return build_method(choice).label if key == choice.name else key
 
 
-def check(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None) -> None:
-    """Refuse a network that does not fit, methods that cannot run, and a folder that holds runs of something else."""
-    tried(built.setting)
-    places: dict[str, str] = {}
+Refusals = Mapping[str, FedalloyError]
+"""Why something cannot be carried out, by what it is: a method's key, a seed, or nothing, which means all of it."""
+
+
+def examined(
+    exp: Experiment,
+    choices: Mapping[str, Choice],
+    seeds: Sequence[int],
+    folder: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+) -> tuple[Refusals, Built | None]:
+    """All that would be refused on the way, and what was built for the first seed; nothing is written.
+
+    Each method is made, and tried with each seed on its setting: what refuses only in its turn wastes the rounds of
+    those before it.
+    """
+    found: dict[str, FedalloyError] = {}
+    methods: dict[str, Method] = {}
+    first: Built | None = None
     for key, choice in choices.items():
-        method = build_method(choice)
-        built.setting.check(method)
+        with _noted(found, key):
+            methods[key] = build_method(choice)
+    with _noted(found):
+        _refuse_shared_folders(choices)
+        if dataset is None and network is None:
+            check_names(exp)  # needs no data, which may take long to load
+    for seed in seeds if "" not in found else ():
+        one = dataclasses.replace(exp, seed=seed, methods={})
+        with _noted(found, "" if first is None else f"seed {seed}"), one_thread():
+            built = build(one, dataset, network)
+            tried(built.setting)
+            kind_for(list(methods.values()), built.setting, exp.rounds, exp.engine, exp.workers, one)
+            first = built if seed == seeds[0] else first
+            for key, method in methods.items():
+                with _noted(found, key):
+                    refuse_unfit(method, built.setting)
+                    place = _place(folder, key, seed)
+                    if place is not None and begun(place):
+                        refuse_other(settled(one, built, method), place)
+                        refuse_shorter(exp.rounds, place)
+    return found, first
+
+
+@contextmanager
+def _noted(found: dict[str, FedalloyError], what: str = "") -> Iterator[None]:
+    """Note a refusal instead of raising it; the first of each thing counts."""
+    try:
+        yield
+    except FedalloyError as error:
+        found.setdefault(what, error)
+
+
+def refuse(found: Refusals) -> None:
+    """Raise what was found, if anything was: a single refusal in its own words, several as a list."""
+    if not found:
+        return
+    if len(found) == 1:
+        ((what, error),) = found.items()
+        if str(error).startswith(what):  # it says itself what it is about
+            raise error
+        raise _kind(found)(f"{what}: {error}") from error
+    lines = [f"{what}: {error}" if what else f"{error}" for what, error in found.items()]
+    raise _kind(found)("\n  ".join(["this cannot be carried out as written:", *lines]))
+
+
+def _kind(found: Refusals) -> type[FedalloyError]:
+    kinds = (UsageError, CheckpointError, SecurityError, DataError, StorageError, FedalloyError)
+    return next(kind for kind in kinds if any(isinstance(error, kind) for error in found.values()))
+
+
+def _refuse_shared_folders(choices: Mapping[str, Choice]) -> None:
+    places: dict[str, str] = {}
+    for key in choices:
         other = places.setdefault(slug(key), key)
         if other != key:
             raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
-        place = _place(folder, key, exp.seed)
-        if place is not None and begun(place):
-            refuse_other(settled(exp, built, method), place)
-            refuse_shorter(exp.rounds, place)
 
 
 def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -67,7 +67,7 @@ def setting_with_public_classes() -> Setting:
     public = _noise("public", 24)
     return replace(
         setting,
-        networks=[lambda: perceptron(outputs=8)],
+        networks=[partial(perceptron, outputs=8)],
         public=PublicSet(replace(public, y=public.y + 4), labelled=True, holder="all"),
         space=LabelSpace((("private", 4), ("public", 4))),
     )

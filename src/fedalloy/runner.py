@@ -26,6 +26,7 @@ from fedalloy.differences import differing
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import AnyEngine, engine_for
 from fedalloy.engine.malloc import tune_malloc
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.evaluation import Remote, views_on
 from fedalloy.layout import resolve
@@ -136,6 +137,12 @@ def resume(
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
             spill.relax()
             return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, say)
+
+
+def refuse_unfit(method: Method, setting: Setting) -> None:
+    """Refuse a method that this setting cannot carry: by what its card says, or by its `init`, which is tried."""
+    setting.check(method)
+    run(method, Serial(setting), 0)
 
 
 @contextmanager

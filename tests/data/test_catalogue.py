@@ -218,14 +218,16 @@ def test_many_classes_are_believed_where_they_are_given_or_all_have_rows() -> No
     ],
 )
 def test_labels_of_a_torch_data_set_are_as_strict(labels: tuple[object, object], sentence: str) -> None:
-    pairs = [(torch.rand(3), label) for label in labels]
+    pairs = [(torch.rand(3, generator=torch.Generator().manual_seed(0)), label) for label in labels]
     with pytest.raises(DataError, match=sentence):
         from_torch(pairs)  # type: ignore[arg-type]
 
 
 def test_from_torch_takes_whole_labels_of_any_kind() -> None:
     for labels in ([1.0, 0.0], [True, False], [torch.tensor([1]), torch.tensor(0)], [np.int8(1), 0]):
-        assert from_torch([(torch.rand(3), label) for label in labels]).y.tolist() == [1, 0]  # type: ignore[arg-type]
+        assert from_torch(
+            [(torch.rand(3, generator=torch.Generator().manual_seed(1)), label) for label in labels]
+        ).y.tolist() == [1, 0]  # type: ignore[arg-type]
 
 
 def test_feature_vectors_have_no_size() -> None:
@@ -236,7 +238,7 @@ def test_feature_vectors_have_no_size() -> None:
 
 
 def test_from_torch() -> None:
-    x, y = torch.rand(6, 1, 4, 4), torch.arange(6) % 3
+    x, y = torch.rand(6, 1, 4, 4, generator=torch.Generator().manual_seed(2)), torch.arange(6) % 3
     rows = torch.utils.data.TensorDataset(x, y)
     data = from_torch(rows, torch.utils.data.Subset(rows, [1, 2]), name="mine")
     assert np.array_equal(data.x, x.numpy())
@@ -244,7 +246,10 @@ def test_from_torch() -> None:
     assert data.y_test.tolist() == [1, 2]
     with pytest.raises(DataError, match="is empty"):
         from_torch(torch.utils.data.Subset(rows, []))
-    uneven = [(torch.rand(1, 2, 2), 0), (torch.rand(1, 3, 3), 1)]
+    uneven = [
+        (torch.rand(1, 2, 2, generator=torch.Generator().manual_seed(3)), 0),
+        (torch.rand(1, 3, 3, generator=torch.Generator().manual_seed(4)), 1),
+    ]
     with pytest.raises(DataError, match="differ in shape"):
         from_torch(uneven)  # type: ignore[arg-type]
 

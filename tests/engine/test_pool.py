@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,8 @@ from torch import nn
 import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy import plugins, tree
 from fedalloy.core import action, methods, quick, run
+from fedalloy.data.augment import augmentation
+from fedalloy.data.samples import Scale
 from fedalloy.engine import arena
 from fedalloy.engine import cargo as cargo_module
 from fedalloy.engine import pool as pool_module
@@ -30,14 +32,16 @@ from fedalloy.errors import StorageError, UsageError
 from fedalloy.methods import FedAvg, Local
 from fedalloy.models import create
 from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
+from fedalloy.privacy import Privacy
+from fedalloy.probe import setting_with_public_classes, small_settings
 from fedalloy.quorum import Quorum
-from fedalloy.training import params
+from fedalloy.setting import Setting
+from fedalloy.training import LocalWork, params
 
 
-@pytest.fixture(scope="module", params=[0, 1], ids=["perceptron", "BatchNorm and dropout"])
+@pytest.fixture(scope="module", params=[0, 1, 2], ids=["perceptron", "BatchNorm and dropout", "public classes"])
 def setting(request):
-    return small_settings()[request.param]
+    return [*small_settings(), setting_with_public_classes()][request.param]
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +171,96 @@ def test_workers_whose_parent_dies_while_they_import_torch_end_at_once(tmp_path)
         assert [_gone(pid, seconds=2) for pid in (running, stopped)] == [True, True]
 
 
-def test_a_setting_crosses_whole(plain):
-    cargo = pack(plain)
+DATA = {"sites", "public", "holdout"}  # what workers have in shared memory, or not at all
+
+
+def unusual():
+    """A setting in which no field has its default."""
+    setting = setting_with_public_classes()
+    return replace(
+        setting,
+        networks=[functools.partial(create, "mlp", classes=8, channels=1, size=8, hidden=16)],
+        server=functools.partial(create, "mlp", classes=8, channels=1, size=8, hidden=9),
+        seed=3,
+        work=LocalWork(batch=4, lr=0.25, epochs=2),
+        holdout=setting.sites[0].test,
+        augment=augmentation("cifar10-kdia", (0.0,)),
+        layout="nchw",
+        scale=Scale((0.5,), (0.25,)),
+        quorum=Quorum(fraction=0.5),
+        private_answers=True,
+        privacy=Privacy(noise_multiplier=1.5),
+        secret_noise=True,
+    )
+
+
+def test_a_setting_crosses_whole():
+    here = unusual()
+    for f in fields(Setting):  # a field at its default would cross even if it were forgotten
+        default = f.default if f.default_factory is MISSING else f.default_factory()
+        assert getattr(here, f.name) != default, f.name
+    cargo = pack(here)
     there = unpack(cargo)
     release(cargo)
-    assert there.sizes == plain.sizes
-    for mine, theirs in zip(plain.sites, there.sites, strict=True):
+    assert {f.name for f in fields(Setting) if getattr(there, f.name) != getattr(here, f.name)} == DATA
+    assert there.sizes == here.sizes
+    for mine, theirs in zip(here.sites, there.sites, strict=True):
         assert torch.equal(mine.train.inputs, theirs.train.inputs)
         assert torch.equal(mine.train.labels, theirs.train.labels)
-    assert torch.equal(plain.public.inputs, there.public.inputs)
-    assert there.steps(2) == plain.steps(2)
+    assert torch.equal(here.public.inputs, there.public.inputs)
+    assert (there.steps(2), there.outputs, there.answers) == (here.steps(2), here.outputs, here.answers) == (6, 8, 4)
+
+
+MIRROR = """
+from dataclasses import dataclass, fields
+from fedalloy import tree
+from fedalloy.core import Method, action, reply
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples
+from fedalloy.methods import FedAvg
+from fedalloy.training import params
+
+ITS_OWN = {"memory", "meter", "account"}  # which belong to this run on this engine
+
+
+def told(value):
+    if isinstance(value, Samples):
+        return tree.digest({"x": value.inputs, "y": value.labels})
+    if isinstance(value, PublicSet):
+        return f"{told(value.samples)} {value.labelled} {value.holder}"
+    return repr(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mirror(Method):
+    name, label, card = "mirror", "Mirror", FedAvg.card
+
+    @action
+    def look(self, me, msg):
+        seen = {f.name: told(getattr(me, f.name)) for f in fields(me) if f.name not in ITS_OWN}
+        seen |= {name: told(getattr(me, name)) for name, p in vars(type(me)).items() if isinstance(p, property)}
+        seen["network"] = f"{me.build()} {tree.digest(params(me.build()))}"
+        seen["augment"] = tree.digest({"x": me.augment(me.train.inputs, me.rng("x"))})
+        return reply(**seen)
+"""
+
+
+def test_a_client_sees_the_same_on_every_engine(tmp_path):
+    file = tmp_path / "mirror.py"
+    file.write_text(MIRROR)
+    plugins.load_file(file)
+    mirror = sys.modules[f"{plugins.PREFIX}mirror"].Mirror()
+    setting = replace(unusual(), quorum=Quorum())
+
+    def seen(engine):
+        return {r.client: r.body for r in engine.open(mirror, 2).ask("look", setting.ids)}
+
+    expected = seen(Serial(setting))
+    assert expected[0]["outputs"] == "8"
+    assert expected[0].keys() > {"id", "train", "public", "scale", "layout", "work", "steps", "shape", "n"}
+    assert seen(Threads(setting, workers=2)) == expected
+    with Pool(setting, workers=1) as engine:
+        assert seen(engine) == expected
 
 
 def test_arenas_grow_for_large_messages(plain):

@@ -37,16 +37,16 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
             f"seed = {seed} does not fit numpy's legacy generator, which 'dirichlet-dominant' must use; "
             "write a seed from 0 to 4294967295"
         )
-    random = np.random.RandomState(seed)
+    stream = np.random.RandomState(seed)
     pools = [rows for rows in rows_by_class(labels) if len(rows)]
     starts = range(0, clients, len(pools))
     groups = [range(start, min(start + len(pools), clients)) for start in starts]
 
     shares_of_groups = []
     for rows in pools:
-        shuffled = random.permutation(rows)
+        shuffled = stream.permutation(rows)
         counts = np.array([len(rows) * len(group) // clients for group in groups])
-        counts[random.randint(len(groups))] += len(rows) - counts.sum()
+        counts[stream.randint(len(groups))] += len(rows) - counts.sum()
         shares_of_groups.append(np.split(shuffled, np.cumsum(counts)[:-1]))
 
     hands: list[list[Indices]] = [[] for _ in range(clients)]
@@ -54,12 +54,12 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
         was_dominant: set[int] = set()
         for share in shares_of_groups:
             rows = share[g]
-            q = _draw_with_new_dominant(random, alpha, len(group), was_dominant)
+            q = _draw_with_new_dominant(stream, alpha, len(group), was_dominant)
             was_dominant.add(int(q.argmax()))
             if len(was_dominant) == len(group):
                 was_dominant.clear()
             counts = np.floor(q * len(rows)).astype(np.int64)
-            counts[random.randint(len(group))] += len(rows) - counts.sum()
+            counts[stream.randint(len(group))] += len(rows) - counts.sum()
             for client, part in zip(group, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
                 hands[client].append(part)
     return [np.concatenate(hand) for hand in hands]
@@ -90,10 +90,10 @@ def at_least_one(fraction: float, n: int) -> int:
 
 
 def _draw_with_new_dominant(
-    random: np.random.RandomState, alpha: float, size: int, was_dominant: set[int]
+    stream: np.random.RandomState, alpha: float, size: int, was_dominant: set[int]
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     for _ in range(MOST_DRAWS):
-        q = random.dirichlet([alpha] * size)
+        q = stream.dirichlet([alpha] * size)
         # With a tiny alpha the legacy generator may divide zero by zero.
         if np.isfinite(q).all() and int(q.argmax()) not in was_dominant:
             return q

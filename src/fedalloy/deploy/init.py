@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy import rng
 from fedalloy.build import build, tried
 from fedalloy.config import Experiment, build_method, experiment
-from fedalloy.core import Method
 from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address
 from fedalloy.deploy.settings import Amount, for_server
-from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.files import PRIVATE, make_folder, write_atomically
+from fedalloy.runner import refuse_unfit
+from fedalloy.training import one_thread
 
 OWNER_ALONE = 0o700
 PUBLIC = 0o644
@@ -68,8 +67,8 @@ def init(
 
 
 def refuse_undeployable(exp: Experiment, sites: int) -> None:
-    """Refuse an experiment that cannot run at sites that keep their data."""
-    method = build_method(exp.method)
+    """Refuse an experiment that cannot run at sites that keep their data, or whose method the server would refuse."""
+    method, agreed = build_method(exp.method), exp.data.name == AGREED
     if sites < 2:
         raise UsageError(f"--sites {sites}: a federation has at least 2 sites")
     if method.card.leaves_client == "all training data":
@@ -89,29 +88,27 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
             f"data.name = '{exp.data.name}' is a file of this machine; write data.name = \"{AGREED}\" with classes, "
             "channels and size, and name each site's own file in its site.toml"
         )
-    if exp.data.name != AGREED and exp.partition.name != "natural" and exp.partition.clients != sites:
+    if not agreed and exp.partition.name != "natural" and exp.partition.clients != sites:
         raise UsageError(
             f"the experiment has {exp.partition.clients} clients and --sites is {sites}; write "
             f"partition.clients = {sites}"
         )
-    if exp.data.name == AGREED:
+    if agreed:
         if exp.public is not None and exp.public.data == "own":
             raise UsageError(
                 "public.data = 'own' sets rows of the private data aside, and those stay at the sites; name a data set"
             )
         if exp.partition.test != "local":
             raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
-    refuse_unrunnable(exp, method, sites)
-
-
-def refuse_unrunnable(exp: Experiment, method: Method, sites: int) -> None:
-    """Refuse what a simulation refuses before its first round: constants, public set, networks, method."""
-    own = exp.data.name == AGREED
-    built = for_server(exp, dict.fromkeys(range(sites), Amount(2, 2))) if own else build(exp)
-    built.setting.check(method)
-    tried(built.setting)
-    with rng.seeded(exp.seed, "server", 0):
-        method.init(Serial(built.setting).open(method, 0))
+    setting = for_server(exp, dict.fromkeys(range(sites), Amount(1, 1))).setting if agreed else build(exp).setting
+    if len(setting.sites) != sites:
+        raise UsageError(
+            f"the data set '{exp.data.name}' has {len(setting.sites)} clients and --sites is {sites}; "
+            f"write --sites {len(setting.sites)}"
+        )
+    with one_thread():
+        tried(setting)
+        refuse_unfit(method, setting)
 
 
 def _server(deployment: Deployment, authority: keys.Authority, plugins: Sequence[str | Path]) -> None:

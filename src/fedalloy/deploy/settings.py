@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from fedalloy import rng
-from fedalloy.build import Built, build, network_of, networks_of, public_of
+from fedalloy.build import Built, build, public_of, setting_of
 from fedalloy.config import Experiment
-from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card
 from fedalloy.data.partition import Partition
 from fedalloy.data.samples import Dataset, Samples, tensors
@@ -130,26 +129,7 @@ def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
 def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> Setting:
     pool = sites[0].train
     public, space = public_of(exp.public, agreed, pool, None, exp)
-    outputs = agreed.classes if space is None else space.outputs
-    server = network_of(exp.model, agreed, pool, outputs)
-    return Setting(
-        sites=sites,
-        networks=networks_of(exp, agreed, pool, outputs, len(sites)) if exp.models else [server],
-        server=server if exp.models else None,
-        classes=agreed.classes,
-        seed=exp.seed,
-        work=exp.training,
-        participation=exp.participation,
-        quorum=exp.quorum,
-        privacy=exp.privacy,
-        secret_noise=True,
-        public=public,
-        augment=augmentation(exp.data.augment, agreed.black),
-        layout=exp.layout,
-        scale=agreed.scale,
-        space=space,
-        private_answers=exp.public is not None and exp.public.answers == "private",
-    )
+    return replace(setting_of(exp, agreed, pool, sites, public, space), secret_noise=True)
 
 
 def _blank_site(like: Samples, amount: Sizes) -> Site:

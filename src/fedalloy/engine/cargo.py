@@ -2,45 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedalloy.core import Augmentation, Network
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples, Scale
+from fedalloy.data.samples import Samples
 from fedalloy.engine.arena import mapped, shared, withdraw
-from fedalloy.layout import Layout
-from fedalloy.participation import Participation
-from fedalloy.privacy import Privacy
 from fedalloy.setting import Setting, Site
-from fedalloy.training import LocalWork
 
 Part = tuple[str, tuple[int, ...], torch.dtype]  # where a shared tensor lies
+
+DATA = ("sites", "public", "holdout")  # the fields of a setting that hold samples
 
 
 @dataclass(frozen=True)
 class Cargo:
-    """What crosses to a worker: paths, shapes and plain values; `spans` says which rows are whose."""
+    """What crosses to a worker: paths and shapes of the data, whose rows `spans` says, and all else of the setting."""
 
     pools: list[tuple[Part, Part]]
     rows: Part
     spans: Part
-    networks: Sequence[Network]
-    classes: int
-    seed: int
-    work: LocalWork
-    participation: Participation
-    augment: Augmentation | None
-    layout: Layout
-    scale: Scale
-    server: Network | None
-    public: tuple[int, bool, str] | None
-    privacy: Privacy | None
-    secret_noise: bool
+    labelled: bool | None  # whether the public set has labels; None: clients hold none
+    rest: Mapping[str, Any]  # the setting's other fields, whatever they are
 
 
 def pack(setting: Setting) -> Cargo:
@@ -73,18 +61,8 @@ def _packed(setting: Setting, undo: ExitStack) -> Cargo:
         pools=parts,
         rows=_share(torch.cat(rows), undo),
         spans=_share(torch.tensor(spans), undo),
-        networks=setting.networks,
-        classes=setting.classes,
-        seed=setting.seed,
-        work=setting.work,
-        participation=setting.participation,
-        augment=setting.augment,
-        layout=setting.layout,
-        scale=setting.scale,
-        server=setting.server,
-        public=None if public is None else (len(setting.sites), public.labelled, public.holder),
-        privacy=setting.privacy,
-        secret_noise=setting.secret_noise,
+        labelled=None if public is None else public.labelled,
+        rest={f.name: getattr(setting, f.name) for f in fields(Setting) if f.name not in DATA},
     )
 
 
@@ -94,27 +72,10 @@ def unpack(cargo: Cargo) -> Setting:
     rows, spans = mapped(*cargo.rows), mapped(*cargo.spans).tolist()
     nobody = [Samples(x, y, rows[:0]) for x, y in pools]
     held = [Samples(pools[pool][0], pools[pool][1], rows[begin:end]) for pool, begin, end in spans]
-    public = None
-    if cargo.public is not None:
-        at, labelled, _ = cargo.public
-        public = PublicSet(held[at], labelled=labelled, holder="all")
-        held = held[:at]
-    return Setting(
-        # The public set, if there is one, has the last span and is no site.
-        sites=[Site(samples, nobody[pool]) for samples, (pool, _, _) in zip(held, spans, strict=False)],
-        networks=cargo.networks,
-        classes=cargo.classes,
-        seed=cargo.seed,
-        work=cargo.work,
-        participation=cargo.participation,
-        augment=cargo.augment,
-        layout=cargo.layout,
-        scale=cargo.scale,
-        server=cargo.server,
-        public=public,
-        privacy=cargo.privacy,
-        secret_noise=cargo.secret_noise,
-    )
+    public = None if cargo.labelled is None else PublicSet(held.pop(), labelled=cargo.labelled, holder="all")
+    # The public set, if there is one, has the last span and is no site.
+    sites = [Site(samples, nobody[pool]) for samples, (pool, _, _) in zip(held, spans, strict=False)]
+    return Setting(sites=sites, public=public, **cargo.rest)
 
 
 def release(cargo: Cargo) -> None:

@@ -36,17 +36,42 @@ def engine_for(
 ) -> Iterator[AnyEngine]:
     """Open an engine that carries these methods in this setting, and close it in the end.
 
-    `auto` is the pool where it is worth its start or there is a deadline, and else the serial engine. Flower's clients
-    build their settings themselves, from the experiment.
+    Flower's clients build their settings themselves, from the experiment.
+    """
+    found = kind_for(methods, setting, rounds, kind, workers, exp)
+    if found == "flower":
+        from fedalloy.engine.flower.simulation import Simulation
+
+        assert exp is not None
+        with Simulation(setting, exp, workers=workers, say=say) as simulation:
+            yield simulation
+    elif found == "pool":
+        with Pool(setting, workers=workers) as pool:
+            yield pool
+    elif found == "threads":
+        if kind != "threads":
+            say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
+        yield Threads(setting, workers=workers)
+    else:
+        yield Serial(setting)
+
+
+def kind_for(
+    methods: Sequence[Method],
+    setting: Setting,
+    rounds: int,
+    kind: Kind,
+    workers: int | None,
+    exp: Experiment | None = None,
+) -> Kind:
+    """Which engine carries these methods in this setting, if the one that is asked for can.
+
+    `auto` is the pool where it is worth its start or there is a deadline, and else the serial engine.
     """
     if kind == "flower":
         if exp is None:
             raise UsageError("engine = 'flower' carries runs of an experiment only; write engine = 'auto' here")
-        from fedalloy.engine.flower.simulation import Simulation
-
-        with Simulation(setting, exp, workers=workers, say=say) as simulation:
-            yield simulation
-        return
+        return kind
     deadline = setting.quorum.deadline
     if deadline is not None and kind == "auto":
         kind = "pool"  # nobody else can end a client that is late
@@ -70,12 +95,5 @@ def engine_for(
                 f"quorum.deadline = {deadline:g} needs the pool, and a method or network defined in a script or "
                 "notebook cannot be sent there; put it into a file of its own, or leave the deadline out"
             )
-        say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
-        kind = "threads"
-    if kind == "pool":
-        with Pool(setting, workers=workers) as pool:
-            yield pool
-    elif kind == "threads":
-        yield Threads(setting, workers=workers)
-    else:
-        yield Serial(setting)
+        return "threads"
+    return kind

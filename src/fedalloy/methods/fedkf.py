@@ -119,9 +119,10 @@ class FedKF(FedAvg):
 
     def init(self, fed: Federation) -> Tree:
         """All generators and cache slots start alike (Algorithm 1, line 2); with `seen_only` the cache starts empty."""
+        generator = params(self.new_generator(fed))  # refuses now what a client's could not make
         if self.generator_side == "client":
             return super().init(fed)
-        return {**super().init(fed), "generator": params(self.new_generator(fed)), "moments": {}}
+        return {**super().init(fed), "generator": generator, "moments": {}}
 
     def round(self, s: State, fed: Federation) -> State:
         """One round (Algorithm 1, lines 3 to 11)."""

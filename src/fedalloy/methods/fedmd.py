@@ -240,7 +240,11 @@ class FedMD(LogitExchange, SoftLabels):
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing."""
-        return SoftLabels.init(self, fed) if self.mode == "knfu" else LogitExchange.init(self, fed)
+        if self.mode == "knfu":
+            return SoftLabels.init(self, fed)
+        for clients in fed.groups if self.l2 else ():
+            self.penalty(fed.build(clients[0]))  # refuses now a network that has no such layer
+        return LogitExchange.init(self, fed)
 
     def round(self, s: State, fed: Federation) -> State:
         """One round: answers, their consensus, digest and revisit."""
