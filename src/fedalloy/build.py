@@ -68,6 +68,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
         work=exp.training,
         participation=exp.participation,
         quorum=exp.quorum,
+        aggregation=exp.aggregation,
         privacy=exp.privacy,
         public=public,
         holdout=None if everywhere else holdout,

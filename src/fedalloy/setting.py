@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedalloy.aggregation import Aggregation
 from fedalloy.core import Augmentation, Client, Method, Network, group_of, initial, methods
 from fedalloy.costs import Meter, forward_flops
 from fedalloy.data.label_space import LabelSpace
@@ -66,6 +67,7 @@ class Setting:
     server: Network | None = None
     space: LabelSpace | None = None
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
+    aggregation: Aggregation = field(default_factory=Aggregation)
     private_answers: bool = False
     privacy: Privacy | None = None
 

@@ -137,6 +137,7 @@ def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> 
         work=exp.training,
         participation=exp.participation,
         quorum=exp.quorum,
+        aggregation=exp.aggregation,
         privacy=exp.privacy,
         public=public,
         augment=augmentation(exp.data.augment, agreed.black),

@@ -214,7 +214,8 @@ class Round:
         if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
             self.spent.add(answer.client)
             return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
-        return refusal(answer.reply.body, self.method.expects(message, self))
+        contract = self.method.expects(message, self)
+        return refusal(body, contract, message.body, self._setting.aggregation.max_distance)
 
     def pool(self) -> Samples:
         """All clients' training data in one place, counted as uploaded in the first round."""
