@@ -143,7 +143,7 @@ def _strayed(body: Tree, sent: Tree, most: float) -> str | None:
     """Which network lies too far from the one that was sent, if one does."""
     if most == math.inf:
         return None
-    for key, value in body.items():
+    for key, value in sorted(body.items()):
         if isinstance(value, Mapping) and isinstance(sent.get(key), Mapping):
             ratio = relative_distance(value, sent[key])
             if not ratio <= most:
@@ -299,7 +299,7 @@ def _unlike(value: Any, example: Any, place: str) -> str | None:
             return f"{place}has other names than it should ({_difference(value, example)})"
         found = (
             _unlike(value[key], part, f"{key} " if not place else f"{place.rstrip()}/{key} ")
-            for key, part in example.items()
+            for key, part in sorted(example.items())  # as a restored state has them: the first fault goes on record
         )
         return next((fault for fault in found if fault is not None), None)
     if isinstance(example, Tensor):
