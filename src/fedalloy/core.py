@@ -172,6 +172,10 @@ class Federation(Protocol):
         """Training samples of each client: the server's roster."""
 
     @property
+    def cap(self) -> float | None:
+        """The largest share that one client's size may give it, if there is one; see `robust.bounded`."""
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: channels, height, width."""
 

@@ -21,6 +21,7 @@ from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.privacy import Privacy, check_method, check_network, opened
 from fedalloy.quorum import Quorum
+from fedalloy.robust import bounded
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
 
@@ -192,7 +193,8 @@ class Setting:
     def active(self, round: int, *, by_size: bool = False) -> list[int]:
         """The clients of a round."""
         flops = self.flops if self.participation.deadline is not None else None
-        return self.participation.active(sizes=self.sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
+        sizes = bounded(self.sizes, self.aggregation.cap)
+        return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
     @property
     def usual_active(self) -> float:

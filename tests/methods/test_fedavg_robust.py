@@ -24,17 +24,23 @@ BOUNDS = [
     {"combine": "krum", "trim": 0.3},
     {"clip": "median"},
     {"clip": 0.001},
-    {"cap": 0.3},
+    {},
 ]
 
 
-def after_one_round(method, fake, values, sizes, start=0.0):
+def capped(options):
+    """A method's options, and the experiment's cap, which a table of both has among them."""
+    return {key: value for key, value in options.items() if key != "cap"}, options.get("cap")
+
+
+def after_one_round(method, fake, values, sizes, start=0.0, cap=None):
     replies = {
         k: {"model": {"w": torch.tensor([v], dtype=torch.float64)}, "n": n}
         for k, (v, n) in enumerate(zip(values, sizes, strict=True))
     }
-    state = State(0, {**method.init(fake({}, sizes=sizes)), "model": {"w": torch.tensor([start], dtype=torch.float64)}})
-    return method.round(state, fake(replies, sizes=sizes))
+    first = method.init(fake({}, sizes=sizes, cap=cap))
+    state = State(0, {**first, "model": {"w": torch.tensor([start], dtype=torch.float64)}})
+    return method.round(state, fake(replies, sizes=sizes, cap=cap))
 
 
 # By hand: clients of 10, 20, 30 and 40 samples answer 1, 2, 3 and 14 to a model of 0.

@@ -112,6 +112,11 @@ class Round:
         return self._setting.sizes
 
     @property
+    def cap(self) -> float | None:
+        """The largest share that one client's size may give it, if there is one."""
+        return self._setting.aggregation.cap
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: channels, height, width."""
         return tuple(self._setting.sites[0].train.x.shape[1:])
