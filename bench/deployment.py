@@ -29,6 +29,7 @@ from flower_page import save, table
 
 from fedalloy import tree
 from fedalloy.deploy.folder import Deployment
+from fedalloy.deploy.init import with_cap
 from fedalloy.runner import simulate
 from fedalloy.store import Store
 from flower import SIX, TINY, family, held
@@ -126,7 +127,7 @@ def deployed(values: Mapping[str, Any]) -> Iterator[Lab]:
     """A deployment of an experiment, up, and down in the end."""
     with tempfile.TemporaryDirectory(prefix="fedalloy-bench-") as scratch:
         alone = Path(scratch) / "alone"
-        simulate({**values, "engine": "serial"}, alone)
+        simulate({**with_cap(values), "engine": "serial"}, alone)
         file, folder = Path(scratch) / "exp.toml", Path(scratch) / "lab"
         file.write_text(tomli_w.dumps(dict(values)))
         address = f"127.0.0.1:{PORT}"

@@ -184,6 +184,31 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
+            "Finite poison: negative variances, impossible counters, networks far from what was sent",
+            "It is set aside with a reason, and the round is what it is without that client.",
+            (
+                "chaos/replies.py",
+                "tests/test_poison.py::test_finite_poison_is_refused_and_the_run_is_as_without_that_reply",
+            ),
+        ),
+        Fault(
+            "A model that clients cannot train, whoever spoiled it",
+            "The run goes back to the newest state that clients could train and says so, to the same bits if it is "
+            "killed and resumed.",
+            (
+                "tests/test_rollback.py::test_poison_that_no_gate_knows_costs_two_rounds_and_not_the_run",
+                "tests/test_rollback.py::test_a_run_that_goes_back_can_be_killed_at_any_call",
+            ),
+        ),
+        Fault(
+            "A client that reports more samples than it has",
+            "With `aggregation.cap`, which `fedalloy deploy init` sets, its share of the weight is at most that.",
+            (
+                "tests/test_cap.py::test_a_client_that_claims_a_million_samples_has_at_most_its_cap_of_every_model",
+                "tests/deploy/test_init.py::test_one_site_s_weight_is_capped_unless_the_experiment_says_otherwise",
+            ),
+        ),
+        Fault(
             "A client that hangs",
             "With `quorum.deadline` it counts as absent, and its worker is replaced; without one it is waited for.",
             (f"{QUORUM}::test_the_pool_goes_on_without_a_client_that_hangs_or_kills",),

@@ -31,7 +31,7 @@ from fedalloy.config import experiment
 from fedalloy.core import methods
 from fedalloy.deploy import control, keys, processes
 from fedalloy.deploy.folder import Deployment
-from fedalloy.deploy.init import init
+from fedalloy.deploy.init import init, with_cap
 from fedalloy.errors import FedalloyError
 from fedalloy.runner import simulate
 from fedalloy.store import Store
@@ -118,7 +118,7 @@ def digest(folder: Path) -> str:
 def alone(values: Mapping[str, Any], scratch: Path) -> str:
     """The same by `fedalloy run`, serially."""
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
-    simulate(experiment({**values, "engine": "serial"}), folder)
+    simulate(experiment({**with_cap(values), "engine": "serial"}), folder)
     return digest(folder)
 
 

@@ -18,6 +18,7 @@ from spoil import (
     is_distributions,
     is_float,
     nested,
+    network,
     one,
     renamed,
     table,
@@ -40,6 +41,23 @@ KINDS: dict[str, Kind] = {
     "one infinity": tensor(one(INF), is_float),
     "one negative infinity": tensor(one(-INF), is_float),
     "all infinite": tensor(lambda t: torch.full_like(t, INF), is_float),
+    # Poison that is finite: numbers that are some, and would ruin the model all the same.
+    "a negative variance": network(
+        lambda name, t: torch.full_like(t, -5.0) if name.endswith("running_var") else t,
+        lambda name: name.endswith("running_var"),
+    ),
+    "a negative number of batches": network(
+        lambda name, t: torch.full_like(t, -1) if name.endswith("num_batches_tracked") else t,
+        lambda name: name.endswith("num_batches_tracked"),
+    ),
+    "a number of batches that nobody reaches": network(
+        lambda name, t: torch.full_like(t, 1 << 62) if name.endswith("num_batches_tracked") else t,
+        lambda name: name.endswith("num_batches_tracked"),
+    ),
+    "a network of 1e20": network(lambda _, t: torch.full_like(t, 1e20) if is_float(t) else t),
+    "a network of 3e38": network(lambda _, t: torch.full_like(t, 3e38) if is_float(t) else t),
+    "a network times 1e6": network(lambda _, t: t * 1e6 if is_float(t) else t),
+    "a network turned round, times 1e4": network(lambda _, t: t * -1e4 if is_float(t) else t),
     # Shapes that are wrong, broadcast or are too large.
     "(1,) instead": tensor(lambda t: t.new_ones(1), lambda t: t.shape != (1,)),
     "a scalar instead": tensor(lambda t: t.new_ones(()), lambda t: t.dim() > 0),

@@ -42,7 +42,7 @@ VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with
     ("fedavg", {"combine": "median"}),
     ("fedavg", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "trimmed", "clip": "median"}),
-    ("fedavg", {"weights": "uniform", "cap": 0.5}),
+    ("fedavg", {"weights": "uniform"}),
     ("fedmd", {"combine": "median", "clip_logits": 5.0}),
     ("selective-fd", {"labels": "hard"}),
 ]

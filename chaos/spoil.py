@@ -75,6 +75,23 @@ def table(change: Callable[[dict[str, Any], random.Random], Any]) -> Kind:
     return kind
 
 
+def network(change: Callable[[str, Tensor], Tensor], fits: Callable[[str], bool] = lambda _: True) -> Kind:
+    """Other numbers in a network that came back under the name with which one was sent, tensor by tensor."""
+
+    def kind(honest: Honest, dice: random.Random) -> Any:
+        found = [
+            key
+            for key, value in honest.body.items()
+            if isinstance(value, Mapping) and isinstance(honest.message.get(key), Mapping) and any(map(fits, value))
+        ]
+        if not found:
+            return NO_PLACE
+        key = dice.choice(found)
+        return {**honest.body, key: {name: change(name, t) for name, t in honest.body[key].items()}}
+
+    return kind
+
+
 def top(change: Callable[[dict[str, Any], random.Random], Any], *, filled: bool = False) -> Kind:
     """Another body; `filled`: only where the honest one holds something."""
     return lambda honest, dice: change(dict(honest.body), dice) if honest.body or not filled else NO_PLACE

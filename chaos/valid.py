@@ -21,7 +21,6 @@ SIZES = {"lenet5": 28, "simple-cnn": 28, "selective-cnn": 28}
 NUMBERS: dict[str, tuple[float, ...]] = {
     "adversarial": (0.5, 2.0),
     "bn_eps": (1e-5, 0.8),
-    "cap": (0.5, 1.0),
     "clip": (0.5, 5.0),
     "clip_logits": (1.0, 10.0),
     "decay": (0.9, 1.0),
@@ -87,6 +86,7 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
     if cls.card.private and dice.random() < 0.2:
         values["privacy"] = _privacy(dice)
     for key, made in (
+        ("aggregation", lambda: {"cap": dice.choice((0.2, 0.5, 1.0)), "max_distance": dice.choice((10.0, 100.0))}),
         ("quorum", lambda: {"fraction": dice.choice((0.0, 0.5, 1.0)), "skips": dice.randrange(1, 4)}),
         ("stop", lambda: _stop(dice, values["partition"])),
         ("memory", lambda: dice.choice((0, "4GB"))),

@@ -190,8 +190,8 @@ def test_every_option_and_privacy_are_drawn(chaos: Any) -> None:
         for f in fields(cls)
         if not seen.get((name, f.name), set()) - {cls.card.quick.get(f.name, f.default)}
     }
-    refused = {"dafkd": {"combine", "trim", "clip", "cap"}, "qffl": {"combine", "trim", "clip", "cap"}}
-    refused |= {name: {"combine", "trim", "cap"} for name in ("fedftg", "fedgen", "kdia")}
+    refused = {"dafkd": {"combine", "trim", "clip"}, "qffl": {"combine", "trim", "clip"}}
+    refused |= {name: {"combine", "trim"} for name in ("fedftg", "fedgen", "kdia")}
     assert never <= {f"{name}.{option}" for name in refused for option in refused[name]} | {"fedkf.oca", "kdia.oca"}
 
 

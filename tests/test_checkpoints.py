@@ -154,7 +154,7 @@ def manifest(kept: Checkpoints) -> Path:
 def test_a_manifest_says_what_it_stands_for(manifest: Path) -> None:
     claim = json.loads(manifest.read_bytes())
     assert list(claim) == ["format", "round", "experiment", "files", "sha256"]
-    assert (claim["format"], claim["round"]) == (2, 2)
+    assert (claim["format"], claim["round"]) == (3, 2)
     (file,) = claim["files"].values()
     assert file["pieces"] == ["state/model", "state/start", "state/cache/1", "state/cache/2", "state/n"]
     assert file["sha256"] == hashlib.sha256((manifest.parent / "000002.safetensors").read_bytes()).hexdigest()
@@ -183,8 +183,8 @@ def test_the_manifest_of_another_round_is_noticed(manifest: Path) -> None:
 
 
 def test_a_later_format_is_refused_and_not_taken_for_damage(manifest: Path) -> None:
-    manifest.write_bytes(signed({**json.loads(manifest.read_bytes()), "format": 3}))
-    with pytest.raises(CheckpointError, match="has the format 3, this fedalloy reads 2; use the one that wrote it"):
+    manifest.write_bytes(signed({**json.loads(manifest.read_bytes()), "format": 4}))
+    with pytest.raises(CheckpointError, match="has the format 4, this fedalloy reads 3; use the one that wrote it"):
         read_manifest(manifest)
 
 

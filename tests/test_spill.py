@@ -322,7 +322,8 @@ def test_a_resumed_run_lets_go_of_what_it_began_with(method: str, tmp_path: Path
         simulate(exp, tmp_path / "run", watch=stop_after(1))
     seen: list[int] = []
     resume(tmp_path / "run", watch=lambda _: seen.append(used(spills[-1])))
-    assert seen == [6 * 2 * 4096] * 5  # six models of two pages each; those of the round before are free
+    # Six models of two pages each, and those of the round before, to which the run could go back.
+    assert seen == [2 * 6 * 2 * 4096] * 5
     spills[-1].hold(State(6, {}), {})
     assert used(spills[-1]) == 0
 

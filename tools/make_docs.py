@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from fedalloy.aggregation import Aggregation
 from fedalloy.architectures import Budget, ModelPart
 from fedalloy.config import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.core import Method
@@ -98,6 +99,10 @@ SENTENCES: dict[type, dict[str, str]] = {
         "skips": "After so many skipped rounds in a row the run stops.",
         "deadline": "Seconds that a client may take (with the pool); left out, nobody is hurried.",
     },
+    Aggregation: {
+        "cap": "The largest share of the weight that a client can get by its size; left out, there is no limit.",
+        "max_distance": "How far a returned network may lie from the one that was sent, in norms of that one.",
+    },
     Privacy: {
         "noise_multiplier": "The noise's standard deviation over the largest norm of one sample's gradient.",
         "max_grad_norm": "The norm to which each sample's gradient is shortened.",
@@ -130,6 +135,7 @@ SECTIONS = {
     "training": LocalWork,
     "participation": Participation,
     "quorum": Quorum,
+    "aggregation": Aggregation,
     "privacy": Privacy,
     "public": PublicPart,
     "models": ModelPart,

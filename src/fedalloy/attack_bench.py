@@ -207,7 +207,7 @@ def _bench(
 
 def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[int]) -> tuple[str, float]:
     """The view that clients would use, and its AMP over the honest ones after the last round."""
-    engine.memories = {}
+    engine.memories, engine.trusted = {}, None
     state = run(method, engine, rounds)
     views = evaluate(engine.setting, method, state, engine.memories, engine.workers)
     view = next((name for name in VIEWS if name in views), next(iter(views)))

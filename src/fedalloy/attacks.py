@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy import rng
-from fedalloy.core import Message, Method, Reply
+from fedalloy.core import Generation, Message, Method, Reply
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.choose import AnyEngine
@@ -279,6 +279,15 @@ class Attacked:
     @memories.setter
     def memories(self, memories: dict[int, Tree]) -> None:
         self.engine.memories = memories
+
+    @property
+    def trusted(self) -> Generation | None:
+        """What the run can go back to."""
+        return self.engine.trusted
+
+    @trusted.setter
+    def trusted(self, trusted: Generation | None) -> None:
+        self.engine.trusted = trusted
 
     def open(self, method: Method, round: int) -> Round:
         """Begin a round."""

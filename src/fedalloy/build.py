@@ -105,6 +105,7 @@ def setting_of(
         work=exp.training,
         participation=exp.participation,
         quorum=exp.quorum,
+        aggregation=exp.aggregation,
         privacy=exp.privacy,
         public=public,
         holdout=holdout,

@@ -5,6 +5,9 @@ changed since round t - 2, and a manifest. The manifest names the file of every 
 its own chain, so that no damaged file can cost both generations; it is written last and is the commit. A piece is an
 entry of the server's state or of a client's memory; where an entry is a table of tables (the cache of clients' models),
 each of these is a piece, so that a round writes the models of the clients that were active in it or the one before.
+
+A checkpoint also holds the generation that its run would go back to: of that, the pieces that have changed since, below
+the name `trusted`, and in the manifest which round it is of and which pieces it did not have yet.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from typing import Any
 from torch import Tensor
 
 from fedalloy import tree
-from fedalloy.core import State
+from fedalloy.core import Generation, State
 from fedalloy.errors import CheckpointError, DataError
 from fedalloy.files import PRIVATE, as_json, read_file, refuse_executable, remove_file, write_atomically
 from fedalloy.tree import Tree
 
-FORMAT = 2
+FORMAT = 3  # 2 had no generation to go back to
 CHAINS = 2
 WASTE = 2  # a chain's files may hold so many times what is still of use
+
+TRUSTED = "trusted"  # below it, the pieces of the generation to go back to
 
 Place = tuple[str, ...]  # of a piece in the tree
 
@@ -73,9 +78,18 @@ class Checkpoints:
         self._last: dict[Place, tuple[Any, int]] = {}  # piece -> what it is, and the round in which it became that
         self._chains = [Chain() for _ in range(CHAINS)]
 
-    def commit(self, state: State, memories: Mapping[int, Tree], about: Mapping[str, Any] | None = None) -> None:
+    def commit(
+        self,
+        state: State,
+        memories: Mapping[int, Tree],
+        about: Mapping[str, Any] | None = None,
+        trusted: Generation | None = None,
+    ) -> None:
         """Make a round durable, with what else the manifest shall say; after this, a crash loses nothing of it."""
-        now = dict(pieces({"state": state.body, "memories": {str(k): m for k, m in memories.items()}}))
+        now = pieces_of(state, memories)
+        earlier = None if trusted is None else Earlier.of(trusted, now)
+        if earlier is not None:
+            now |= {(TRUSTED, *place): value for place, value in earlier.pieces.items()}
         self._last = {place: (value, self._since(place, value, state.round)) for place, value in now.items()}
         chain, name = self._chains[state.round % CHAINS], f"{state.round:06d}"
         fresh = self._fresh(chain)
@@ -83,6 +97,8 @@ class Checkpoints:
         write_atomically(self.folder / f"{name}.safetensors", data, PRIVATE)
         chain.add(name, data, fresh, {place: since for place, (_, since) in self._last.items()})
         claim = {"format": FORMAT, "round": state.round, **(about or {}), "files": chain.claim()}
+        if earlier is not None:
+            claim[TRUSTED] = {"round": earlier.round, "absent": sorted("/".join(place) for place in earlier.absent)}
         signed = {**claim, "sha256": hashlib.sha256(as_json(claim)).hexdigest()}
         write_atomically(self.folder / f"{name}.json", as_json(signed), PRIVATE)
         for file in self.of_chain(state.round):
@@ -120,6 +136,27 @@ class Checkpoints:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """How an earlier generation differs from a later one."""
+
+    round: int
+    pieces: Mapping[Place, Any]  # those that were others
+    absent: frozenset[Place]  # those that were not there yet
+
+    @classmethod
+    def of(cls, generation: Generation, now: Mapping[Place, Any]) -> Earlier:
+        """What tells a generation from these pieces; the same object is the same content."""
+        then = pieces_of(generation.state, generation.memories)
+        others = {place: value for place, value in then.items() if place not in now or now[place] is not value}
+        return cls(generation.state.round, others, frozenset(now.keys() - then.keys()))
+
+    def before(self, state: State, memories: Mapping[int, Tree]) -> Generation:
+        """The earlier generation, which shares with the later one what has not changed since."""
+        now = {place: value for place, value in pieces_of(state, memories).items() if place not in self.absent}
+        return Generation(*_generation(self.round, now | dict(self.pieces)))
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What a checkpoint consists of; the files are as they were written if their hashes are these."""
 
@@ -128,8 +165,8 @@ class Manifest:
     files: Mapping[str, Mapping[str, Any]]  # file -> sha256, pieces
     about: Mapping[str, Any]
 
-    def load(self) -> tuple[State, dict[int, Tree]]:
-        """The state and the memories, every file's hash checked."""
+    def load(self) -> tuple[State, dict[int, Tree], Earlier | None]:
+        """The state, the memories and what the run would go back to, every file's hash checked."""
         found: dict[Place, Any] = {}
         for name, claim in self.files.items():
             file = self.path.parent / f"{int(name):06d}.safetensors"
@@ -140,13 +177,18 @@ class Manifest:
             whole = tree.decode(data)
             for path in claim["pieces"]:
                 found[tuple(path.split("/"))] = _at(whole, path)
-        saved = assemble(found)
-        return State(self.round, saved.get("state", {})), {int(k): m for k, m in saved.get("memories", {}).items()}
+        state, memories = _generation(self.round, found)
+        if TRUSTED not in self.about:
+            return state, memories, None
+        absent = frozenset(tuple(path.split("/")) for path in self.about[TRUSTED]["absent"])
+        others = {place[1:]: value for place, value in found.items() if place[0] == TRUSTED}
+        return state, memories, Earlier(self.about[TRUSTED]["round"], others, absent)
 
 
 def read_checkpoint(path: Path) -> tuple[State, dict[int, Tree]]:
     """The state and the memories that a manifest stands for."""
-    return read_manifest(path).load()
+    state, memories, _ = read_manifest(path).load()
+    return state, memories
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -198,6 +240,16 @@ def assemble(found: Mapping[Place, Any]) -> dict[str, Any]:
             node = node.setdefault(part, {})
         node[path[-1]] = value
     return root
+
+
+def pieces_of(state: State, memories: Mapping[int, Tree]) -> dict[Place, Any]:
+    """The pieces of a state and its memories."""
+    return dict(pieces({"state": state.body, "memories": {str(k): m for k, m in memories.items()}}))
+
+
+def _generation(round: int, found: Mapping[Place, Any]) -> tuple[State, dict[int, Tree]]:
+    whole = assemble(found)
+    return State(round, whole.get("state", {})), {int(k): m for k, m in whole.get("memories", {}).items()}
 
 
 def _at(whole: Tree, path: str) -> Any:

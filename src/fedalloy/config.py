@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from fedalloy.aggregation import Aggregation
 from fedalloy.architectures import Budget, ModelPart
 from fedalloy.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.core import Method, methods
@@ -174,6 +175,7 @@ class Experiment:
     training: LocalWork = field(default_factory=LocalWork)
     participation: Participation = field(default_factory=Participation)
     quorum: Quorum = field(default_factory=Quorum)
+    aggregation: Aggregation = field(default_factory=Aggregation)
     privacy: Privacy | None = None
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
@@ -220,6 +222,7 @@ _CLOSED = {
     "training": LocalWork,
     "participation": Participation,
     "quorum": Quorum,
+    "aggregation": Aggregation,
     "privacy": Privacy,
     "stop": Stop,
     "budget": Budget,

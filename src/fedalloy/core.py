@@ -136,6 +136,14 @@ class State:
         return State(self.round + 1, {**self.body, **changes})
 
 
+@dataclass(frozen=True)
+class Generation:
+    """A state and the clients' memories that belong to it: what a run can go back to."""
+
+    state: State
+    memories: Mapping[int, Tree]
+
+
 class Federation(Protocol):
     """The server's only way to act during one round."""
 
@@ -162,6 +170,10 @@ class Federation(Protocol):
     @property
     def sizes(self) -> Sequence[int]:
         """Training samples of each client: the server's roster."""
+
+    @property
+    def cap(self) -> float | None:
+        """The largest share that one client's size may give it, if there is one; see `robust.bounded`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -203,6 +215,17 @@ class Federation(Protocol):
 
     def skip(self, reason: str) -> NoReturn:
         """End the round: it is recorded as skipped, and everything stays as it was before."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether a client has answered soundly in this round, and so could act on what it was sent."""
+
+    @property
+    def untrainable(self) -> bool:
+        """Whether more clients failed on what they were sent in this round than could act on it."""
+
+    def go_back(self, trusted: Generation) -> State:
+        """The state of this round is that of an earlier one, which is recorded."""
 
     def pool(self) -> Samples:
         """All clients' training data in one place; only a simulation can do this, and it is counted as upload."""
@@ -402,9 +425,13 @@ def initial_generator(make: Network, seed: int, layout: Layout, device: str | to
 
 
 class Engine(Protocol):
-    """Carries messages to clients and keeps their memories; serial, pool and flower are engines."""
+    """Carries messages to clients and keeps their memories; serial, pool and flower are engines.
+
+    `trusted` is the newest generation that clients are known to have trained from, while that is not the present one.
+    """
 
     memories: dict[int, Tree]
+    trusted: Generation | None
 
     def open(self, method: Method, round: int) -> Federation:
         """Begin a round."""
@@ -421,8 +448,9 @@ def run(
     """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
 
     A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy; so does
-    one after which the server's state is not finite. `settle` is given the first state and that of each round; it may
-    move tensors elsewhere, but not change a bit.
+    one after which the server's state is not finite. Where clients could not train what they were sent, the run goes
+    back, once, to the newest generation that clients could: somebody's reply may have spoiled what came after it.
+    `settle` is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
     """
     if state is None:
         fed = engine.open(method, 0)
@@ -431,13 +459,20 @@ def run(
     state = settle(state)
     while state.round < rounds:
         fed = engine.open(method, state.round + 1)
-        memories = dict(engine.memories)
+        before = Generation(state, dict(engine.memories))
         with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
             try:
                 state = _after(method, state, fed)
+                counts = fed.trained
             except QuorumError:  # the federation has noted it; nothing of the round stays
-                state, engine.memories = state.next(), rolled_back(memories, engine.memories)
-        del memories  # nobody may hold on to what this round replaced
+                state, engine.memories = state.next(), rolled_back(before.memories, engine.memories)
+                counts = False
+        if counts:
+            engine.trusted = before
+        elif fed.untrainable and engine.trusted is not None:
+            state, engine.memories = fed.go_back(engine.trusted), rolled_back(engine.trusted.memories, engine.memories)
+            engine.trusted = None
+        del before  # nobody else may hold on to what this round replaced
         state = settle(state)
         if watch is not None and watch(state, fed):
             break
@@ -478,6 +513,7 @@ __all__ = [
     "Client",
     "Engine",
     "Federation",
+    "Generation",
     "Message",
     "Method",
     "Network",

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedalloy import tree
 from fedalloy.errors import UsageError
+from fedalloy.tree import Tree
 
 Check = Callable[[Any], str | None]
 """Looks at what stands under a key and says what is wrong with it, or nothing."""
@@ -30,6 +31,7 @@ LONGEST = 300  # letters of a reason, which may quote what a stranger wrote
 DEEPEST = 32  # tables within tables, where no contract says how many there are
 MOST = (1 << 63) - 1  # a whole number beyond it could be neither written nor computed with
 LARGEST = 1 << 30  # numbers in a tensor, where no contract says its shape
+MOST_BATCHES = 1 << 40  # that a network can have seen
 LEAST = 4096  # bytes of names, shapes and numbers that are always read: a name too much can then be told as such
 NUMBER = -sys.float_info.max  # no number that may come is longer as text
 
@@ -73,15 +75,20 @@ def room(contract: Contract | None) -> Room | None:
     return Room(8 + head + sum(map(tree.leaf_bytes, tensors)), head)
 
 
-def refusal(body: Any, contract: Contract | None) -> str | None:
+def refusal(
+    body: Any, contract: Contract | None, sent: Mapping[str, Any] | None = None, max_distance: float = math.inf
+) -> str | None:
     """Why a reply is refused, if it is: one line, whatever was sent; what is not refused is a tree.
 
-    Without a contract its numbers must at least be finite.
+    Without a contract its numbers must at least be finite. A network that comes back under the name with which one was
+    sent must not lie farther from that one than `max_distance` times its norm (see `relative_distance`).
 
     >>> refusal({"n": -3}, {"n": whole(1)})
     'n is -3, below 1'
     >>> refusal({"n": 3, "extra": 1}, {"n": whole(1)})
     "it holds 'extra', which nobody asked for"
+    >>> refusal({"model": {"w": torch.ones(4) * 9}}, None, {"model": {"w": torch.ones(4)}}, max_distance=5)
+    'model lies 8 times the norm of what was sent from it; aggregation.max_distance is 5'
     >>> refusal(None, {"n": whole(1)})
     'it is a NoneType, not a table'
     """
@@ -89,6 +96,7 @@ def refusal(body: Any, contract: Contract | None) -> str | None:
         fault = _fault(body, contract)
         if fault is None:
             tree.check(body, "it")
+            fault = _strayed(body, sent or {}, max_distance)
     except UsageError as error:
         fault = str(error)
     except Exception as error:  # one client's reply, whatever it is, must not end the round of the others
@@ -131,6 +139,40 @@ def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
     return None
 
 
+def _strayed(body: Tree, sent: Tree, most: float) -> str | None:
+    """Which network lies too far from the one that was sent, if one does."""
+    if most == math.inf:
+        return None
+    for key, value in sorted(body.items()):
+        if isinstance(value, Mapping) and isinstance(sent.get(key), Mapping):
+            ratio = relative_distance(value, sent[key])
+            if not ratio <= most:
+                return (
+                    f"{key} lies {ratio:.4g} times the norm of what was sent from it; "
+                    f"aggregation.max_distance is {most:g}"
+                )
+    return None
+
+
+def relative_distance(network: Tree, sent: Tree) -> float:
+    """||network - sent|| / ||sent|| over all float parameters and buffers that both have, in float64.
+
+    A norm below 1 counts as 1, so that a network that begins at zero can be trained.
+
+    >>> relative_distance({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
+    5.0
+    """
+    apart, length = 0.0, 0.0
+    came = dict(tree.leaves(network))
+    for name, old in sorted(tree.leaves(sent)):  # by name and in one layout, so that all engines find the same bits
+        new = came.get(name)
+        if isinstance(old, Tensor) and isinstance(new, Tensor) and old.is_floating_point() and new.shape == old.shape:
+            flat = old.reshape(-1).double()
+            length += float(flat.square().sum())
+            apart += float((new.reshape(-1).double() - flat).square().sum())
+    return math.sqrt(apart) / max(1.0, math.sqrt(length))
+
+
 def optional(check: Check) -> Sized:
     """What may be left out, and if it is there must pass a check.
 
@@ -142,6 +184,9 @@ def optional(check: Check) -> Sized:
 
 def like(example: Any) -> Sized:
     """The same names, shapes and kinds of numbers as the example, all of them finite.
+
+    What BatchNorm keeps is known by the names that torch gives it: a `running_var` is not negative, and
+    `num_batches_tracked` is a number of batches.
 
     >>> model = like({"w": torch.zeros(2), "b": torch.zeros(1)})
     >>> model({"w": torch.tensor([1.0, float("nan")]), "b": torch.zeros(1)})
@@ -254,7 +299,7 @@ def _unlike(value: Any, example: Any, place: str) -> str | None:
             return f"{place}has other names than it should ({_difference(value, example)})"
         found = (
             _unlike(value[key], part, f"{key} " if not place else f"{place.rstrip()}/{key} ")
-            for key, part in example.items()
+            for key, part in sorted(example.items())  # as a restored state has them: the first fault goes on record
         )
         return next((fault for fault in found if fault is not None), None)
     if isinstance(example, Tensor):
@@ -271,7 +316,17 @@ def _unlike_tensor(value: Any, example: Tensor, place: str) -> str | None:
         return f"{place}is {str(value.dtype).removeprefix('torch.')}, not {str(example.dtype).removeprefix('torch.')}"
     if value.shape != example.shape:
         return f"{place}has the shape {tuple(value.shape)}, not {tuple(example.shape)}"
-    return _unreadable(value, place)
+    return _unreadable(value, place) or _impossible(value, place)
+
+
+def _impossible(value: Tensor, place: str) -> str | None:
+    """Why a tensor cannot be what its name says, if so; its numbers are finite."""
+    name = place.rstrip().rpartition(".")[2].rpartition("/")[2]
+    if name == "running_var" and value.numel() and value.min().item() < 0:
+        return f"{place}is a negative variance"
+    if name == "num_batches_tracked" and not 0 <= value.item() <= MOST_BATCHES:
+        return f"{place}is {value.item()}, which is no number of batches"
+    return None
 
 
 def _unreadable(value: Tensor, place: str) -> str | None:

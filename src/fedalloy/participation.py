@@ -73,7 +73,7 @@ class Participation:
     def active(
         self,
         *,
-        sizes: Sequence[int],
+        sizes: Sequence[float],
         round: int,
         seed: int,
         flops: Sequence[float] | None = None,
@@ -89,7 +89,7 @@ class Participation:
         """Whether this client's reply is lost after it has trained."""
         return self.late_drop > 0 and rng.numpy_generator(seed, "late_drop", round, client).random() < self.late_drop
 
-    def _chosen(self, sizes: Sequence[int], round: int, seed: int, by_size: bool) -> list[int]:
+    def _chosen(self, sizes: Sequence[float], round: int, seed: int, by_size: bool) -> list[int]:
         clients = len(sizes)
         count = max(1, int(np.floor(self.fraction * clients + 0.5)))
         stream = rng.numpy_generator(seed, "sampling", round)

@@ -225,6 +225,37 @@ def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
     return parts
 
 
+def bounded(weights: Sequence[float], cap: float | None) -> Sequence[float]:
+    """Clients' weights, of which none is more than `cap` of the whole; without a cap, just these.
+
+    A client without any weight gets none from the others. What a method makes of the sizes that clients report belongs
+    here, with the federation's `cap`.
+
+    >>> bounded([48, 1_000_000, 48], cap=0.5)
+    [0.25, 0.5, 0.25]
+    """
+    if cap is None:
+        return weights
+    there = [weight for weight in weights if weight > 0]
+    held = iter(capped(there, cap).tolist())
+    return [next(held) if weight > 0 else 0.0 for weight in weights]
+
+
+def bounded_counts(counts: Sequence[Tensor], cap: float | None) -> Sequence[Tensor]:
+    """Clients' label counts, of which no client's are more than `cap` of all; without a cap, just these.
+
+    The counts of one that reports too many are scaled down, and stay in proportion.
+
+    >>> bounded_counts([torch.tensor([3, 1]), torch.tensor([0, 100])], cap=0.5)
+    [tensor([3., 1.], dtype=torch.float64), tensor([0., 4.], dtype=torch.float64)]
+    """
+    if cap is None:
+        return counts
+    sizes = [float(c.sum()) for c in counts]
+    factors = [share / n if n else 0.0 for share, n in zip(bounded(sizes, cap), sizes, strict=True)]
+    return [c.double() * (factor / max(factors)) for c, factor in zip(counts, factors, strict=True)]
+
+
 def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Columns that sum to 1; one without any weight takes the other weights, and stays 0 if these are 0 too."""
     least = torch.finfo(weights.dtype).tiny  # below it quotients lose their bits

@@ -134,6 +134,7 @@ def resume(
             carrier.memories = memories
             spill = _spill(exp)
             start = [spill.hold(state, memories)] if state is not None else []
+            carrier.trusted = store.trusted(start[0], memories) if start else None
             del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
             spill.relax()
             return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, say)
@@ -155,7 +156,7 @@ def _carried(
         if engine is None
         else nullcontext(engine)
     ) as carrier:
-        carrier.memories = {}
+        carrier.memories, carrier.trusted = {}, None
         if isinstance(carrier, Remote):
             carrier.begin(None if store is None else store.folder / MEMORIES)
         yield carrier
@@ -204,7 +205,7 @@ def _go_on(
     stopped_by = should_stop(exp.stop, records) or "rounds"
 
     def settle(state: State) -> State:
-        return spill.hold(state, engine.memories)
+        return spill.hold(state, engine.memories, engine.trusted)
 
     def after(state: State, fed: Federation) -> bool:
         nonlocal stopped_by
@@ -224,10 +225,13 @@ def _go_on(
         record = round_record(state, fed, seconds, flops, views)
         for bad in fed.quarantined:
             say(f"round {state.round}: the reply of client {bad['client']} was set aside: {bad['reason']}")
+        if fed.back_to is not None:
+            back = f"the run went back to that of round {fed.back_to}"
+            say(f"round {state.round}: clients could not train the model they were sent; {back}")
         records.append(record)
         if store is not None:
             store.record(record)
-            store.commit(state, engine.memories)
+            store.commit(state, engine.memories, engine.trusted)
         spill.relax()  # evaluation has read all of it
         clock["checkpoint"] = time.perf_counter() - evaluated
         if watch is not None:
@@ -260,6 +264,7 @@ def round_record(
         **({"forgot": sorted(fed.forgot)} if fed.forgot else {}),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
+        **({"back_to": fed.back_to} if fed.back_to is not None else {}),
         **figures(setting.privacy, fed.engine.memories, len(fed.sizes), secret=setting.secret_noise),
         **({"spent": sorted(fed.spent)} if fed.spent else {}),
         "seconds": dict(seconds),
@@ -272,9 +277,12 @@ def round_record(
 
 
 def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
-    """End a run whose last rounds all lacked a quorum, or all it was to have; it can be gone on with."""
+    """End a run whose last rounds all lacked a quorum, or all it was to have; it can be resumed.
+
+    A round after which the run went back is not one of them: the next one starts from another state.
+    """
     needed = min(exp.quorum.skips, exp.rounds)
-    last = [record.get("skipped") for record in records[-needed:]]
+    last = [record.get("skipped") if "back_to" not in record else None for record in records[-needed:]]
     if len(last) == needed and all(last):
         rounds = f"{len(last)} rounds in a row were" if len(last) > 1 else "a round was"
         none = "" if len(last) < len(records) else "no round counted: "

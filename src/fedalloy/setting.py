@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedalloy.aggregation import Aggregation
 from fedalloy.core import Augmentation, Client, Method, Network, group_of, initial, methods
 from fedalloy.costs import Meter, forward_flops
 from fedalloy.data.label_space import LabelSpace
@@ -20,6 +21,7 @@ from fedalloy.layout import Layout
 from fedalloy.participation import Participation
 from fedalloy.privacy import Privacy, check_method, check_network, opened
 from fedalloy.quorum import Quorum
+from fedalloy.robust import bounded
 from fedalloy.training import LocalWork, load
 from fedalloy.tree import Tree
 
@@ -67,6 +69,7 @@ class Setting:
     server: Network | None = None
     space: LabelSpace | None = None
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
+    aggregation: Aggregation = field(default_factory=Aggregation)
     private_answers: bool = False
     privacy: Privacy | None = None
     secret_noise: bool = False
@@ -192,7 +195,8 @@ class Setting:
     def active(self, round: int, *, by_size: bool = False) -> list[int]:
         """The clients of a round."""
         flops = self.flops if self.participation.deadline is not None else None
-        return self.participation.active(sizes=self.sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
+        sizes = bounded(self.sizes, self.aggregation.cap)
+        return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
     @property
     def usual_active(self) -> float:

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from fedalloy import tree
-from fedalloy.checkpoints import assemble, pieces
-from fedalloy.core import State
+from fedalloy.checkpoints import Place, assemble, pieces_of
+from fedalloy.core import Generation, State
 from fedalloy.errors import StorageError, UsageError
 from fedalloy.tree import Tree
 
@@ -59,16 +59,19 @@ class Spill:
         self.segments: list[Segment] = []
         self._known: dict[int, tuple[Tree, int]] = {}  # id of an entry -> the entry, and its bytes in RAM
 
-    def hold(self, state: State, memories: MutableMapping[int, Tree]) -> State:
+    def hold(self, state: State, memories: MutableMapping[int, Tree], trusted: Generation | None = None) -> State:
         """The same state, and in `memories` the same memories, with new entries beyond the budget in a file.
 
-        An entry is moved when it arrives or never, because checkpoints know an old entry by its identity.
+        An entry is moved when it arrives or never, because checkpoints know an old entry by its identity. Those of the
+        generation to go back to have arrived before; what of them is in RAM still counts.
         """
         if self.budget is None:
             return state
-        now = dict(pieces({"state": state.body, "memories": {str(k): m for k, m in memories.items()}}))
-        entries = {place: e for place, e in now.items() if len(place) == 3 or place[0] == "memories"}
-        self._known = {id(e): self._known[id(e)] for e in entries.values() if id(e) in self._known}
+        now = pieces_of(state, memories)
+        entries = _entries(now)
+        older = {} if trusted is None else _entries(pieces_of(trusted.state, trusted.memories))
+        there = (*entries.values(), *older.values())
+        self._known = {id(e): self._known[id(e)] for e in there if id(e) in self._known}
         in_ram = sum(size for _, size in self._known.values())
         moved: dict[int, Tree] = {}  # id of an entry -> where it is now; clients may share one
         for place, entry in entries.items():
@@ -143,6 +146,11 @@ class Segment:
                 weakref.finalize(window, self._returned.append, (start, start + size)).atexit = False
                 return torch.frombuffer(window, dtype=torch.uint8)
         return None
+
+
+def _entries(now: Mapping[Place, Any]) -> dict[Place, Any]:
+    """What grows with the number of clients."""
+    return {place: entry for place, entry in now.items() if len(place) == 3 or place[0] == "memories"}
 
 
 def _tensors(entry: Tree) -> Iterator[Tensor]:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedalloy.checkpoints import Checkpoints, Manifest, read_manifest
-from fedalloy.core import State
+from fedalloy.checkpoints import Checkpoints, Earlier, Manifest, read_manifest
+from fedalloy.core import Generation, State
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.files import (
     NO_LINKS,
@@ -59,6 +59,7 @@ class Store:
         self._experiment = ""
         self._whole: Manifest | None = None  # of the checkpoint that was restored,
         self._kept = b""  # and the records of its rounds
+        self._earlier: Earlier | None = None  # what its run would go back to
         self._hash, self._bytes = hashlib.sha256(), 0  # of all records so far
 
     @contextmanager
@@ -122,10 +123,10 @@ class Store:
             append_line(log, text)
         self._add(f"{text}\n".encode())
 
-    def commit(self, state: State, memories: Mapping[int, Tree]) -> None:
-        """Make a round durable; after this, a crash loses nothing of it."""
+    def commit(self, state: State, memories: Mapping[int, Tree], trusted: Generation | None = None) -> None:
+        """Make a round durable, and what the run would go back to; after this, a crash loses nothing of it."""
         records = {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
-        self._saved.commit(state, memories, {"experiment": self._experiment, "records": records})
+        self._saved.commit(state, memories, {"experiment": self._experiment, "records": records}, trusted)
 
     def restore(self, say: Say = lambda _: None) -> tuple[State, dict[int, Tree]] | None:
         """The newest whole checkpoint, or None if no round was completed; nothing is written."""
@@ -138,13 +139,13 @@ class Store:
                 if manifest.about.get("experiment", self._experiment) != self._experiment:
                     raise DataError("it belongs to another experiment than run.json")
                 self._kept = self._records_of(manifest)
-                saved = manifest.load()
+                state, memories, self._earlier = manifest.load()
             except DAMAGE as error:
                 say(f"the checkpoint of round {int(path.stem)} cannot be used: {error}")
                 kind = SecurityError if isinstance(error, SecurityError) else kind
                 continue
             self._whole = manifest
-            return saved
+            return state, memories
         if paths:
             raise kind(f"no checkpoint in '{self.checkpoints}' is whole; start again in another folder")
         if any(_content(log).count(b"\n") > 1 for log in self.logs):  # one may precede its commit
@@ -152,6 +153,10 @@ class Store:
                 f"'{self.folder}' has records of several rounds, but no checkpoint; start again in another folder"
             )
         return None
+
+    def trusted(self, state: State, memories: Mapping[int, Tree]) -> Generation | None:
+        """What the run that was restored would go back to; it shares with these what has not changed since."""
+        return None if self._earlier is None else self._earlier.before(state, memories)
 
     def rewind(self, say: Say = lambda _: None) -> list[dict[str, Any]]:
         """Make the folder what it was after the round that was restored; returns the records up to it."""

@@ -40,6 +40,7 @@ TINY = {
     "model": {"name": "mlp"},
     "partition": {"clients": 3, "alpha": 1.0},
     "training": {"batch": 16},
+    "aggregation": {"cap": 0.5},
 }
 KNFU = {**TINY, "method": {"name": "knfu"}, "public": {"data": "own", "samples": 30, "labelled": True}}
 OWN = {
@@ -47,6 +48,7 @@ OWN = {
     "data": {"name": "sites", "classes": 2, "channels": 3, "mean": [1.0, 2.0, 3.0], "std": [1.0, 2.0, 1.0]},
     "model": {"name": "mlp"},
     "partition": {"validation": 0.1},
+    "aggregation": {"cap": 0.5},
 }
 
 

@@ -33,6 +33,13 @@ def test_it_is_read_back(made: Deployment) -> None:
     assert read_deployment(made.folder) == made
 
 
+def test_one_site_s_weight_is_capped_unless_the_experiment_says_otherwise(made: Deployment, tmp_path: Path) -> None:
+    for folder in (made.app, *(made.site(k) for k in range(3))):
+        assert tomllib.loads((folder / "experiment.toml").read_text())["aggregation"] == {"cap": 0.5}
+    other = init({**TINY, "aggregation": {"cap": 0.9, "max_distance": 7.0}}, tmp_path / "lab", 3)
+    assert tomllib.loads(other.experiment.read_text())["aggregation"] == {"cap": 0.9, "max_distance": 7.0}
+
+
 def test_only_the_owner_reads_secrets(made: Deployment) -> None:
     files = [file for file in made.folder.rglob("*") if file.is_file()]
     secret = [file for file in files if file.name in SECRET]

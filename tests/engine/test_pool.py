@@ -18,6 +18,7 @@ from torch import nn
 import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy import plugins, tree
 from fedalloy.core import action, methods, quick, run
+from fedalloy.aggregation import Aggregation
 from fedalloy.data.augment import augmentation
 from fedalloy.data.samples import Scale
 from fedalloy.engine import arena
@@ -188,6 +189,7 @@ def unusual():
         layout="nchw",
         scale=Scale((0.5,), (0.25,)),
         quorum=Quorum(fraction=0.5),
+        aggregation=Aggregation(cap=0.5),
         private_answers=True,
         privacy=Privacy(noise_multiplier=1.5),
         secret_noise=True,

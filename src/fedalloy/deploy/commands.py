@@ -35,13 +35,15 @@ def init_command(
     need_flower()
     from fedalloy.config import override, read_toml
     from fedalloy.deploy.agreed import AGREED
-    from fedalloy.deploy.init import init
+    from fedalloy.deploy.init import CAP, init
 
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
     own = values.get("data", {}).get("name") == AGREED
     say(f"written: {out}, with a folder for each site in {Path(out) / 'sites'}")
+    if "cap" not in values.get("aggregation", {}):
+        say(f"aggregation.cap = {CAP} was added: no site weighs more than that; write 1.0 to believe reported sizes")
     if own:
         say("hand each site its folder over a safe way; it names its data in site.toml and runs start.sh")
         say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")

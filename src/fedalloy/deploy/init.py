@@ -18,6 +18,7 @@ from fedalloy.files import PRIVATE, make_folder, write_atomically
 from fedalloy.runner import refuse_unfit
 from fedalloy.training import one_thread
 
+CAP = 0.5  # of the weight, for one site: the size that a site reports cannot be checked
 OWNER_ALONE = 0o700
 PUBLIC = 0o644
 EXECUTABLE = 0o755
@@ -41,7 +42,10 @@ def init(
     address: str = "127.0.0.1:8443",
     plugins: Sequence[str | Path] = (),
 ) -> Deployment:
-    """Write a new deployment of an experiment, given as the values of its file; plug-ins must have been loaded."""
+    """Write a new deployment of an experiment, given as the values of its file; plug-ins must have been loaded.
+
+    An experiment without an `aggregation.cap` gets one.
+    """
     import tomli_w
 
     host, port = parse_address(address)
@@ -52,7 +56,7 @@ def init(
         raise UsageError(f"'{out}' is not empty; choose another folder, so that no keys are lost")
     if port + sites >= 65536:
         raise UsageError(f"the ports from {port} to {port + sites} are needed; choose an address with a lower one")
-    text = tomli_w.dumps(dict(values)).encode()
+    text = tomli_w.dumps(with_cap(values)).encode()
     for folder in (deployment.folder, deployment.server, deployment.state):
         make_folder(folder, OWNER_ALONE)
     make_folder(deployment.app)
@@ -64,6 +68,15 @@ def init(
         _site(deployment, number, authority, text, share=exp.data.name != AGREED, plugins=plugins)
     _write(deployment.folder / "deployment.toml", deployment.to_toml(), PUBLIC)
     return deployment
+
+
+def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment's values with a cap on one site's weight, if they have none.
+
+    >>> with_cap({"rounds": 5})["aggregation"], with_cap({"aggregation": {"cap": 1.0}})["aggregation"]
+    ({'cap': 0.5}, {'cap': 1.0})
+    """
+    return {**values, "aggregation": {"cap": CAP, **values.get("aggregation", {})}}
 
 
 def refuse_undeployable(exp: Experiment, sites: int) -> None:

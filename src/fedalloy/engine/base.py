@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedalloy import rng
-from fedalloy.core import Client, Message, Method, Network, Reply, initial_generator
+from fedalloy.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
 from fedalloy.costs import Ledger, Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
@@ -44,6 +44,10 @@ class Failure:
     reason: str
 
 
+class Failed(Failure):
+    """A client that was there and could not act on what it was sent."""
+
+
 class Forgot(Failure):
     """A client whose memory is gone: it begins anew, and what it answers then comes after this."""
 
@@ -72,6 +76,9 @@ class Round:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
     spent: set[int] = field(default_factory=set)
+    sound: set[int] = field(default_factory=set)  # clients of which a reply counts
+    failed: set[int] = field(default_factory=set)  # those that could not act on what they were sent
+    back_to: int | None = None
 
     @property
     def _setting(self) -> Setting:
@@ -101,6 +108,11 @@ class Round:
     def sizes(self) -> Sequence[int]:
         """Training samples of each client: the server's roster."""
         return self._setting.sizes
+
+    @property
+    def cap(self) -> float | None:
+        """The largest share that one client's size may give it, if there is one."""
+        return self._setting.aggregation.cap
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -173,7 +185,9 @@ class Round:
                 continue
             if isinstance(answer, Failure):  # the first sound answer counts, whatever came before it
                 self._quarantine(answer.client, action, answer.reason)
+                self.failed |= {answer.client} if isinstance(answer, Failed) else set()
             elif self._arrived(answer, sent[answer.client]):
+                self.sound.add(answer.client)
                 due.remove(answer.client)
                 replies.append(Message(action, answer.client, answer.reply.body))
             elif answer.client in self.lost:
@@ -187,6 +201,21 @@ class Round:
         self.skipped = reason
         raise QuorumError(reason)
 
+    @property
+    def trained(self) -> bool:
+        """Whether a client has answered soundly in this round."""
+        return bool(self.sound)
+
+    @property
+    def untrainable(self) -> bool:
+        """Whether more clients failed on what they were sent than answered soundly; who is away says nothing of it."""
+        return len(self.failed - self.sound) > len(self.sound)
+
+    def go_back(self, trusted: Generation) -> State:
+        """The state of an earlier round as that of this one."""
+        self.back_to = trusted.state.round
+        return State(self.round, trusted.state.body)
+
     def _quarantine(self, client: int, action: str, reason: str) -> None:
         self.quarantined.append({"client": client, "action": action, "reason": reason})
 
@@ -196,6 +225,7 @@ class Round:
         lost = self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed)
         if not lost and (reason := self._fault(answer, message)) is not None:
             self._quarantine(answer.client, message.action, reason)
+            self.failed |= {answer.client} - self.spent
             # It remembers nothing of the round, but what it spent of its privacy is spent.
             if memory := charged(self.engine.memories.get(answer.client, {}), answer.reply.keep):
                 self.engine.memories[answer.client] = memory
@@ -214,7 +244,8 @@ class Round:
         if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
             self.spent.add(answer.client)
             return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
-        return refusal(answer.reply.body, self.method.expects(message, self))
+        contract = self.method.expects(message, self)
+        return refusal(body, contract, message.body, self._setting.aggregation.max_distance)
 
     def pool(self) -> Samples:
         """All clients' training data in one place, counted as uploaded in the first round."""

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from torch import Tensor
 
 from fedalloy import plugins
-from fedalloy.core import Message, Method, Reply
+from fedalloy.core import Generation, Message, Method, Reply
 from fedalloy.engine import arena
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
@@ -49,6 +49,7 @@ class Pool:
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None, workers: int | None = None) -> None:
         self.setting = setting
         self.memories: dict[int, Tree] = dict(memories or {})
+        self.trusted: Generation | None = None
         self._cargo = pack(setting)
         self.workers = min(workers or usable_cores(), len(setting.sites))
         self._workers: list[_Worker] = []

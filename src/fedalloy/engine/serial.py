@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from fedalloy.core import Message, Method, act
+from fedalloy.core import Generation, Message, Method, act
 from fedalloy.engine.base import Answer, Round
 from fedalloy.setting import Setting
 from fedalloy.tree import Tree
@@ -20,6 +20,7 @@ class Serial:
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:
         self.setting = setting
         self.memories: dict[int, Tree] = dict(memories or {})
+        self.trusted: Generation | None = None
         self.workers = 1
 
     def open(self, method: Method, round: int) -> Round:

@@ -134,7 +134,8 @@ class DaFKD(DaFKDOptions):
         if not replies:
             return s.next()
         replies = self.trusted(s, replies)
-        weights = self.weigh([r["n"] for r in replies], [r["counts"] for r in replies if "counts" in r])
+        counts = [r["counts"] for r in replies if "counts" in r]
+        weights = self.bounded_weights([r["n"] for r in replies], counts, fed.cap)
         mean = {name: average([r[name] for r in replies], weights, s[name]) for name in shared}  # Eq. 4 and 6
         if self.distils(fed.round):
             source = mean["generator"] if self.use.pseudo_from == "new" else s["generator"]

@@ -101,7 +101,7 @@ class DaFKDOptions(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        bounds = ("clip", "cap") if self.combine == "krum" else ("combine", "clip", "cap")
+        bounds = ("clip",) if self.combine == "krum" else ("combine", "clip")
         self.refuse_bounds("every client's model teaches the average too; max_share or combine = 'krum' bound", *bounds)
         for name in ("generator_weight_decay", "adversarial", "gradient_penalty", "distil_steps", "shared_layers"):
             if (getattr(self, name) or 0) < 0:

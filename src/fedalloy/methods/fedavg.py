@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedalloy.averaging import Discrepancy, average, disco_weights, shares, weighted_sum
+from fedalloy.averaging import Discrepancy, average, disco_weights, weighted_sum
 from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, counts, like, whole
 from fedalloy.losses import ce
 from fedalloy.registry import refuse_idle
-from fedalloy.robust import TRIMS, Combine, capped, check_cap, check_clip, check_trim, clip_norm, combined
+from fedalloy.robust import TRIMS, Combine, bounded, check_clip, check_trim, clip_norm, combined
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
@@ -64,11 +64,11 @@ class FedAvg(Method):
       therefore refused with them.
     * `clip`: an update longer than this, over all parameters and float buffers, is scaled down to it; `"median"` takes
       the median of the round's norms. The cache holds the models as they then are.
-    * `cap`: no client's weight is a larger share than this; the others get the rest, in proportion.
 
-    OCA combines the cache in the same way and `cap` limits each client's share of it; clients not yet seen count one by
-    one there, so that with `cache_init = "init_model"` the median is the first model until half of them were seen. Only
-    the exact sum can do this: more clients than `exact_up_to` are refused. See `fedalloy.robust` for the details.
+    OCA combines the cache in the same way, and the experiment's `aggregation.cap` limits each client's share of it;
+    clients not yet seen count one by one there, so that with `cache_init = "init_model"` the median is the first model
+    until half of them were seen. Only the exact sum can do this: more clients than `exact_up_to` are refused. See
+    `fedalloy.robust` for the details.
     `kdia`, `fedgen` and `fedftg` take `clip` alone, `dafkd` `krum` alone, `qffl` none of these: their servers also use
     the clients' models, or what clients report, in ways of their own, which a robust average would leave unbounded.
 
@@ -88,7 +88,6 @@ class FedAvg(Method):
     combine: Combine = "mean"
     trim: float = 0.2
     clip: float | Literal["median"] | None = None
-    cap: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,12 +106,6 @@ class FedAvg(Method):
         refuse_idle(self, self.name, TRIMS)
         if self.clip is not None:
             check_clip(self.clip, f"{self.name}.clip")
-        if self.cap is not None:
-            check_cap(self.cap, f"{self.name}.cap")
-        if self.combine != "mean" and self.cap is not None:
-            raise UsageError(
-                f"{self.name}.cap limits weights, which combine = '{self.combine}' does not use; leave one of them out"
-            )
         if self.combine != "mean" and self.weights == "disco":
             raise UsageError(
                 f"{self.name}.combine = '{self.combine}' does not use weights, so that weights = 'disco' would do "
@@ -127,10 +120,9 @@ class FedAvg(Method):
                     f"{self.name}.{name} = {getattr(self, name)!r} would bound little: {why}; leave it out"
                 )
 
-    @property
-    def needs_every_model(self) -> bool:
+    def needs_every_model(self, cap: float | None) -> bool:
         """Whether OCA must see the cached models one by one, because no sum of them is enough."""
-        return self.combine != "mean" or self.cap is not None
+        return self.combine != "mean" or (cap is not None and self.weights != "uniform")
 
     def empty_slots(self) -> CacheInit:
         """What stands in the cache for clients not yet seen."""
@@ -138,16 +130,18 @@ class FedAvg(Method):
 
     def init(self, fed: Federation) -> Tree:
         """The server starts from one common model."""
-        if self.oca and self.needs_every_model and len(fed.sizes) > self.exact_up_to:
-            option = f"cap = {self.cap}" if self.cap is not None else f"combine = '{self.combine}'"
+        if self.oca and self.needs_every_model(fed.cap) and len(fed.sizes) > self.exact_up_to:
+            combine = f"{self.name}.combine = '{self.combine}'"
+            option = combine if self.combine != "mean" else f"aggregation.cap = {fed.cap}"
             raise UsageError(
-                f"{self.name}.{option} needs the exact OCA, but {len(fed.sizes)} clients are more than exact_up_to = "
+                f"{option} needs the exact OCA, but {len(fed.sizes)} clients are more than exact_up_to = "
                 f"{self.exact_up_to}; write oca = false, or a larger exact_up_to"
             )
         start = params(fed.build())
         state: dict[str, Any] = {"model": start, "cache": {}}
         if self.oca:
             state["sizes"] = torch.tensor(fed.sizes)
+            state |= {"cap": fed.cap} if fed.cap is not None else {}
             state |= {"counts": {}} if self.weights == "disco" else {}
             state |= {"start": start} if self.empty_slots() == "init_model" else {}
         return state
@@ -194,19 +188,17 @@ class FedAvg(Method):
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w^t = sum_k (n_k / n) w_k over the active clients, in ascending id; with bounds, as they say."""
         counts = [r["counts"] for r in replies] if self.weights == "disco" else []
-        return self.combined(self.received(s, replies), [r["n"] for r in replies], counts, s["model"])
+        weights = self.bounded_weights([r["n"] for r in replies], counts, fed.cap)
+        return combined(self.received(s, replies), weights, s["model"], self.combine, self.trim)
 
     def received(self, s: State, replies: Sequence[Message]) -> Sequence[Tree]:
         """The clients' models, their updates clipped if asked for."""
         models = [r["model"] for r in replies]
         return models if self.clip is None else clip_norm(models, s["model"], self.clip)
 
-    def combined(self, models: Sequence[Tree], sizes: Sequence[int], counts: Sequence[Tensor], server: Tree) -> Tree:
-        """One model of many, by `combine`, with weights of which none is more than `cap` of the whole."""
-        weights = self.weigh(sizes, counts)
-        if self.cap is not None:
-            weights = capped(shares(weights), self.cap).tolist()
-        return combined(models, weights, server, self.combine, self.trim)
+    def bounded_weights(self, sizes: Sequence[int], counts: Sequence[Tensor], cap: float | None) -> Sequence[float]:
+        """The weight of each client, none of them more than `cap` of the whole."""
+        return bounded(self.weigh(sizes, counts), cap)
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor]) -> list[float]:
         """The weight of each client before normalisation; only FedDisco's look at the label counts."""
@@ -253,11 +245,13 @@ class FedAvg(Method):
             return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
         sizes, slots = s["sizes"].tolist(), self.empty_slots()
         counts = [s["counts"][str(k)] for k in seen] if self.weights == "disco" else []
-        if self.needs_every_model:
+        cap = s.body.get("cap")
+        if self.needs_every_model(cap):
             clients = seen if slots == "seen_only" else range(len(sizes))
             unseen_model = s["start"] if slots == "init_model" else s["model"]
             known = [s["cache"].get(str(k), unseen_model) for k in clients]
-            return self.combined(known, [sizes[k] for k in clients], counts, s["model"])
+            weights = self.bounded_weights([sizes[k] for k in clients], counts, cap)
+            return combined(known, weights, s["model"], self.combine, self.trim)
         models, parts = [s["cache"][str(k)] for k in seen], self.weigh([sizes[k] for k in seen], counts)
         if "sum" in s.body:
             models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]

@@ -15,6 +15,7 @@ from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, like, whole
 from fedalloy.losses import ce, kl
+from fedalloy.robust import bounded
 from fedalloy.training import batches, fit, frozen, load, params, predict
 from fedalloy.tree import Tree
 
@@ -102,7 +103,7 @@ class FedDF(Method):
         models = dict(s["models"])
         for g in dict.fromkeys(group[r.client] for r in replies):
             members = [r for r in replies if group[r.client] == g]
-            models[g] = average([r["model"] for r in members], self.weigh(members), s["models"][g])
+            models[g] = average([r["model"] for r in members], bounded(self.weigh(members), fed.cap), s["models"][g])
         if self.steps:
             trained = sorted({group[r.client] for r in replies}, key=int)
             models |= self.distil({g: models[g] for g in trained}, replies, fed)

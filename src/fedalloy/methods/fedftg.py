@@ -16,6 +16,7 @@ from fedalloy.generators import LabelledImageGenerator
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedgen import diversity_loss
 from fedalloy.optimisers import adam
+from fedalloy.robust import bounded_counts
 from fedalloy.training import LocalWork, frozen, load, params
 from fedalloy.tree import Tree
 
@@ -92,7 +93,7 @@ class FedFTG(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.iterations:
-            self.refuse_bounds("the fine-tuning weighs the clients' models by their label counts", "combine", "cap")
+            self.refuse_bounds("the fine-tuning weighs the clients' models by their label counts", "combine")
         for name in ("iterations", "server_weight_decay", "lambda_cls", "lambda_dis"):
             if getattr(self, name) < 0:
                 raise UsageError(f"fedftg.{name} = {getattr(self, name)} must not be negative")
@@ -134,7 +135,7 @@ class FedFTG(FedAvg):
         learn = sgd.optimiser_for(student, fed.round)
         improve = adam(generator.parameters(), self.generator_lr * self.decay ** (fed.round - 1))
         device, noise = next(generator.parameters()).device, fed.rng("generator/noise")
-        counts = torch.stack([r["counts"] for r in replies])
+        counts = torch.stack(list(bounded_counts([r["counts"] for r in replies], fed.cap)))
         alpha = class_weights(counts, 1e-6 if self.variant == "reference" else 0.0).to(device)
         everybody = list(range(len(teachers)))
         turns = [[k] for k in everybody] if self.variant == "reference" else [everybody]
@@ -171,7 +172,7 @@ class FedFTG(FedAvg):
         """The labels of each iteration's images, p(y) ~ sum_k n_k^y: a class that nobody holds is never among them."""
         size = self.iterations * self.generator_batch
         if self.variant == "reference":
-            ends = held.cumsum(0) * size // held.sum()  # of each class in a sorted row, in whole numbers
+            ends = (held.cumsum(0) * size // held.sum()).long()  # of each class in a sorted row, in whole numbers
             split = torch.searchsorted(ends, torch.arange(size), right=True)
             return split[torch.randperm(size, generator=draw)].view(self.iterations, -1)
         return torch.multinomial(held.double(), size, replacement=True, generator=draw).view(self.iterations, -1)

@@ -20,6 +20,7 @@ from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.models import FeatureNet, in_two_parts
 from fedalloy.optimisers import adam, kept_moments
+from fedalloy.robust import bounded_counts
 from fedalloy.training import aside, fit, frozen, load, params
 from fedalloy.tree import Tree
 
@@ -103,7 +104,7 @@ class FedGen(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse_bounds("the generator learns from the mean of the clients' heads", "combine", "cap")
+        self.refuse_bounds("the generator learns from the mean of the clients' heads", "combine")
         for name in ("weight", "diversity", "generator_weight_decay"):
             if getattr(self, name) < 0:
                 raise UsageError(f"fedgen.{name} = {getattr(self, name)} must not be negative")
@@ -186,7 +187,9 @@ class FedGen(FedAvg):
         heads = stacked_heads(net, self.received(s, replies))
         sizes, counts = [r["n"] for r in replies], [r["counts"] for r in replies]
         by_size, uniform = self.label_kind == "counts_by_size", self.label_kind == "uniform"
-        a, labels = shares(self.weigh(sizes, counts)), label_distribution(counts, sizes if by_size else None, uniform)
+        a = shares(self.bounded_weights(sizes, counts, fed.cap))
+        labels = label_distribution(counts, sizes if by_size else None, uniform, fed.cap)
+        held = bounded_counts(counts, fed.cap)
         generator = self.new_generator(fed, net).train()
         if "generator" in s.body:
             load(generator, s["generator"])
@@ -201,7 +204,7 @@ class FedGen(FedAvg):
                 logits = heads(z)
             for of_one in logits:
                 fed.meter.count(of_one, 0.5)  # however many heads one product evaluates, each is half a pass
-            together = weighted_ce(logits, y, counts) if self.server_loss == "weighted_ce" else average_ce(logits, y, a)
+            together = weighted_ce(logits, y, held) if self.server_loss == "weighted_ce" else average_ce(logits, y, a)
             loss = together + self.diversity * diversity_loss(eps, z)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -221,10 +224,13 @@ class FedGen(FedAvg):
         return draw(len(labels), self.noise, generator=stream).to(labels.device)
 
 
-def label_distribution(counts: Sequence[Tensor], sizes: Sequence[int] | None = None, uniform: bool = False) -> Tensor:
+def label_distribution(
+    counts: Sequence[Tensor], sizes: Sequence[int] | None = None, uniform: bool = False, cap: float | None = None
+) -> Tensor:
     """The labels' shares among these clients' samples; with sizes, each client's counts are multiplied by its own.
 
-    A label that none of them holds has probability 0; `uniform` makes those of all others equal.
+    A label that none of them holds has probability 0; `uniform` makes those of all others equal. No client has a larger
+    share in them than `cap`.
 
     >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])])
     tensor([0.2500, 0.7500])
@@ -233,7 +239,8 @@ def label_distribution(counts: Sequence[Tensor], sizes: Sequence[int] | None = N
     >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])], uniform=True)
     tensor([0.5000, 0.5000])
     """
-    total = sum(c.double() * n for c, n in zip(counts, sizes or [1] * len(counts), strict=True))
+    parts = [c.double() * n for c, n in zip(counts, sizes or [1] * len(counts), strict=True)]
+    total = sum(bounded_counts(parts, cap))
     assert isinstance(total, Tensor)
     if uniform:
         total = (total > 0).double()

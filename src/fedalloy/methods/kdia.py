@@ -19,6 +19,7 @@ from fedalloy.losses import ce, kl
 from fedalloy.methods.fedavg import CacheInit, FedAvg
 from fedalloy.models import FeatureNet, in_two_parts
 from fedalloy.optimisers import adam
+from fedalloy.robust import bounded
 from fedalloy.training import aside, batches, fit, frozen, load, params
 from fedalloy.tree import Tree
 from fedalloy.trifreqs import Frequency, Mean, tri_freqs
@@ -98,7 +99,7 @@ class KDIA(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse_bounds("the teacher weighs the clients' models by their frequencies", "combine", "cap")
+        self.refuse_bounds("the teacher weighs the clients' models by their frequencies", "combine")
         if not self.oca:
             raise UsageError("kdia.oca = false is impossible: the teacher is an average of all clients")
         for name in ("lambda_kd", "lambda_gen", "generator_weight_decay"):
@@ -169,7 +170,8 @@ class KDIA(FedAvg):
         slots = self.empty_slots()
         clients = seen if slots == "seen_only" else list(range(len(s["sizes"])))
         columns = [s[name][clients].tolist() for name in ("last", "times", "sizes")]
-        weight = dict(zip(clients, tri_freqs(*columns, mean=self.mean, use=self.freqs), strict=True))
+        weights_of_all = bounded(tri_freqs(*columns, mean=self.mean, use=self.freqs), s.body.get("cap"))
+        weight = dict(zip(clients, weights_of_all, strict=True))
         models, weights = [s["cache"][str(k)] for k in seen], [weight.pop(k) for k in seen]
         unseen = sum(weight.values())
         if unseen > 0:  # they all hold the same model, so that they enter as one term
@@ -184,7 +186,8 @@ class KDIA(FedAvg):
         generator = load(self.new_generator(fed, net), s["generator"]).train()
         optimiser = adam(generator.parameters(), self.generator_lr, self.generator_weight_decay)  # afresh every round
         device, noise = next(generator.parameters()).device, fed.rng("generator/noise")
-        p = torch.tensor(shares(self.weigh([r["n"] for r in replies], counts)), device=device)
+        weights = self.bounded_weights([r["n"] for r in replies], counts, fed.cap)
+        p = torch.tensor(shares(weights), device=device)
         for labels in self.server_labels(fed):
             y = labels.to(device, non_blocking=True)
             eps = torch.randn(len(y), self.noise, generator=noise).to(device, non_blocking=True)

@@ -50,7 +50,7 @@ class QFFL(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.refuse_bounds("clients are weighed by the losses that they report", "combine", "clip", "cap")
+        self.refuse_bounds("clients are weighed by the losses that they report", "combine", "clip")
         if self.q < 0:
             raise UsageError(f"qffl.q = {self.q} must not be negative; 0 is FedAvg with uniform weights")
 

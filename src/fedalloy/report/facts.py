@@ -128,7 +128,7 @@ def is_unevaluated(run: Run) -> bool:
 
 
 def skipped(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each run some of whose rounds lacked a quorum.
+    """A sentence for each run some of whose rounds lacked a quorum, and for each that went back to an earlier model.
 
     >>> rounds = ({"round": 1}, {"round": 2, "skipped": "0 of 10 clients answered, and 5 are needed"})
     >>> skipped([Run({"label": "FedAvg", "seed": 0}, rounds)])[0]
@@ -144,6 +144,10 @@ def skipped(runs: Sequence[Run]) -> list[str]:
                 rounds, where = f"{len(lacking)} of {last} rounds were", f", first in round {first['round']}"
             told = f"{rounds} skipped and left the model as it was{where}: {first['skipped']}"
             found.append(f"{run.label}, seed {run.seed}: {told}.")
+        for record in run.rounds:
+            if record.get("back_to") is not None:
+                told = f"clients could not train it, so that in round {record['round']} the run went back to the model"
+                found.append(f"{run.label}, seed {run.seed}: {told} of round {record['back_to']}.")
     return found
 
 

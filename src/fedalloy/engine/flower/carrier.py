@@ -24,14 +24,14 @@ from flwr.serverapp import Grid
 from fedalloy import tree
 from fedalloy.checkpoints import CHAINS
 from fedalloy.config import Experiment
-from fedalloy.core import Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
 from fedalloy.costs import Meter
 from fedalloy.disclosure import OFF
-from fedalloy.engine.base import REFERENCE, Answer, Failure, Forgot, Round
+from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
-from fedalloy.engine.flower.roster import AWAY, WHY, Introduction, Roster, introductions, pulled, read
+from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Introduction, Roster, introductions, pulled, read
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.files import as_json
@@ -71,10 +71,11 @@ class Flower:
     ) -> None:
         self.setting, self.exp, self.say, self.patience = setting, exp, say, patience
         self.memories: dict[int, Tree] = dict(memories or {})
+        self.trusted: Generation | None = None
         self.workers = len(setting.sites)
         self.move(grid)
         self._round = -1
-        self._checkpoints: deque[dict[int, str]] = deque(maxlen=CHAINS)  # the digests in the two newest
+        self._checkpoints: deque[dict[int, set[str]]] = deque(maxlen=CHAINS)  # the digests in the two newest
 
     def move(self, grid: Grid) -> None:
         """Go on over this Grid, whose nodes are yet to introduce themselves."""
@@ -93,7 +94,11 @@ class Flower:
         if round != self._round + 1:
             self._checkpoints.clear()
         self._round = round
-        self._checkpoints.append({k: _digest(memory) for k, memory in self.memories.items()})
+        kept: dict[int, set[str]] = {}
+        for memories in (self.memories, {} if self.trusted is None else self.trusted.memories):
+            for k, memory in memories.items():
+                kept.setdefault(k, set()).add(_digest(memory))
+        self._checkpoints.append(kept)
         return Round(self, method, round)
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
@@ -160,7 +165,7 @@ class Flower:
         header = {**self._address(told, round, client), "action": action, "steps": self.setting.steps(client)}
         if len(self._checkpoints) < CHAINS:  # what the older one on disk needs is not known
             return header
-        needed = {str(header["digest"]), *(digests.get(client, "") for digests in self._checkpoints)}
+        needed = {str(header["digest"])}.union(*(digests.get(client, ()) for digests in self._checkpoints))
         return {**header, "needed": json.dumps(sorted(needed))}
 
     def _exchange(
@@ -260,7 +265,7 @@ def _found(reply: FlowerMessage | Exception, room: Room) -> Found:
 def _answer(client: int, found: Found, setting: Setting) -> Answer | Failure:
     """What a client said as the engine's answer."""
     if isinstance(found, DataError):
-        return Failure(client, str(found))
+        return (Failed if isinstance(found, ActionError) else Failure)(client, str(found))
     header, body = found
     if header.get("lost"):
         return Forgot(client, "its memory is lost")

@@ -27,6 +27,10 @@ AWAY = 5  # Flower's code for a node that is not connected
 WHY = {3: "its message expired", 4: "its answer expired", AWAY: "its node is not connected", 8: "its process died"}
 
 
+class ActionError(DataError):
+    """A client was there and could not act on what it was sent."""
+
+
 @dataclass(frozen=True)
 class Introduction:
     """What a client says of itself, and its node: sizes and shapes, no counts of classes."""
@@ -133,7 +137,7 @@ def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], 
     except Exception as error:  # whatever a stranger made of it
         raise DataError(f"its answer cannot be read ({type(error).__name__})") from error
     if "error" in header and not header.get("lost"):
-        raise DataError(one_line(f"its action failed: {header['error']}"))
+        raise ActionError(one_line(f"its action failed: {header['error']}"))
     return header, body
 
 
