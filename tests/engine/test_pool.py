@@ -17,8 +17,8 @@ from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy import plugins, tree
-from fedalloy.core import action, methods, quick, run
 from fedalloy.aggregation import Aggregation
+from fedalloy.core import action, methods, quick, run
 from fedalloy.data.augment import augmentation
 from fedalloy.data.samples import Scale
 from fedalloy.engine import arena
