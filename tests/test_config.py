@@ -363,3 +363,9 @@ def test_whatever_stands_in_a_file_is_built_or_refused_in_a_sentence() -> None:
         accepted += 1
         assert experiment(exp.to_dict()) == exp
     assert 20 < accepted < 280
+
+
+@pytest.mark.parametrize(("key", "home"), [("lr", "training.lr"), ("clients", "partition.clients")])
+def test_a_key_without_its_section_is_told_where_it_belongs(key: str, home: str) -> None:
+    with pytest.raises(UsageError, match=rf"'{key}'; write {home}$"):
+        experiment({key: 1})

@@ -234,7 +234,9 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
     refuse_unwritable(values, "the experiment")
     values = {key: value for key, value in values.items() if key != "axes"}
-    refuse_unknown(values, [f.name for f in dataclasses.fields(Experiment)], "the experiment")
+    known = [f.name for f in dataclasses.fields(Experiment)]
+    _refuse_misplaced(values, known)
+    refuse_unknown(values, known, "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = _table(key, value)
@@ -258,6 +260,17 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     for choice in (exp.method, *exp.methods.values()):
         build_method(choice)
     return exp
+
+
+def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse a key that belongs into a section, and name the section."""
+    sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
+    for key in values:
+        homes = [
+            f"{name}.{key}" for name, part in sections.items() if key in {f.name for f in dataclasses.fields(part)}
+        ]
+        if key not in known and homes and key not in ("name", "options"):
+            raise UsageError(f"the experiment has no key {shown(key)}; write {' or '.join(homes)}")
 
 
 def recorded(meta: Mapping[str, Any]) -> Experiment:
