@@ -105,7 +105,7 @@ class Server:
             raise found
         return found[1]
 
-    def answered(self, rounds: Callable[[int], int], count: int = 30, view: str = "aca") -> list[str]:
+    def answered(self, rounds: Callable[[int], int], count: int = 12, view: str = "aca") -> list[str]:
         """The digests of those of so many hostile models that are evaluated."""
         got = []
         for number in range(count):
@@ -125,7 +125,7 @@ class Server:
 def test_with_privacy_a_site_evaluates_nothing(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     server = Server(made(PRIVATE, tmp_path))
-    assert server.answered(lambda number: number % 6 + 1) == []
+    assert server.answered(lambda number: number % 6 + 1, 30) == []
     with pytest.raises(DataError, match=r"off under \[privacy\]"):
         server.asks(1, {})  # not the site's own model either
 
@@ -134,7 +134,7 @@ def test_with_privacy_a_site_evaluates_nothing(tmp_path: Path) -> None:
 def test_without_privacy_a_site_evaluates_few_models_of_a_round(rounds: Callable[[int], int], tmp_path: Path) -> None:
     server = Server(made(OWN, tmp_path))
     found = server.answered(rounds)
-    assert found == [tree.digest(server.model(1e-3 * n)) for n in range(30) if rounds(n) == 1][:2]
+    assert found == [tree.digest(server.model(1e-3 * n)) for n in range(12) if rounds(n) == 1][:2]
     assert [line["models"]["aca"] for line in server.log()] == found  # of round 1, the only one that can have begun
     assert stat.S_IMODE((server.folder / "evaluated.jsonl").stat().st_mode) == 0o600
     server.act(1)
