@@ -174,7 +174,8 @@ def a_message(at: Target, dice: Dice, near: int) -> tuple[bool, Models, dict[str
     if kind < 0.3:
         models = JUNK[dice.choice(sorted(JUNK))](at, dice)
         return False, models, {"round": max(1, near), "views": _announced(models)}
-    models = {"aca": at.model(dice), **({"oca": at.model(dice)} if dice.random() < 0.5 else {})}
+    names = dice.sample(("aca", "oca", "group 0", "memory", "models", "round"), dice.randrange(1, 4))
+    models = {name: at.model(dice) for name in names}
     header: dict[str, Any] = {"round": max(1, near + dice.randrange(-3, 4)), "views": _announced(models)}
     if kind < 0.5:
         return False, models, {**header, **dice.choice(STRANGE)}
@@ -212,11 +213,7 @@ def _held(at: Target, answered: set[tuple[int, str]]) -> None:
     for round in {round for round, _ in answered}:
         if sum(other == round for other, _ in answered) > LIMIT:
             raise FaultError(f"more than {LIMIT} sets of models were evaluated for round {round}")
-    noted = {
-        (line["round"], json.dumps({k: d for k, d in line["evaluated"].items() if k != "memory"}, sort_keys=True))
-        for line in at.log()
-        if "evaluated" in line
-    }
+    noted = {(line["round"], json.dumps(line["models"], sort_keys=True)) for line in at.log() if "models" in line}
     if noted != answered:
         raise FaultError(f"{len(answered)} sets were answered, and {len(noted)} are in the log")
 

@@ -105,13 +105,13 @@ class Server:
             raise found
         return found[1]
 
-    def answered(self, rounds: Callable[[int], int], count: int = 30) -> list[str]:
+    def answered(self, rounds: Callable[[int], int], count: int = 12, view: str = "aca") -> list[str]:
         """The digests of those of so many hostile models that are evaluated."""
         got = []
         for number in range(count):
             model = self.model(1e-3 * number)
             try:
-                assert self.asks(rounds(number), {"aca": model})["models"]["aca"]["confusion"].sum() == 9
+                assert self.asks(rounds(number), {view: model})["models"][view]["confusion"].sum() == 9
             except DataError:
                 continue
             got.append(tree.digest(model))
@@ -125,7 +125,7 @@ class Server:
 def test_with_privacy_a_site_evaluates_nothing(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
     server = Server(made(PRIVATE, tmp_path))
-    assert server.answered(lambda number: number % 6 + 1) == []
+    assert server.answered(lambda number: number % 6 + 1, 30) == []
     with pytest.raises(DataError, match=r"off under \[privacy\]"):
         server.asks(1, {})  # not the site's own model either
 
@@ -134,13 +134,18 @@ def test_with_privacy_a_site_evaluates_nothing(tmp_path: Path) -> None:
 def test_without_privacy_a_site_evaluates_few_models_of_a_round(rounds: Callable[[int], int], tmp_path: Path) -> None:
     server = Server(made(OWN, tmp_path))
     found = server.answered(rounds)
-    assert found == [tree.digest(server.model(1e-3 * n)) for n in range(30) if rounds(n) == 1][:2]
-    assert [line["evaluated"]["aca"] for line in server.log()] == found  # of round 1, the only one that can have begun
+    assert found == [tree.digest(server.model(1e-3 * n)) for n in range(12) if rounds(n) == 1][:2]
+    assert [line["models"]["aca"] for line in server.log()] == found  # of round 1, the only one that can have begun
     assert stat.S_IMODE((server.folder / "evaluated.jsonl").stat().st_mode) == 0o600
     server.act(1)
     server.act(2)
     assert len({*found, *server.answered(rounds)}) <= 6  # two of each of rounds 1, 2 and 3
     assert {line["round"] for line in server.log()} <= {1, 2, 3}
+
+
+@pytest.mark.parametrize("view", ["memory", "models", "round", "experiment"])
+def test_no_name_of_a_view_leads_around_the_log(view: str, tmp_path: Path) -> None:
+    assert len(Server(made(OWN, tmp_path)).answered(lambda _: 1, 5, view)) == 2
 
 
 def test_what_was_evaluated_once_is_answered_again_and_is_the_same(tmp_path: Path) -> None:
@@ -314,4 +319,4 @@ def test_state_and_message_agree_on_what_is_announced(tmp_path: Path) -> None:
     state = State(2, {**server.method.init(server.engine.open(server.method, 2))})
     views = server.engine.evaluate(server.method, state)
     assert views["aca"]["clients"]["size"][1] == 9
-    assert server.log()[-1]["evaluated"].keys() >= {"aca"}
+    assert server.log()[-1]["models"].keys() >= {"aca"}

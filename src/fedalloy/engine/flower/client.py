@@ -170,8 +170,7 @@ def _views(site: _Site) -> RecordDict:
     if site.header.get("views") != digests:
         raise UsageError("what the server sent is refused: the models are not those that its message announces")
     if site.agreed is not None:
-        whole_set = {**json.loads(digests), "memory": str(site.header["digest"])}
-        EvaluationLog(site.memory.folder, site.agreed).admit(round, whole_set)
+        EvaluationLog(site.memory.folder, site.agreed).admit(round, json.loads(digests), str(site.header["digest"]))
     return to_records(at_client(site.setting, method, site.client, round, memory, models), {})
 
 

@@ -31,8 +31,8 @@ class EvaluationLog:
     >>> from fedalloy.config import experiment
     >>> log = EvaluationLog(Path(tempfile.mkdtemp()), experiment({"rounds": 5}))
     >>> log.take_part(1)
-    >>> log.admit(1, {"aca": "the digest of a model"})
-    >>> log.admit(3, {"aca": "another digest"})
+    >>> log.admit(1, {"aca": "the digest of a model"}, memory="")
+    >>> log.admit(3, {"aca": "another digest"}, memory="")
     Traceback (most recent call last):
     ...
     fedalloy.errors.UsageError: nothing is evaluated for round 3: this site has only taken part up to round 1
@@ -46,19 +46,19 @@ class EvaluationLog:
         """Note that the site takes part in a round."""
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
-            if round > max((line["round"] for line in self._lines() if "evaluated" not in line), default=0):
+            if round > _taken_part(self._lines()):
                 self._append({"round": round})
 
-    def admit(self, round: int, digests: Mapping[str, str]) -> None:
-        """Note a set of models that is about to be evaluated, or refuse it."""
+    def admit(self, round: int, models: Mapping[str, str], memory: str) -> None:
+        """Note that models and what the site remembers, by their digests, are about to be evaluated, or refuse it."""
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
             lines = self._lines()
-            if any(line.get("evaluated") == digests for line in lines):
+            if any(line.get("models") == models and line["memory"] == memory for line in lines):
                 return
             if (fault := _fault(round, lines, self.agreed)) is not None:
                 raise UsageError(f"nothing is evaluated for round {round}: {fault}")
-            self._append({"round": round, "evaluated": dict(digests)})
+            self._append({"round": round, "models": dict(models), "memory": memory})
 
     def _prepare(self) -> None:
         make_folder(self.folder, PRIVATE_FOLDER)
@@ -73,7 +73,7 @@ class EvaluationLog:
                 found.append(json.loads(line))
             except ValueError:
                 continue
-        return [line for line in found if line["experiment"] == self.experiment]
+        return [line for line in found if line.get("experiment") == self.experiment]
 
     def _append(self, line: Mapping[str, Any]) -> None:
         whole = not self.file.exists() or read_file(self.file).endswith(b"\n")
@@ -84,14 +84,17 @@ def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str |
     """Why no new model of this round is evaluated, if none is."""
     if not 1 <= round <= agreed.rounds or (round % agreed.evaluate_every and round != agreed.rounds):
         return f"this site agreed to rounds = {agreed.rounds} with evaluate_every = {agreed.evaluate_every}"
-    took_part = max((line["round"] for line in lines if "evaluated" not in line), default=0)
-    newest = max((line["round"] for line in lines), default=0)
+    taken_part, newest = _taken_part(lines), max((line["round"] for line in lines), default=0)
     # A site can miss a round and be there for its evaluation. Where not all sites are asked, it may miss many.
     asks_all = agreed.participation.policy == "full" and agreed.participation.deadline is None
-    if asks_all and round > took_part + 1:
-        return f"this site has only taken part up to round {took_part}"
+    if asks_all and round > taken_part + 1:
+        return f"this site has only taken part up to round {taken_part}"
     if round <= newest - CHAINS:
         return f"round {newest} has begun, from which no checkpoint leads back"
-    if sum(line["round"] == round and "evaluated" in line for line in lines) >= SETS:
+    if sum(line["round"] == round and "models" in line for line in lines) >= SETS:
         return f"{SETS} different sets of models were evaluated for it already"
     return None
+
+
+def _taken_part(lines: list[dict[str, Any]]) -> int:
+    return max((line["round"] for line in lines if "models" not in line), default=0)
