@@ -201,7 +201,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A client that reports more samples than it has",
-            "With `aggregation.cap`, which `fedalloy deploy init` sets, it has no larger share of the weight than that.",
+            "With `aggregation.cap`, which `fedalloy deploy init` sets, it weighs no more than that.",
             (
                 "tests/test_cap.py::test_a_client_that_claims_a_million_samples_has_at_most_its_cap_of_every_model",
                 "tests/deploy/test_init.py::test_one_site_s_weight_is_capped_unless_the_experiment_says_otherwise",

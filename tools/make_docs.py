@@ -100,7 +100,7 @@ SENTENCES: dict[type, dict[str, str]] = {
         "deadline": "Seconds that a client may take (with the pool); left out, nobody is hurried.",
     },
     Aggregation: {
-        "cap": "The largest share of the weight that the size a client reports may give it; left out, there is no limit.",
+        "cap": "The largest share of the weight that the size a client reports may give it.",
         "max_distance": "How far a returned network may lie from the one that was sent, in norms of that one.",
     },
     Privacy: {
