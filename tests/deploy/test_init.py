@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedalloy.deploy.folder import Deployment, read_deployment
-from fedalloy.deploy.init import init
+from fedalloy.deploy.init import init, with_cap
 from fedalloy.errors import UsageError
 
 pytest.importorskip("flwr")
@@ -155,7 +155,7 @@ def test_flower_accepts_the_app(made: Deployment) -> None:
     content = build_fab_from_disk(made.app)
     app = get_fab_config(content)["tool"]["flwr"]["app"]
     assert app["components"] == {"serverapp": "fedalloy.deploy.app:server", "clientapp": "fedalloy.deploy.app:client"}
-    assert tomllib.loads(made.experiment.read_text()) == TINY
+    assert tomllib.loads(made.experiment.read_text()) == with_cap(TINY)
 
 
 def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:

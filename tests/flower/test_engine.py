@@ -13,7 +13,7 @@ import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy import tree
 from fedalloy.config import experiment
 from fedalloy.core import State, methods, quick, run
-from fedalloy.engine.base import REFERENCE
+from fedalloy.engine.base import REFERENCE, Failed, Failure
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import client_app
@@ -196,6 +196,29 @@ def test_a_run_has_the_serial_run_s_records_and_can_be_killed_and_resumed(simula
     states = [Store(tmp_path / name).restore()[0].body for name in ("serial", "whole", "cut")]
     assert len({tree.digest(state) for state in states}) == 1
     assert read(tmp_path / "cut").rounds
+
+
+def test_a_run_that_goes_back_finds_the_memories_of_that_round(simulated, tmp_path):
+    """Clients act in every round and forget what nobody needs; in rounds 3 to 5 they are not heard, in 6 they fail."""
+    exp = {**EXP, "rounds": 8, "method": {"name": "local"}, "participation": {}, "quorum": {"skips": 9}}
+
+    def unheard(engine):
+        carry = engine.carry
+
+        def carried(method, round, messages):
+            answers = list(carry(method, round, messages))
+            kind = Failed if round == 6 else Failure
+            return [kind(answer.client, "unheard") for answer in answers] if 3 <= round <= 6 else answers
+
+        engine.carry = carried
+        return engine
+
+    said = []
+    found = simulate({**exp, "engine": "flower"}, tmp_path / "run", engine=unheard(simulated(exp)), say=said.append)
+    alone = simulate({**exp, "engine": "serial"}, engine=unheard(Serial(simulated(exp).setting)))
+    assert [record.get("back_to") for record in found.rounds] == [None] * 5 + [1, None, None]
+    assert told(found) == told(alone)
+    assert not [line for line in said if "lost" in line]
 
 
 def test_a_run_goes_on_only_where_its_memories_are(simulated, tmp_path):

@@ -170,8 +170,8 @@ class KDIA(FedAvg):
         slots = self.empty_slots()
         clients = seen if slots == "seen_only" else list(range(len(s["sizes"])))
         columns = [s[name][clients].tolist() for name in ("last", "times", "sizes")]
-        weights_of_all = bounded(tri_freqs(*columns, mean=self.mean, use=self.freqs), s.body.get("cap"))
-        weight = dict(zip(clients, weights_of_all, strict=True))
+        freqs = bounded(tri_freqs(*columns, mean=self.mean, use=self.freqs), s.body.get("cap"))
+        weight = dict(zip(clients, freqs, strict=True))
         models, weights = [s["cache"][str(k)] for k in seen], [weight.pop(k) for k in seen]
         unseen = sum(weight.values())
         if unseen > 0:  # they all hold the same model, so that they enter as one term
