@@ -163,6 +163,9 @@ class Federation(Protocol):
     def sizes(self) -> Sequence[int]:
         """Training samples of each client: the server's roster."""
 
+    def label_counts(self, client: int) -> Tensor:
+        """A client's training samples of each class, where the method's clients tell them (`tells_counts`)."""
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: channels, height, width."""
@@ -257,6 +260,11 @@ class Method:
     def leaves(self) -> str:
         """What leaves a client, in words; a method whose options change it says more here than on its card."""
         return self.card.leaves_client
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients say how many samples of each class they hold; they then say it once, and cannot change it."""
+        return False
 
     def uncovered(self) -> str | None:
         """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""
