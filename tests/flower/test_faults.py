@@ -325,6 +325,34 @@ def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(settin
     assert [line.split(": ")[1] for line in said] == [f"client {k} was not evaluated" for k in (0, 1, 4)]
 
 
+EVALUATIONS = {
+    "a negative loss": lambda aca: {"models": {"aca": {**aca, "loss": -1.0}}},
+    "a name of 10,000 letters": lambda aca: {"stages": {"x" * 10_000: aca}, "order": "x" * 10_000},
+    "a name that moves the cursor": lambda aca: {"stages": {"\x1b[2J": aca}, "order": "\x1b[2J"},
+    "a stage without a name": lambda aca: {"stages": {"": aca}},
+    "many stages": lambda aca: {"stages": {str(n): aca for n in range(99)}, "order": "\n".join(map(str, range(99)))},
+    "an order of nothing": lambda aca: {"order": "\n" * 1_000_000},
+    "an order of others": lambda aca: {"stages": {"mine": aca}, "order": "yours"},
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_evaluation_that_cannot_be_is_left_out(name, setting, federation):
+    def lie(header, body):
+        return header, {**body, **EVALUATIONS[name](body["models"]["aca"])}
+
+    def fault(client, answer):
+        return changed(answer, lie) if answer.metadata.message_type == "evaluate.views" and client == BAD else answer
+
+    said = []
+    engine = federation(setting, fault, say=said.append)
+    views = views_on(engine, FedAvg(), run(FedAvg(), engine, 0))
+    assert views["aca"]["clients"]["size"] == [4, 4, 0, 4, 4, 4]
+    (line,) = said
+    assert len(line) < 400
+    assert line.isprintable()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

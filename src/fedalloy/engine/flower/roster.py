@@ -19,6 +19,7 @@ from fedalloy.errors import DataError
 from fedalloy.gate import LEAST, Room
 from fedalloy.store import Say
 
+PAUSE = 0.05  # seconds between two looks at who is there
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
 LONGEST = 300  # letters of a reason that is told
 TEXT = 1 << 16  # letters of a text in the header of an answer
@@ -46,7 +47,7 @@ def introductions(
     end = time.monotonic() + patience
     while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))
-        time.sleep(0.05)
+        time.sleep(PAUSE)
     if missing := [str(k) for k in range(clients) if k not in roster.known and k not in roster.refused]:
         say(f"after {patience:g} s these of {clients} clients are missing: {', '.join(missing)}")
     return roster
