@@ -312,7 +312,7 @@ def a_leaf(dice: Dice, value: Any) -> Any:
             dice.choice(((), (0,), (1,), (4, 4), (2, 2, 2))), dtype=dice.choice((torch.int64, torch.float32))
         ),
         lambda: torch.full((4, 4), dice.choice((-1, 1, 9, (1 << 63) - 1))),
-        lambda: {},
+        dict,
         lambda: {"a": 1},
         lambda: {str(n): {} for n in range(50)},
     ]

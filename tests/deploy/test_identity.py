@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no te
 from flwr.app import Message
 from sites_grid import Killed, Mortal, changed, grid_of
 
-from fedalloy.deploy import app
+from fedalloy.config import experiment
+from fedalloy.deploy import app, keys, link
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init
-from fedalloy.errors import UsageError
+from fedalloy.deploy.settings import Amount, for_server
+from fedalloy.errors import StorageError, UsageError
 from fedalloy.quorum import QuorumError
 from fedalloy.results import read
 from fedalloy.store import described
@@ -98,6 +102,56 @@ def test_a_node_that_was_never_registered_is_ignored_and_said_once(made: Deploym
     assert "quarantined" not in read(made.run).rounds[0]
 
 
+class _Link:
+    """A SuperLink that knows keys."""
+
+    def __init__(self) -> None:
+        self.ids: dict[bytes, int] = {}
+
+    def ListNodes(self, _: Any) -> Any:  # noqa: N802  # Flower's name
+        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, node_id=n) for k, n in self.ids.items()])
+
+    def RegisterNode(self, request: Any) -> Any:  # noqa: N802
+        assert request.public_key not in self.ids
+        self.ids[request.public_key] = 2**63 + len(self.ids)
+        return SimpleNamespace(node_id=self.ids[request.public_key])
+
+
+@pytest.fixture
+def superlink(monkeypatch: pytest.MonkeyPatch) -> _Link:
+    found = _Link()
+    monkeypatch.setattr(link, "connected", lambda _: nullcontext(found))
+    return found
+
+
+def test_nodes_are_bound_by_their_keys(made: Deployment, superlink: _Link) -> None:
+    link.register(made)
+    bound = link.bound_nodes(made)
+    assert sorted(bound.values()) == [0, 1, 2]
+    assert (made.state / "nodes.json").stat().st_mode & 0o777 == 0o600
+    (made.state / "nodes.json").unlink()  # what the SuperLink knows is found again, in whatever order it has it
+    superlink.ids = dict(reversed(superlink.ids.items()))
+    link.register(made)
+    assert link.bound_nodes(made) == bound
+
+
+def test_a_key_that_was_replaced_is_no_site_s_any_more(made: Deployment, superlink: _Link) -> None:
+    link.register(made)
+    (old,) = (node for node, site in link.bound_nodes(made).items() if site == 1)
+    (made.server / "sites" / "site-1.pub").write_bytes(keys.node_key().public)
+    link.register(made)
+    assert old not in link.bound_nodes(made)
+    assert sorted(link.bound_nodes(made).values()) == [0, 1, 2]
+
+
+def test_two_sites_with_one_key_are_refused(made: Deployment, superlink: _Link) -> None:
+    folder = made.server / "sites"
+    (folder / "site-2.pub").write_bytes((folder / "site-0.pub").read_bytes())
+    with pytest.raises(StorageError, match="sites 0 and 2"):
+        link.register(made)
+    assert not superlink.ids
+
+
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
@@ -154,6 +208,14 @@ def test_sizes_stay_what_they_were_when_the_run_began(made: Deployment, part: st
 def _sizes(before: Any) -> tuple[int, int, int]:
     clients, partition = before
     return clients["train_sizes"][1], clients["test_sizes"][1], partition["val"][1]
+
+
+def test_a_size_takes_no_memory_however_large_it_is() -> None:
+    exp = experiment({"data": {"name": "sites", "classes": 2, "channels": 3}, "model": {"name": "mlp"}})
+    built = for_server(exp, {0: Amount(1 << 40, 1 << 40, 1 << 40), 1: Amount(3, 3)})
+    assert built.setting.sizes == [1 << 40, 3]
+    assert built.card.to_json()["train"] == [1 << 40, 3]
+    assert built.card.to_json()["val"] == [1 << 40, 0]
 
 
 # --- label counts -----------------------------------------------------------------------------------------------------
