@@ -284,6 +284,33 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
+            "A site says that it is another one, at the start or when a run is resumed",
+            "Its node key says who it is: it is left out, with both numbers. A node without a registered key is ignored.",
+            (
+                f"{IDENTITY}::test_a_site_cannot_begin_a_run_as_another",
+                f"{IDENTITY}::test_a_site_cannot_resume_a_run_as_another",
+                f"{IDENTITY}::test_a_node_that_was_never_registered_is_ignored_and_said_once",
+            ),
+        ),
+        Fault(
+            "A site claims more samples than `most_samples` allows, or other sizes or label counts than at the start",
+            "It is left out, with both numbers; nothing is allocated by what it claims.",
+            (
+                f"{IDENTITY}::test_a_claim_beyond_the_limit_is_refused_with_both_numbers",
+                f"{IDENTITY}::test_sizes_stay_what_they_were_when_the_run_began",
+                f"{IDENTITY}::test_label_counts_are_those_of_the_introduction",
+            ),
+        ),
+        Fault(
+            "A site's account of its work, its privacy or its evaluation cannot be",
+            "The reply is set aside at once, and the run goes on.",
+            (
+                f"{FLOWER}::test_a_bad_answer_costs_its_client_the_round_and_nobody_else",
+                f"{FLOWER}::test_an_evaluation_that_cannot_be_is_left_out",
+                f"{FLOWER}::test_a_client_that_is_there_but_does_not_match_is_not_waited_for",
+            ),
+        ),
+        Fault(
             "A server of another authority, strangers at the server",
             "They are not believed, and reach nothing but the place where sites report.",
             (
