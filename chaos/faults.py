@@ -33,6 +33,7 @@ def code(*kinds: type[Exception]) -> str:
 SAFETY, STORE, POOL = "tests/test_crash_safety.py", "tests/test_store.py", "tests/engine/test_pool.py"
 QUORUM, NOTHING, DEPLOY = "tests/test_quorum.py", "tests/test_nothing_executable.py", "tests/deploy/test_control.py"
 FLOWER, CHECK = "tests/flower/test_faults.py", "tests/test_check.py"
+IDENTITY = "tests/deploy/test_identity.py"
 
 FAULTS: dict[str, list[Fault]] = {
     "Processes": [
@@ -285,7 +286,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A site says that it is another one, at the start or when a run is resumed",
-            "Its node key says who it is: it is left out, with both numbers. A node without a registered key is ignored.",
+            "Its key says who it is: it is left out, with both numbers. A node without a registered key is ignored.",
             (
                 f"{IDENTITY}::test_a_site_cannot_begin_a_run_as_another",
                 f"{IDENTITY}::test_a_site_cannot_resume_a_run_as_another",
