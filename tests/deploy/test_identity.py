@@ -19,7 +19,7 @@ from flwr.app import Message
 from sites_grid import Killed, Mortal, changed, grid_of
 
 from fedalloy.config import experiment
-from fedalloy.deploy import app, keys, link
+from fedalloy.deploy import app, control, keys, link
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import Amount, for_server
@@ -150,6 +150,20 @@ def test_two_sites_with_one_key_are_refused(made: Deployment, superlink: _Link) 
     with pytest.raises(StorageError, match="sites 0 and 2"):
         link.register(made)
     assert not superlink.ids
+
+
+def test_a_site_that_stays_away_does_not_keep_a_run_from_being_resumed(
+    made: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = _begun(made)
+    monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "offline", 2: "online"})
+    monkeypatch.setattr(link, "submit", lambda _: "7")
+    assert control.submitted(made, said.append) == "7"
+    assert "site 1 is offline" in said[0]
+    monkeypatch.setattr(link, "site_states", lambda _: dict.fromkeys(range(3), "offline"))
+    monkeypatch.setattr(link, "run_status", lambda *_: ("finished", ""))
+    with pytest.raises(UsageError, match="site 0 is offline"):
+        control.submitted(made, said.append)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------
