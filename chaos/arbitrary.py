@@ -17,7 +17,7 @@ NAMES = ("model", "n", "counts", "soft", "loss", "answers", "w", "", "a/b", "\ud
 CHECKS: dict[str, Check] = {
     "model": like({"w": torch.zeros(2, 3), "b": torch.zeros(3), "steps": torch.tensor(4)}),
     "n": whole(1, 50),
-    "counts": counts(4, 9),
+    "counts": counts(torch.tensor([2, 3, 4, 0])),
     "soft": probabilities(2, 3),
     "loss": array(least=0.0),
     "answers": selected(3, 2, "soft"),

@@ -33,6 +33,7 @@ def code(*kinds: type[Exception]) -> str:
 SAFETY, STORE, POOL = "tests/test_crash_safety.py", "tests/test_store.py", "tests/engine/test_pool.py"
 QUORUM, NOTHING, DEPLOY = "tests/test_quorum.py", "tests/test_nothing_executable.py", "tests/deploy/test_control.py"
 FLOWER, CHECK = "tests/flower/test_faults.py", "tests/test_check.py"
+IDENTITY = "tests/deploy/test_identity.py"
 
 FAULTS: dict[str, list[Fault]] = {
     "Processes": [
@@ -343,6 +344,33 @@ FAULTS: dict[str, list[Fault]] = {
             (
                 f"{FLOWER}::test_a_node_that_stays_away_is_absent",
                 f"{FLOWER}::test_a_node_that_comes_back_with_another_id_is_found_again",
+            ),
+        ),
+        Fault(
+            "A site says that it is another one, at the start or when a run is resumed",
+            "Its key says who it is: it is left out, with both numbers. A node without a registered key is ignored.",
+            (
+                f"{IDENTITY}::test_a_site_cannot_begin_a_run_as_another",
+                f"{IDENTITY}::test_a_site_cannot_resume_a_run_as_another",
+                f"{IDENTITY}::test_a_node_that_was_never_registered_is_ignored_and_said_once",
+            ),
+        ),
+        Fault(
+            "A site claims more samples than `most_samples` allows, or other sizes or label counts than at the start",
+            "It is left out, with both numbers; nothing is allocated by what it claims.",
+            (
+                f"{IDENTITY}::test_a_claim_beyond_the_limit_is_refused_with_both_numbers",
+                f"{IDENTITY}::test_sizes_stay_what_they_were_when_the_run_began",
+                f"{IDENTITY}::test_label_counts_are_those_of_the_introduction",
+            ),
+        ),
+        Fault(
+            "A site's account of its work, its privacy or its evaluation cannot be",
+            "The reply is set aside at once, and the run goes on.",
+            (
+                f"{FLOWER}::test_a_bad_answer_costs_its_client_the_round_and_nobody_else",
+                f"{FLOWER}::test_an_evaluation_that_cannot_be_is_left_out",
+                f"{FLOWER}::test_a_client_that_is_there_but_does_not_match_is_not_waited_for",
             ),
         ),
         Fault(

@@ -1,6 +1,6 @@
 """A deployment on this machine, three sites with TLS and keys, and everything that can befall it.
 
-    python chaos/flower.py                    # kills, stragglers, hostile replies, strangers
+    python chaos/flower.py                    # kills, stragglers, hostile replies, strangers, an impostor
     python chaos/flower.py link strangers     # some of them
 
 Each line says what was done, what the user saw of it, and whether the model is that of a run to which it did not
@@ -242,6 +242,31 @@ def strangers(lab: Rehearsal) -> str:
     return compared(found, [alone(values, lab.scratch)], ["equal"])
 
 
+def impostor(lab: Rehearsal) -> str:
+    """A site with a key of its own says that it is another one; afterwards it is itself again."""
+    values = settings("fedavg")
+    lab.give(values)
+    site, name = lab.deployment.site(VICTIM), control.site_name(VICTIM)
+    files = {site / "site.toml": "client = ", site / "start.sh": "partition-id="}
+    before = {file: file.read_text() for file in files}
+    for file, key in files.items():
+        file.write_text(before[file].replace(f"{key}{VICTIM}", f"{key}0"))
+    processes.stop(lab.deployment.state, [name])
+    control.up(lab.deployment, SITES, lambda _: None)
+    refused_run, said = lab.run(), list(lab.said)
+    for file, text in before.items():
+        file.write_text(text)
+    processes.stop(lab.deployment.state, [name])
+    control.up(lab.deployment, SITES, lambda _: None)
+    found = lab.run()
+    lab.said[:] = said
+    if not refused_run.startswith("none") or not any(
+        f"client {VICTIM}" in line and "client 0" in line for line in said
+    ):
+        return "NOT REFUSED"
+    return compared(found, [alone(values, lab.scratch)], ["refused, then equal"])
+
+
 def _wrong_authority(site: Path) -> None:
     (site / "ca.crt").write_bytes(keys.authority().pair.public)
 
@@ -352,6 +377,7 @@ FAULTS: Mapping[str, Callable[[Rehearsal], str]] = {
     "link": kill_link,
     "server": kill_server_app,
     "strangers": strangers,
+    "impostor": impostor,
 }
 
 

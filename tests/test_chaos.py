@@ -123,6 +123,37 @@ def test_the_gate_answers_whatever_it_is_handed(chaos: Any) -> None:
     assert min(report["endings"].values()) > 50
 
 
+@pytest.mark.parametrize("kind", ["introductions", "ledgers", "meters", "evaluations"])
+def test_no_hostile_site_ends_the_server_s_run(chaos: Any, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    pytest.importorskip("dp_accounting")
+    sites = chaos("sites")
+    for module, name in ((sites.app, "PATIENCE"), (sites.roster, "AGAIN"), (sites.roster, "PAUSE")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # a trial changes them
+    report = chaos("harness").trials(f"site-{kind}", 60, 0, sites.TRIALS[kind])
+    assert report["failures"] == 0
+    assert set(report["endings"]) == {"set aside", "taken"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "name", "instead"),
+    [
+        ("introductions", "fedalloy.engine.flower.roster.Roster", "_fault", lambda *_: None),
+        ("meters", "fedalloy.engine.flower.claims", "refusal", lambda *_: None),
+        ("evaluations", "fedalloy.engine.flower.carrier", "miscounted", lambda *_: None),
+    ],
+)
+def test_without_its_checks_the_server_is_at_the_mercy_of_a_site(
+    chaos: Any, kind: str, where: str, name: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr")
+    sites = chaos("sites")
+    for module, constant in ((sites.app, "PATIENCE"), (sites.roster, "AGAIN"), (sites.roster, "PAUSE")):
+        monkeypatch.setattr(module, constant, getattr(module, constant))
+    monkeypatch.setattr(f"{where}.{name}", instead)
+    assert chaos("harness").trials(f"site-{kind}", 60, 0, sites.TRIALS[kind])["failures"] > 0
+
+
 def test_replies_that_are_delivered_wrongly_change_nothing(chaos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = chaos("replies")
     monkeypatch.setattr(replies, "asking", lambda: [list(replies.methods).index("fedavg")])

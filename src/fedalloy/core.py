@@ -171,6 +171,9 @@ class Federation(Protocol):
     def sizes(self) -> Sequence[int]:
         """Training samples of each client: the server's roster."""
 
+    def label_counts(self, client: int) -> Tensor:
+        """A client's training samples of each class, where the method's clients tell them (`tells_counts`)."""
+
     @property
     def cap(self) -> float | None:
         """The largest share that one client's size may give it, if there is one; see `robust.bounded`."""
@@ -280,6 +283,11 @@ class Method:
     def leaves(self) -> str:
         """What leaves a client, in words; a method whose options change it says more here than on its card."""
         return self.card.leaves_client
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients say how many samples of each class they hold; they then say it once, and cannot change it."""
+        return False
 
     def uncovered(self) -> str | None:
         """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""

@@ -29,6 +29,7 @@ from fedalloy.tree import Tree
 
 PERSONAL = "personal"
 VIEWS = 3  # models of a round that a client evaluates, beside one for each group of equal networks
+STAGES, LONGEST = 16, 100  # that a client may have, and characters in the name of one
 
 
 class Local(Protocol):
@@ -170,7 +171,8 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
     site = setting.sites[client]
     contract: dict[str, Check] = {
         "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
-        "loss": lambda value: None if isinstance(value, float) else "is no number",
+        # A model that diverged has a loss that is no number, or endless; none has a negative one.
+        "loss": lambda value: None if isinstance(value, float) and not value < 0 else "is not a loss",
         **({"validation": real(0, 1)} if site.validation else {}),
     }
 
@@ -186,13 +188,21 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
     wanted: dict[str, Check] = {
         "models": views,
         PERSONAL: lambda value: counts(value) if value else None,
-        "stages": views,
+        "stages": lambda value: views(value) or _unnamed(value),
         "order": lambda value: None if isinstance(value, str) else "is no text",
     }
     fault = refusal(found, wanted)
     if fault is None and found["models"].keys() != set(models):
         return "models has other names than it should"
+    if fault is None and sorted(found["order"].split("\n", STAGES)) != sorted(found["stages"] or [""]):
+        return "order does not name its stages"
     return fault
+
+
+def _unnamed(stages: Mapping[str, Any]) -> str | None:
+    """What is wrong with the names of a client's stages, which become those of views."""
+    sound = all(name.isprintable() and 0 < len(name) <= LONGEST for name in stages)
+    return None if sound and len(stages) <= STAGES else f"has more than {STAGES} names, or strange ones"
 
 
 def _counted(setting: Setting, counts: Mapping[int, Tree], *, exact: bool = False) -> dict[str, Any]:

@@ -266,18 +266,18 @@ def probabilities(rows: int, columns: int) -> Sized:
     return Sized(check, within.largest)
 
 
-def counts(classes: int, total: int) -> Sized:
-    """How many samples there are of each class, `total` in all.
+def counts(known: Tensor) -> Sized:
+    """How many samples there are of each class: as many as the client said at the start.
 
-    >>> counts(2, 5)(torch.tensor([2, 4]))
-    'counts 6 samples, not 5'
+    >>> counts(torch.tensor([2, 3]))(torch.tensor([3, 2]))
+    'are [3, 2], not [2, 3] as at the start'
     """
-    within = array(classes, least=0, most=total, dtype=torch.int64)
+    within = array(*known.shape, dtype=torch.int64)
 
     def check(value: Any) -> str | None:
         fault = within(value)
-        if fault is None and int(value.sum()) != total:
-            return f"counts {int(value.sum())} samples, not {total}"
+        if fault is None and (found := value.tolist()) != (first := known.tolist()):
+            return f"are {found}, not {first} as at the start"
         return fault
 
     return Sized(check, within.largest)

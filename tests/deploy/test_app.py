@@ -13,18 +13,16 @@ import tomli_w
 import torch
 
 pytest.importorskip("flwr")
-sys.path.insert(0, str(Path(__file__).parents[1] / "flower"))  # for local_grid, which is no test
+sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no test
 
-from flwr.app import Context, Message
-from local_grid import LocalGrid
+from sites_grid import Killed, Mortal, grid_of
 
 from fedalloy import tree
 from fedalloy.build import Built
 from fedalloy.config import experiment, read
 from fedalloy.deploy import app
-from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
-from fedalloy.deploy.settings import for_server
+from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.deploy.site import site_setting
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.privacy import Account, Privacy, epsilon
@@ -52,16 +50,6 @@ OWN = {
 }
 
 
-def _grid(deployment: Deployment, fault: Any = None) -> LocalGrid:
-    """A Grid whose nodes are the deployment's sites."""
-
-    def client(message: Message, context: Context) -> Message:
-        place = {**context.node_config, "site": str(deployment.site(int(context.node_config["partition-id"])))}
-        return app.client(message, dataclasses.replace(context, node_config=place))
-
-    return LocalGrid(client, deployment.sites, fault)  # type: ignore[arg-type]
-
-
 def _digest(folder: Path) -> str:
     found = Store(folder).restore()
     assert found is not None
@@ -75,7 +63,7 @@ def _alone(exp: dict[str, Any], folder: Path, built: Built | None = None) -> str
 
 def test_a_rehearsal_ends_with_the_model_of_a_simulation(tmp_path: Path) -> None:
     made, said = init(TINY, tmp_path / "lab", 3), list[str]()
-    app.conducted(_grid(made), made, said.append)
+    app.conducted(grid_of(made), made, said.append)
     assert _digest(made.run) == _alone(TINY, tmp_path / "alone")
     assert said == []
 
@@ -88,7 +76,7 @@ def test_a_private_deployment_draws_noise_that_nobody_can_repeat(tmp_path: Path)
     digests = [_alone(PRIVATE, tmp_path / "alone")]
     for name in ("one", "two"):
         made = init(PRIVATE, tmp_path / name, 3)
-        app.conducted(_grid(made), made, lambda _: None)
+        app.conducted(grid_of(made), made, lambda _: None)
         digests.append(_digest(made.run))
     assert len(set(digests)) == 3
     (last,), (alone,) = (read_run(folder).rounds[-1:] for folder in (made.run, tmp_path / "alone"))
@@ -109,8 +97,8 @@ def test_what_sites_have_spent_survives_a_kill_of_the_server(tmp_path: Path) -> 
     pytest.importorskip("opacus")
     made = init(PRIVATE, tmp_path / "lab", 3)
     with pytest.raises(Killed):
-        app.conducted(_grid(made, Mortal(8)), made, lambda _: None)  # when all have trained and two have answered
-    app.conducted(_grid(made), made, lambda _: None)
+        app.conducted(grid_of(made, Mortal(8)), made, lambda _: None)  # when all have trained and two have answered
+    app.conducted(grid_of(made), made, lambda _: None)
     steps = [Account(Privacy(), Memory(made.site(k) / "memory" / str(k)).spent()).steps for k in range(3)]
     once = [site_setting(made.site(k), 3)[1].steps(k) for k in range(3)]
     assert steps == [3 * count for count in once]
@@ -118,29 +106,12 @@ def test_what_sites_have_spent_survives_a_kill_of_the_server(tmp_path: Path) -> 
     assert read_run(made.run).rounds[-1]["epsilons"] == epsilons
 
 
-class Killed(BaseException):
-    """What nothing in the library may catch."""
-
-
-class Mortal:
-    """Lets so many answers through, and then the server dies."""
-
-    def __init__(self, answers: int) -> None:
-        self.left = answers
-
-    def __call__(self, client: int, answer: Message) -> Message:
-        self.left -= 1
-        if self.left < 0:
-            raise Killed
-        return answer
-
-
 def test_a_run_that_was_cut_off_goes_on_to_the_same_model(tmp_path: Path) -> None:
     made = init(KNFU, tmp_path / "lab", 3)
     with pytest.raises(Killed):
-        app.conducted(_grid(made, Mortal(12)), made, lambda _: None)
+        app.conducted(grid_of(made, Mortal(12)), made, lambda _: None)
     assert _digest(made.run).startswith("1 ")
-    app.conducted(_grid(made), made, lambda _: None)
+    app.conducted(grid_of(made), made, lambda _: None)
     assert _digest(made.run) == _alone(KNFU, tmp_path / "alone")
 
 
@@ -153,7 +124,7 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
     lines = [",".join(map(str, [*row[:2], label, row[2]])) for row, label in zip(rows[:30], labels[:30], strict=True)]
     (made.site(1) / "data.csv").write_text("\n".join(["a,b,ill,c", *lines]) + "\n")
     (made.site(1) / "site.toml").write_text('client = 1\ndata = "data.csv"\nlabel = "ill"\n')
-    grid = _grid(made)
+    grid = grid_of(made)
     app.conducted(grid, made, lambda _: None)
     partition = described(made.run)["partition"]
     assert partition["counts"] == [[0, 0], [0, 0]]  # the server does not know how many are ill
@@ -161,28 +132,21 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
     sites = [site_setting(made.site(k), 2)[1] for k in range(2)]
     whole = dataclasses.replace(sites[0], sites=[sites[k].sites[k] for k in range(2)])
     exp = read(made.experiment)
-    amounts = {k: _Amount(len(s.train), len(s.test), len(s.validation or ())) for k, s in enumerate(whole.sites)}
+    amounts = {k: Amount(len(s.train), len(s.test), len(s.validation or ())) for k, s in enumerate(whole.sites)}
     assert _digest(made.run) == _alone(
         OWN, tmp_path / "alone", dataclasses.replace(for_server(exp, amounts), setting=whole)
     )
-    assert amounts[0] == _Amount(36, 7, 4)
-    assert amounts[1] == _Amount(22, 6, 2)
+    assert amounts[0] == Amount(36, 7, 4)
+    assert amounts[1] == Amount(22, 6, 2)
     for message in grid.received:  # no row of anybody's data is in anything that left a site
         sent = b"".join(one.data for record in message.content.array_records.values() for one in record.values())
         assert not any(row.tobytes() in sent for row in rows)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Amount:
-    train: int
-    test: int
-    validation: int
-
-
 def test_a_site_that_does_not_come_ends_a_run_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, said = init(TINY, tmp_path / "lab", 3), list[str]()
     monkeypatch.setattr(app, "PATIENCE", 0.5)
-    grid = _grid(made)
+    grid = grid_of(made)
     del grid.nodes[max(grid.nodes)]
     with pytest.raises(QuorumError, match="not enough sites: 2 of 3 did not introduce themselves"):
         app.conducted(grid, made, said.append)
@@ -196,7 +160,7 @@ def test_a_site_that_agreed_to_another_experiment_takes_no_part(
     monkeypatch.setattr(app, "PATIENCE", 0.5)
     (made.site(0) / "experiment.toml").write_text(tomli_w.dumps({**TINY, "seed": 7}))
     with pytest.raises(QuorumError, match="not enough sites: 0 of 3"):
-        app.conducted(_grid(made), made, said.append)
+        app.conducted(grid_of(made), made, said.append)
     assert "another experiment than this site agreed to (seed); nothing was done" in said[0]
 
 

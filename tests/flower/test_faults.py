@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
+from hostile import changed
 
 from fedalloy import tree
 from fedalloy.core import run
 from fedalloy.engine.base import REFERENCE, Failure
-from fedalloy.engine.flower.carrier import introductions
-from fedalloy.engine.flower.codec import BODY, HEADER, from_records, to_records
+from fedalloy.engine.flower.claims import introduction
+from fedalloy.engine.flower.codec import BODY, HEADER, to_records
 from fedalloy.engine.flower.memory import Memory
-from fedalloy.engine.flower.roster import _introduction
+from fedalloy.engine.flower.roster import introductions
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError
 from fedalloy.evaluation import views_on
@@ -57,15 +60,6 @@ def kept_but(change):
     return fault
 
 
-def changed(answer, change):
-    made = change(*from_records(answer.content, Room(1 << 30, 1 << 20)))
-    content = to_records(made[1], made[0]) if isinstance(made, tuple) else made
-    message = Message.__new__(Message)
-    parts = ("_error", "_content") if isinstance(content, Error) else ("_content", "_error")
-    message.__dict__.update({"_metadata": answer.metadata, parts[0]: content, parts[1]: None})
-    return message
-
-
 def garbage(header, body):
     return RecordDict({HEADER: ConfigRecord({"n": 1}), BODY: ArrayRecord({BODY: Array("uint8", (3,), "x", b"abc")})})
 
@@ -86,6 +80,24 @@ FAULTS = {
         lambda h, b: ({**h, "digest": "0" * 64, "ledger": '{"1": {"0.5": -3}}'}, b),
         "the header of its answer is not sound",
     ),
+    "a list for a ledger": (lambda h, b: ({**h, "digest": "0" * 64, "ledger": "[1, 2]"}, b), "ledger"),
+    "a list in a ledger": (lambda h, b: ({**h, "digest": "0" * 64, "ledger": '{"1": [2]}'}, b), "ledger"),
+    "a ledger of 4,000 digits": (
+        lambda h, b: ({**h, "digest": "0" * 64, "ledger": f'{{"1": {{"0.5": {"9" * 4000}}}}}'}, b),
+        "ledger",
+    ),
+    "a ledger of many rates": (
+        lambda h, b: ({**h, "digest": "0" * 64, "ledger": json.dumps({"1": {f"0.{n}": 1 for n in range(1, 99)}})}, b),
+        "ledger",
+    ),
+    "a digest without a ledger": (lambda h, b: ({**h, "digest": "0" * 64}, b), "ledger"),
+    "endless samples": (lambda h, b: ({**h, "meter.forward_samples": 1e308}, b), "meter.forward_samples"),
+    "endless steps": (lambda h, b: ({**h, "meter.steps": 1e308}, b), "meter.steps"),
+    "many steps": (lambda h, b: ({**h, "meter.steps": 1 << 52}, b), "meter.steps"),
+    "half a step": (lambda h, b: ({**h, "meter.steps": 1.5}, b), "meter.steps"),
+    "a third of a pass": (lambda h, b: ({**h, "meter.forward": 1 / 3}, b), "meter.forward"),
+    "a true number of steps": (lambda h, b: ({**h, "meter.steps": True}, b), "meter.steps"),
+    "a year of seconds": (lambda h, b: ({**h, "seconds": 3.2e7}, b), "seconds"),
     "NaN": (lambda h, b: (h, {**b, "model": {k: v * float("nan") for k, v in b["model"].items()}}), "is not finite"),
     "wrong names": (lambda h, b: (h, {**b, "model": {"w": torch.ones(1)}}), "has other names than it should"),
     "an extra key": (lambda h, b: (h, {**b, "extra": 1}), "it holds 'extra', which nobody asked for"),
@@ -206,10 +218,25 @@ def test_a_client_with_other_data_than_it_began_with_is_absent(setting, federati
     rounds = []
     run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
     assert [bad["client"] for bad in rounds[0].quarantined] == [BAD]
-    assert said == [
-        f"client {BAD} has 17 + 4 + 0 samples of shape (1, 8, 8), not the 12 + 4 + 0 samples of shape (1, 8, 8) of "
-        "this run; it counts as absent"
-    ]
+    (line,) = said
+    assert f"client {BAD} says 17 training samples" in line
+    assert "began with 12" in line
+
+
+@pytest.mark.parametrize(
+    "change", [{"shape": "[2, 8, 8]"}, {"train": 99}, {"classes": 9}], ids=["shape", "size", "classes"]
+)
+def test_a_client_that_is_there_but_does_not_match_is_not_waited_for(change, setting, federation):
+    def fault(client, answer):
+        meant = client == BAD and answer.metadata.message_type == "query.introduce"
+        return changed(answer, lambda h, b: ({**h, **change}, b)) if meant else answer
+
+    engine = federation(setting, fault, patience=20.0)
+    begin, rounds = time.monotonic(), []
+    state = run(FedAvg(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
+    views_on(engine, FedAvg(), state)
+    assert time.monotonic() - begin < 10
+    assert [[bad["client"] for bad in fed.quarantined] for fed in rounds] == [[BAD], [BAD]]
 
 
 def test_who_is_missing_is_said(setting, federation):
@@ -218,8 +245,8 @@ def test_who_is_missing_is_said(setting, federation):
     said = []
     engine = federation(setting)
     del engine.grid.nodes[next(node for node, k in engine.grid.nodes.items() if k == BAD)]
-    found = introductions(engine.grid, experiment({}), 6, 0.3, said.append)
-    assert list(found) == [0, 1, 3, 4, 5]
+    found = introductions(engine.grid, experiment({}), 6, 0.3, said.append).known
+    assert sorted(found) == [0, 1, 3, 4, 5]
     assert (found[3].train, found[3].test, found[3].shape, found[3].classes) == (17, 4, (1, 8, 8), 4)
     assert said == ["after 0.3 s these of 6 clients are missing: 2"]
 
@@ -228,7 +255,7 @@ def test_who_is_missing_is_said(setting, federation):
 def test_an_introduction_with_a_strange_shape_is_refused(shape):
     header = {"client": 0, "train": 5, "test": 0, "validation": 0, "classes": 2, "shape": shape}
     with pytest.raises(DataError, match="no sensible shape"):
-        _introduction(header, node=1)
+        introduction(header, node=1)
 
 
 def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):
@@ -296,6 +323,34 @@ def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(settin
     assert views["aca"]["clients"]["size"] == [0, 0, 4, 4, 0, 4]
     assert views["aca"]["clients"]["accuracy"][2:4] == honest["aca"]["clients"]["accuracy"][2:4]
     assert [line.split(": ")[1] for line in said] == [f"client {k} was not evaluated" for k in (0, 1, 4)]
+
+
+EVALUATIONS = {
+    "a negative loss": lambda aca: {"models": {"aca": {**aca, "loss": -1.0}}},
+    "a name of 10,000 letters": lambda aca: {"stages": {"x" * 10_000: aca}, "order": "x" * 10_000},
+    "a name that moves the cursor": lambda aca: {"stages": {"\x1b[2J": aca}, "order": "\x1b[2J"},
+    "a stage without a name": lambda aca: {"stages": {"": aca}},
+    "many stages": lambda aca: {"stages": {str(n): aca for n in range(99)}, "order": "\n".join(map(str, range(99)))},
+    "an order of nothing": lambda aca: {"order": "\n" * 1_000_000},
+    "an order of others": lambda aca: {"stages": {"mine": aca}, "order": "yours"},
+}
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_an_evaluation_that_cannot_be_is_left_out(name, setting, federation):
+    def lie(header, body):
+        return header, {**body, **EVALUATIONS[name](body["models"]["aca"])}
+
+    def fault(client, answer):
+        return changed(answer, lie) if answer.metadata.message_type == "evaluate.views" and client == BAD else answer
+
+    said = []
+    engine = federation(setting, fault, say=said.append)
+    views = views_on(engine, FedAvg(), run(FedAvg(), engine, 0))
+    assert views["aca"]["clients"]["size"] == [4, 4, 0, 4, 4, 4]
+    (line,) = said
+    assert len(line) < 400
+    assert line.isprintable()
 
 
 @pytest.mark.parametrize(

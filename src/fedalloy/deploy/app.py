@@ -12,12 +12,14 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedalloy.config import Experiment, read
+from fedalloy.config import Experiment, build_method, read
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
-from fedalloy.deploy.settings import Sizes, for_server, known_sizes
+from fedalloy.deploy.link import bound_nodes
+from fedalloy.deploy.settings import known_sizes, with_sizes, without_sizes
 from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting
 from fedalloy.engine.flower.carrier import Flower
+from fedalloy.engine.flower.claims import Introduction, unlike
 from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import introductions
 from fedalloy.errors import FedalloyError, UsageError
@@ -28,8 +30,7 @@ from fedalloy.runner import resume, simulate
 from fedalloy.setting import Setting
 from fedalloy.store import begun, described
 
-PATIENCE = 600.0  # seconds to wait for sites that are not there yet,
-SHORT = 60.0  # and for those of a run that had begun, which can go on without some
+PATIENCE = 600.0  # seconds to wait for sites that are not there yet
 
 server = ServerApp()
 
@@ -58,25 +59,42 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
     load_installed()
     for plugin in deployment.plugins:
         load_file(plugin)
-    exp = read(deployment.experiment)
-    old = described(deployment.run) if begun(deployment.run) else None
-    built = for_server(exp, present(grid, exp, deployment.sites, old, say))
-    engine = Flower(grid, built.setting, exp, say=say)
-    if old is not None:
-        resume(deployment.run, built=built, engine=engine, say=say)
+    exp, bound = read(deployment.experiment), bound_nodes(deployment)
+    built = without_sizes(exp, deployment.sites)
+    if begun(deployment.run):
+        built = with_sizes(built, known_sizes(described(deployment.run)))
+        resume(deployment.run, built=built, engine=Flower(grid, built.setting, exp, say=say, bound=bound), say=say)
     else:
-        simulate(exp, deployment.run, built=built, engine=engine, say=say)
+        built = with_sizes(built, present(grid, exp, deployment, bound, built.setting, say))
+        simulate(
+            exp, deployment.run, built=built, engine=Flower(grid, built.setting, exp, say=say, bound=bound), say=say
+        )
 
 
-def present(grid: Grid, exp: Experiment, sites: int, begun: Mapping[str, Any] | None, say: Say) -> dict[int, Sizes]:
-    """What each site has; a run that had begun knows it of those that are away."""
-    found: dict[int, Sizes] = {**introductions(grid, exp, sites, PATIENCE if begun is None else SHORT, say)}
-    if begun is not None:
-        return known_sizes(begun) | found
-    missing = [str(k) for k in range(sites) if k not in found]
+def present(
+    grid: Grid, exp: Experiment, deployment: Deployment, bound: Mapping[int, int], setting: Setting, say: Say
+) -> Mapping[int, Introduction]:
+    """What each site says it has, within the deployment's limits; from here on it is fixed."""
+    told = build_method(exp.method).tells_counts
+
+    def judge(one: Introduction) -> str | None:
+        most = deployment.limit(one.client)
+        parts = {"training": one.train, "test": one.test, "validation": one.validation}
+        for part, count in parts.items():
+            if count > most:
+                return f"says {count:,} {part} samples; most_samples in deployment.toml allows {most:,}"
+        if told and not one.counts:
+            return f"does not say its label counts, which {exp.method.name} needs"
+        return unlike(one, setting)
+
+    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge)
+    missing = [str(k) for k in range(deployment.sites) if k not in roster.known]
     if missing:
-        raise QuorumError(f"not enough sites: {', '.join(missing)} of {sites} did not introduce themselves")
-    return found
+        why = "".join(f"; site {k}: {one.reason}" for k, one in sorted(roster.refused.items()))
+        raise QuorumError(
+            f"not enough sites: {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
+        )
+    return roster.known
 
 
 def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:

@@ -45,12 +45,12 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
         state = "started" if name in missing else "was running"
         say(f"{name:<12} {state}" + (f", at {deployment.address}" if name == SUPERLINK else ""))
     link.register(deployment)
-    begun = time.time()
+    started = time.time()
     for name in names[2:]:
         if name in missing:
             _start(deployment, name)
     for k, name in enumerate(names[2:]):
-        _await_site(deployment, k, begun if name in missing else 0.0)
+        _await_site(deployment, k, started if name in missing else 0.0)
         say(f"{name:<12} online")
 
 
@@ -118,15 +118,19 @@ def down(deployment: Deployment, say: Say) -> None:
 
 
 def submitted(deployment: Deployment, say: Say) -> str:
-    """The id of the run that is under way, or of a new one, for which all sites must be there."""
+    """The id of the run that is under way, or of a new one: all sites must be there to begin, and one to resume."""
+    from fedalloy.store import begun  # which takes seconds, with torch
+
     current = _current(deployment)
     if current and _is_under_way(deployment, current):
         say("the run is under way; following it")
         return current
     states = link.site_states(deployment)
     away = [f"site {k} is {state}" for k, state in states.items() if state != "online"]
-    if away:
+    if away and (len(away) == len(states) or not begun(deployment.run)):
         raise UsageError(f"not all sites are there: {', '.join(away)}; start them, then try again")
+    for sentence in away:
+        say(f"{sentence}; the run goes on without it until it is back")
     run = link.submit(deployment)
     write_json(deployment.state / "current.json", {"run": run})
     return run

@@ -1,6 +1,6 @@
 """A deployment's folder: where each of its parts lies, and what it says of itself.
 
-deployment.toml      the address and the number of sites
+deployment.toml      the address, the number of sites, and how many samples each may say it has
 app/                 what Flower ships: two names of functions of fedalloy's, and the experiment
 server/              certificates, secrets and start scripts of the SuperLink's machine
 sites/site-0/        everything the first site is handed, and nothing secret of any other
@@ -20,6 +20,8 @@ from fedalloy.errors import UsageError
 
 Say = Callable[[str], None]
 
+MOST_SAMPLES = 1_000_000  # that a site may say it has, unless deployment.toml says otherwise
+LARGEST = 1 << 40  # no limit is above it
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -35,6 +37,23 @@ class Deployment:
     host: str
     port: int
     sites: int
+    most_samples: int | tuple[int, ...] = MOST_SAMPLES
+
+    def __post_init__(self) -> None:
+        each = self.most_samples if isinstance(self.most_samples, tuple) else (self.most_samples,) * self.sites
+        if len(each) != self.sites or not all(type(n) is int and 0 < n <= LARGEST for n in each):
+            raise UsageError(
+                f"most_samples = {self.most_samples!s:.80} in deployment.toml must be a whole number from 1 to "
+                f"{LARGEST}, or a list with one for each of the {self.sites} sites"
+            )
+
+    def limit(self, site: int) -> int:
+        """How many training samples a site may say it has; as many to test with, and to validate on.
+
+        >>> Deployment(Path("lab"), "127.0.0.1", 8443, 2, (500, 20)).limit(1)
+        20
+        """
+        return self.most_samples[site] if isinstance(self.most_samples, tuple) else self.most_samples
 
     @property
     def address(self) -> str:
@@ -86,7 +105,11 @@ class Deployment:
 
     def to_toml(self) -> str:
         """What `deployment.toml` says."""
-        return f'host = "{self.host}"\nport = {self.port}\nsites = {self.sites}\n'
+        most = list(self.most_samples) if isinstance(self.most_samples, tuple) else self.most_samples
+        return (
+            f'host = "{self.host}"\nport = {self.port}\nsites = {self.sites}\n'
+            f"most_samples = {most}  # that a site may say it has; or a list, with a number for each site\n"
+        )
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -114,7 +137,7 @@ def read_deployment(folder: str | Path) -> Deployment:
     file = folder / "deployment.toml"
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
-        return Deployment(folder, str(values["host"]), int(values["port"]), int(values["sites"]))
+        host, port, sites = str(values["host"]), int(values["port"]), int(values["sites"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             f"'{folder}' is not a deployment; `fedalloy deploy init EXPERIMENT.toml --out {folder.name} --sites 3` "
@@ -122,3 +145,5 @@ def read_deployment(folder: str | Path) -> Deployment:
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}; make the deployment anew") from error
+    most = values.get("most_samples", MOST_SAMPLES)
+    return Deployment(folder, host, port, sites, tuple(most) if isinstance(most, list) else most)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fedalloy.deploy.folder import Deployment
 from fedalloy.errors import FedalloyError, StorageError, UsageError
-from fedalloy.files import write_json
+from fedalloy.files import PRIVATE, as_json, write_atomically
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -81,17 +81,21 @@ def _reason(error: Exception, deployment: Deployment) -> str:
 
 
 def register(deployment: Deployment) -> None:
-    """Make the SuperLink know the key of each site; those it knows already are left as they are."""
-    from flwr.proto.control_pb2 import RegisterNodeRequest
+    """Make the SuperLink know the key of each site, and note which node each key is: a site is who has its key."""
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
-    known = node_ids(deployment)
+    keys: dict[bytes, int] = {}
     for number in range(deployment.sites):
-        if str(number) in known:
-            continue
         key = _public_key(deployment.server / "sites" / f"site-{number}.pub", number)
-        with connected(deployment) as client:
-            known[str(number)] = str(client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id)
-        write_json(_nodes(deployment), known)
+        if key in keys:
+            raise StorageError(f"sites {keys[key]} and {number} have the same key in '{deployment.server / 'sites'}'")
+        keys[key] = number
+    with connected(deployment) as client:
+        known = {node.public_key: node.node_id for node in client.ListNodes(ListNodesRequest()).nodes_info}
+        for key in keys.keys() - known.keys():
+            known[key] = client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
+    found = {str(number): str(known[key]) for key, number in keys.items()}
+    write_atomically(_nodes(deployment), as_json(found), PRIVATE)
 
 
 def _public_key(file: Path, number: int) -> bytes:
@@ -109,6 +113,11 @@ def _public_key(file: Path, number: int) -> bytes:
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise StorageError(f"'{file}' is no ECDSA key; make one with `ssh-keygen -t ecdsa -b 384`")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def bound_nodes(deployment: Deployment) -> dict[int, int]:
+    """Which site each registered node is, by Flower's id of the node; it is the same whenever the site connects."""
+    return {int(node): int(number) for number, node in node_ids(deployment).items()}
 
 
 def node_ids(deployment: Deployment) -> dict[str, str]:

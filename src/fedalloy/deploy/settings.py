@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy import rng
 from fedalloy.build import Built, build, public_of, setting_of
 from fedalloy.config import Experiment
-from fedalloy.data.card import PartitionCard, card
+from fedalloy.data.card import PartitionCard, gini
 from fedalloy.data.partition import Partition
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.deploy.agreed import AGREED, frame
@@ -37,6 +39,10 @@ class Sizes(Protocol):
     def validation(self) -> int:
         """Validation samples."""
 
+    @property
+    def counts(self) -> Sequence[int]:
+        """Training samples of each class; empty where the method does not need them."""
+
 
 @dataclass(frozen=True)
 class Amount:
@@ -45,46 +51,83 @@ class Amount:
     train: int
     test: int
     validation: int = 0
+    counts: Sequence[int] = ()
 
 
 def known_sizes(begun: Mapping[str, Any]) -> dict[int, Sizes]:
     """How much data each site had when a run began, as its `run.json` says."""
     clients, partition = begun["clients"], begun["partition"]
-    parts = zip(clients["train_sizes"], clients["test_sizes"], partition["val"], strict=True)
-    return {k: Amount(*numbers) for k, numbers in enumerate(parts)}
+    parts = (clients["train_sizes"], clients["test_sizes"], partition["val"], clients["class_counts"])
+    return {k: Amount(*numbers) for k, numbers in enumerate(zip(*parts, strict=True))}
 
 
 def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
     """The server's setting: the right number of samples everywhere, all of them blank."""
+    return with_sizes(without_sizes(exp, len(amounts)), amounts)
+
+
+def without_sizes(exp: Experiment, sites: int) -> Built:
+    """The server's setting before anybody has said how much data there is: one blank sample at each site."""
+    amounts = dict.fromkeys(range(sites), Amount(1, 1))
     if exp.data.name != AGREED:
-        built = build(exp)
-        sites = [_blank_site(site.train, amounts[k]) for k, site in enumerate(built.setting.sites)]
-        return replace(built, setting=replace(built.setting, sites=sites, secret_noise=True))
+        return with_sizes(build(exp), amounts)
     agreed = frame(exp.data)
     one = tensors(agreed)[0]
-    sites = [_blank_site(one, amounts[k]) for k in sorted(amounts)]
-    setting = _agreed_setting(exp, agreed, sites)
-    ends = np.cumsum([0, *(len(site.train) for site in sites)])
-    rows = tuple(np.arange(a, b) for a, b in pairwise(ends))
-    kept = tuple(np.arange(amounts[k].validation) for k in sorted(amounts))
-    none = tuple(np.arange(0) for _ in sites)
-    part = Partition(name=AGREED, seed=exp.seed, options={}, train=rows, val=kept, test=none)
-    data = replace(agreed, note=f"{ends[-1]:,} rows, which stay at {len(sites)} sites")
+    part = _partition(exp.seed, amounts)
     return Built(
-        setting=setting,
+        setting=_agreed_setting(exp, agreed, [_blank_site(one, amount) for amount in amounts.values()]),
         data=exp.data,
         model=exp.model,
-        dataset=data,
+        dataset=agreed,
         partition=part,
-        card=_uncounted(card(part, np.zeros(int(ends[-1]), np.int64), agreed.classes)),
+        card=_card(part, agreed.classes),
         digests={},
     )
 
 
-def _uncounted(one: PartitionCard) -> PartitionCard:
+def with_sizes(built: Built, amounts: Mapping[int, Sizes]) -> Built:
+    """The server's setting with as many blank samples as each site has; they take no room, however many they are."""
+    like, amounts = built.setting.sites[0].train, dict(sorted(amounts.items()))
+    sites = [_blank_site(like, amount) for amount in amounts.values()]
+    setting = replace(built.setting, sites=sites, secret_noise=True)
+    if built.data.name != AGREED:
+        return replace(built, setting=setting)
+    part = _partition(setting.seed, amounts)
+    note = f"{sum(setting.sizes):,} rows, which stay at {len(amounts)} sites"
+    return replace(
+        built,
+        setting=setting,
+        dataset=replace(built.dataset, note=note),
+        partition=part,
+        card=_card(part, setting.classes),
+    )
+
+
+def _partition(seed: int, amounts: Mapping[int, Sizes]) -> Partition:
+    """How many rows each site has; which ones they are, only the site knows."""
+
+    def rows(counts: Iterable[int]) -> tuple[NDArray[np.int64], ...]:
+        return tuple(np.broadcast_to(np.int64(0), count) for count in counts)
+
+    train, val = rows(a.train for a in amounts.values()), rows(a.validation for a in amounts.values())
+    return Partition(name=AGREED, seed=seed, options={}, train=train, val=val, test=rows([0] * len(amounts)))
+
+
+def _card(part: Partition, classes: int) -> PartitionCard:
     """A card that says how many samples each site has, and nothing of their classes."""
-    zeros = np.zeros_like(one.divergence)
-    return replace(one, counts=one.counts * 0, classes_per_client=0.0, largest_share=0.0, divergence=zeros)
+    parts = [(len(train), len(val)) for train, val in zip(part.train, part.val, strict=True)]
+    sizes = np.array(parts, np.int64).sum(axis=1)
+    return PartitionCard(
+        partition=part,
+        counts=np.zeros((len(parts), classes), np.int64),
+        sizes=sizes,
+        classes_per_client=0.0,
+        largest_share=0.0,
+        divergence=np.zeros(len(parts)),
+        size_variation=float(sizes.std() / sizes.mean()),
+        size_gini=gini(sizes),
+        sha256=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
+    )
 
 
 def for_share(exp: Experiment, client: int, share: int) -> Setting:
@@ -133,22 +176,27 @@ def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> 
 
 
 def _blank_site(like: Samples, amount: Sizes) -> Site:
-    """As many samples as a site has, none of them its own; they take the room of one."""
+    """As many samples as a site has, none of them its own."""
     validation = _blank(like, amount.validation) if amount.validation else None
-    return Site(_blank(like, amount.train), _blank(like, amount.test), validation)
+    return Site(_blank(like, amount.train, amount.counts), _blank(like, amount.test), validation)
 
 
+@dataclass(frozen=True, eq=False)
 class Blank(Samples):
-    """Samples of which only the number is known."""
+    """Samples of which only the number is known, and perhaps of which classes they are."""
+
+    by_class: Sequence[int] = ()
 
     def counts(self, classes: int) -> Tensor:
-        """Nothing is known of their classes."""
-        return torch.zeros(classes, dtype=torch.int64)
+        """What the site has said, or nothing."""
+        return torch.tensor(self.by_class or [0] * classes, dtype=torch.int64)
 
 
-def _blank(like: Samples, count: int) -> Samples:
-    x = torch.zeros(1, *like.x.shape[1:], device=like.x.device).expand(count, *like.x.shape[1:])
-    return Blank(x, torch.zeros(1, dtype=torch.int64).expand(count), torch.arange(count))
+def _blank(like: Samples, count: int, counts: Sequence[int] = ()) -> Samples:
+    """So many times one row, which takes the room of one."""
+    x = torch.zeros(1, *like.x.shape[1:], device=like.x.device)
+    first = torch.zeros(1, dtype=torch.int64)
+    return Blank(x, first, first.expand(count), counts)
 
 
 def _amount(site: Site) -> Amount:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedalloy import rng
 from fedalloy.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
@@ -108,6 +108,10 @@ class Round:
     def sizes(self) -> Sequence[int]:
         """Training samples of each client: the server's roster."""
         return self._setting.sizes
+
+    def label_counts(self, client: int) -> Tensor:
+        """A client's training samples of each class."""
+        return self._setting.sites[client].train.counts(self.classes)
 
     @property
     def cap(self) -> float | None:

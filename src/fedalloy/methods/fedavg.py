@@ -176,9 +176,9 @@ class FedAvg(Method):
         return self.weights == "disco"
 
     def expects(self, message: Message, fed: Federation) -> Contract:
-        """A model like the one that was sent, of a client with as many samples as the roster says."""
+        """A model like the one that was sent, of a client with as many samples (of each class) as the roster says."""
         n = fed.sizes[message.client]
-        told = {"n": whole(n, n)} | ({"counts": counts(fed.classes, n)} if self.tells_counts else {})
+        told = {"n": whole(n, n)} | ({"counts": counts(fed.label_counts(message.client))} if self.tells_counts else {})
         return {"model": like(message["model"]), **told}
 
     def accepts(self, action: str, me: Client) -> Contract:

@@ -1,8 +1,8 @@
 """The Flower engine: the same methods, their messages carried by Flower's Grid to its ClientApps.
 
 `codec` turns trees into Flower's records, `memory` keeps what a client remembers in files of its own, `client` is what
-runs at a client, `carrier` the server's side, `simulation` both on one machine or a Ray cluster. Nothing else in the
-library imports flwr.
+runs at a client, `carrier` the server's side with `roster` (who is there) and `claims` (what a client says of itself,
+checked), `simulation` both on one machine or a Ray cluster. Nothing else in the library imports flwr.
 """
 
 from __future__ import annotations

@@ -8,12 +8,9 @@ that client the round.
 from __future__ import annotations
 
 import json
-import math
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -25,13 +22,13 @@ from fedalloy import tree
 from fedalloy.checkpoints import CHAINS
 from fedalloy.config import Experiment
 from fedalloy.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
-from fedalloy.costs import Meter
 from fedalloy.disclosure import OFF
 from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
+from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
-from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Introduction, Roster, introductions, pulled, read
+from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
 from fedalloy.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.files import as_json
@@ -44,7 +41,6 @@ from fedalloy.tree import Tree
 PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
 GRACE = 60.0  # seconds by which the Grid keeps a message longer than anybody looks for its answer
 SHORTEST, LONGEST = 0.01, 0.25  # seconds between two looks for answers
-_DIGEST = re.compile(r"[0-9a-f]{64}|")
 
 Found: TypeAlias = tuple[dict[str, Any], dict[str, Any]] | DataError
 """The header and the tree of an answer, or why there is none."""
@@ -54,8 +50,9 @@ class Flower:
     """Carries messages over a Grid; a client's memory stays with it, and `memories` holds references to them.
 
     The clients build their settings from `exp`; those of `setting` may hold no data. A client whose node is away for
-    longer than `patience` seconds counts as absent. Where they are not `simulated` but real sites, they evaluate
-    nothing under [privacy].
+    longer than `patience` seconds counts as absent; one that is there, but with other data than `setting` says, at
+    once. `bound` says which client each registered node is; without it a node's word is taken. Where clients are not
+    `simulated` but real sites, they evaluate nothing under [privacy].
     """
 
     simulated: ClassVar[bool] = False
@@ -68,8 +65,9 @@ class Flower:
         memories: dict[int, Tree] | None = None,
         say: Say = lambda _: None,
         patience: float = PATIENCE,
+        bound: Mapping[int, int] | None = None,
     ) -> None:
-        self.setting, self.exp, self.say, self.patience = setting, exp, say, patience
+        self.setting, self.exp, self.say, self.patience, self.bound = setting, exp, say, patience, bound
         self.memories: dict[int, Tree] = dict(memories or {})
         self.trusted: Generation | None = None
         self.workers = len(setting.sites)
@@ -80,7 +78,13 @@ class Flower:
     def move(self, grid: Grid) -> None:
         """Go on over this Grid, whose nodes are yet to introduce themselves."""
         self.grid = grid
-        self.roster = Roster(grid, json.dumps(self.exp.to_dict()), len(self.setting.sites), self.say)
+        told = json.dumps(self.exp.to_dict())
+        self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge)
+
+    def _judge(self, one: claims.Introduction) -> str | None:
+        """Why a client does not take part, if so: what it has is not what the run began with."""
+        fault = claims.changed(one, self.setting)
+        return fault and f"{fault}; give this site the same data again, or start a new run"
 
     def begin(self, folder: Path | None) -> None:
         """A run begins whose files lie in this folder; its clients have their own."""
@@ -111,11 +115,12 @@ class Flower:
             return room_for(method.expects(sent[client], fed), self.setting)
 
         for again in (True, False):
+            begun = time.monotonic()
             headers = {k: self._header(told, round, k, m.action) for k, m in due.items()}
             letters = {k: to_records(bodies.array(m.body), headers[k]) for k, m in due.items()}
             lost = []
             for client, found in self._exchange(ACT, letters, round, room):
-                answer = _answer(client, found, self.setting)
+                answer = _answer(client, found, self.setting, time.monotonic() - begun)
                 if isinstance(answer, Forgot) and again:
                     self._forget(client, round)
                     lost.append(client)
@@ -182,7 +187,10 @@ class Flower:
         while unsent or waiting:
             if unsent:
                 self.roster.look(unsent)
-            for client in [k for k in unsent if self._is_there(k)]:
+            for client in [k for k in unsent if k in self.roster.refused]:
+                del unsent[client]
+                yield client, DataError(self.roster.refused[client].reason)
+            for client in [k for k in unsent if k in self.roster.known]:
                 node, pause = self.roster.known[client].node, SHORTEST
                 letter = FlowerMessage(unsent.pop(client), node, kind, ttl=ttl, group_id=str(round))
                 sent = dict.fromkeys(self.grid.push_messages([letter]), client)
@@ -192,7 +200,7 @@ class Flower:
                     yield client, DataError(WHY[AWAY])
             for identifier, reply in pulled(self.grid, list(waiting)):
                 if identifier not in waiting:
-                    self.say(f"round {round}: an answer to no message of this round was ignored")
+                    self.roster.tell(f"round {round}: an answer to no message of this round was ignored")
                     continue
                 client, pause = waiting.pop(identifier), SHORTEST
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
@@ -211,21 +219,6 @@ class Flower:
             if unsent or waiting:
                 time.sleep(pause)
                 pause = min(LONGEST, 1.3 * pause)
-
-    def _is_there(self, client: int) -> bool:
-        """Whether a client has introduced itself, as the one that this setting knows."""
-        one = self.roster.known.get(client)
-        if one is None:
-            return False
-        site = self.setting.sites[client]
-        here = (len(site.train), len(site.test), len(site.validation or ()), tuple(site.train.x.shape[1:]))
-        there = (one.train, one.test, one.validation, one.shape)
-        if here != there:
-            here_said, there_said = (f"{a} + {b} + {c} samples of shape {shape}" for a, b, c, shape in (here, there))
-            self.roster.tell(f"client {client} has {there_said}, not the {here_said} of this run; it counts as absent")
-            self.roster.leave(client)
-            return False
-        return True
 
 
 class _Bodies:
@@ -262,41 +255,17 @@ def _found(reply: FlowerMessage | Exception, room: Room) -> Found:
         return error
 
 
-def _answer(client: int, found: Found, setting: Setting) -> Answer | Failure:
-    """What a client said as the engine's answer."""
+def _answer(client: int, found: Found, setting: Setting, waited: float) -> Answer | Failure:
+    """What a client said, so many seconds after it was asked, as the engine's answer."""
     if isinstance(found, DataError):
         return (Failed if isinstance(found, ActionError) else Failure)(client, str(found))
     header, body = found
     if header.get("lost"):
         return Forgot(client, "its memory is lost")
     try:
-        keep = _reference(header)
-        meter = Meter(**{f.name: _number(header[f"meter.{f.name}"]) for f in fields(Meter) if f.name != "running"})
-        seconds = _number(header["seconds"])
-    except (LookupError, ValueError, TypeError, RecursionError) as error:
-        return Failure(client, f"the header of its answer is not sound ({type(error).__name__})")
+        keep = claims.reference(header, setting.privacy)
+        meter, seconds = claims.meter(header, waited), claims.seconds(header, waited)
+    except Exception as error:  # whatever a stranger made of it
+        fault = str(error) if isinstance(error, DataError) else type(error).__name__
+        return Failure(client, one_line(f"the header of its answer is not sound: {fault}"))
     return Answer(client, Reply(tree.to_device(body, setting.device), keep), meter, seconds)
-
-
-def _reference(header: Mapping[str, Any]) -> Tree | None:
-    """What the server has of a client's new memory, if there is one."""
-    if "digest" not in header:
-        return None
-    if not _DIGEST.fullmatch(header["digest"]):
-        raise ValueError("no digest")
-    spent: dict[str, dict[str, int]] = json.loads(header["ledger"])
-    for noise, by in spent.items():
-        for rate, steps in by.items():
-            if not (0.01 <= float(noise) < math.inf and 0 < float(rate) <= 1 and type(steps) is int and steps > 0):
-                raise ValueError("no ledger")
-    return {REFERENCE: header["digest"], **({LEDGER: spent} if spent else {})}
-
-
-def _number(value: Any) -> Any:
-    """A count or a time: not negative, finite."""
-    if isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ValueError("no number")
-    return value
-
-
-__all__ = ["Flower", "Introduction", "introductions", "refuse_unnamed"]

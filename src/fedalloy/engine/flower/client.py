@@ -3,7 +3,7 @@
 * `train.act` lets the client act, from the generation of its memory that the message names, and keeps the new one.
 * `evaluate.views` evaluates models and the client's own, and answers with counts; at a real site within limits, and
   not at all under [privacy].
-* `query.introduce` says who this is and how much data it has.
+* `query.introduce` says who this is and how much data it has, by class if the method sends that anyway.
 
 A message holds a tree and a header: the experiment with its method, by its registered name and options, and the round.
 It cannot name code, a file or another client's data. What it holds must be what the method's `accepts` says of this
@@ -185,6 +185,8 @@ def _introduce(site: _Site) -> RecordDict:
         "shape": json.dumps(list(own.train.x.shape[1:])),
         "classes": site.setting.classes,
     }
+    if site.method().tells_counts:
+        about["counts"] = json.dumps(own.train.counts(site.setting.classes).tolist())
     return to_records({}, about)
 
 

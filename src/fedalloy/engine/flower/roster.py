@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
 from fedalloy.config import Experiment
+from fedalloy.engine.flower.claims import Introduction, introduction
 from fedalloy.engine.flower.client import INTRODUCE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records
 from fedalloy.errors import DataError
-from fedalloy.gate import LEAST, Room, refusal, whole
+from fedalloy.gate import LEAST, Room
 from fedalloy.store import Say
 
+PAUSE = 0.05  # seconds between two looks at who is there
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
 LONGEST = 300  # letters of a reason that is told
 TEXT = 1 << 16  # letters of a text in the header of an answer
@@ -31,38 +33,59 @@ class ActionError(DataError):
     """A client was there and could not act on what it was sent."""
 
 
-@dataclass(frozen=True)
-class Introduction:
-    """What a client says of itself, and its node: sizes and shapes, no counts of classes."""
-
-    client: int
-    node: int
-    train: int
-    test: int
-    validation: int
-    shape: tuple[int, ...]
-    classes: int
+Judge: TypeAlias = Callable[[Introduction], str | None]
+"""Says why an introduction does not count, if so, as the rest of a sentence that begins with the client."""
 
 
 def introductions(
-    grid: Grid, exp: Experiment, clients: int, patience: float, say: Say = lambda _: None
-) -> dict[int, Introduction]:
-    """Who is there of so many clients, as soon as all are or after `patience` seconds; who is missing is said."""
-    roster, end = Roster(grid, json.dumps(exp.to_dict()), clients, say), time.monotonic() + patience
-    while len(roster.known) < clients and time.monotonic() < end:
+    grid: Grid,
+    exp: Experiment,
+    clients: int,
+    patience: float,
+    say: Say = lambda _: None,
+    bound: Mapping[int, int] | None = None,
+    judge: Judge = lambda _: None,
+) -> Roster:
+    """Who is there of so many clients, once all were heard or after `patience` seconds; who is missing is said."""
+    roster = Roster(grid, json.dumps(exp.to_dict()), clients, say, bound, judge)
+    end = time.monotonic() + patience
+    while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))
-        time.sleep(0.05)
-    if missing := [str(k) for k in range(clients) if k not in roster.known]:
+        time.sleep(PAUSE)
+    if missing := [str(k) for k in range(clients) if k not in roster.known and k not in roster.refused]:
         say(f"after {patience:g} s these of {clients} clients are missing: {', '.join(missing)}")
-    return dict(sorted(roster.known.items()))
+    return roster
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A node that was heard and does not count, and why."""
+
+    node: int
+    reason: str
 
 
 class Roster:
-    """The clients that have introduced themselves and whose nodes are connected."""
+    """The clients that have introduced themselves and whose nodes are connected.
 
-    def __init__(self, grid: Grid, experiment: str, clients: int, say: Say) -> None:
+    Where nodes have registered keys, `bound` says which client each of them is, and a node that is not in it is
+    ignored. A client that was heard but does not count, by `judge` or because it claims to be another, is in `refused`;
+    it is asked again every few seconds, and nobody waits for it.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        experiment: str,
+        clients: int,
+        say: Say,
+        bound: Mapping[int, int] | None = None,
+        judge: Judge = lambda _: None,
+    ) -> None:
         self.grid, self.experiment, self.clients, self.say = grid, experiment, clients, say
+        self.bound, self.judge = bound, judge
         self.known: dict[int, Introduction] = {}
+        self.refused: dict[int, Refusal] = {}
         self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
         self._again: dict[int, float] = {}  # when a node may be asked again
         self._told: set[str] = set()
@@ -70,7 +93,11 @@ class Roster:
     def look(self, wanted: Collection[int]) -> None:
         """Bring the roster up to date, without waiting; strangers are asked while one of these clients is missing."""
         online = set(self.grid.get_node_ids())
+        if self.bound is not None and online - self.bound.keys():
+            self.tell("a node is connected whose key belongs to no site of this deployment; it is ignored")
+            online &= self.bound.keys()
         self.known = {k: one for k, one in self.known.items() if one.node in online}
+        self.refused = {k: one for k, one in self.refused.items() if one.node in online}
         if all(k in self.known for k in wanted):
             return
         now = time.monotonic()
@@ -97,18 +124,31 @@ class Roster:
 
     def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
         self._again[node] = time.monotonic() + AGAIN
+        client = _claimed(reply, self.clients) if self.bound is None else self.bound[node]
         try:
-            header, _ = read(reply, NOTHING)
-            one = _introduction(header, node)
+            one = introduction(read(reply, NOTHING)[0], node)
         except DataError as error:
-            self.tell(f"{_who(reply)} could not introduce itself: {error}")
-            return
-        if not 0 <= one.client < self.clients:
-            self.tell(f"a node says that it is client {one.client}; ids run from 0 to {self.clients - 1}")
-        elif one.client in self.known:
-            self.tell(f"a second node says that it is client {one.client}; the first one counts")
+            fault: str | None = f"could not introduce itself: {error}"
         else:
-            self.known[one.client] = one
+            if self.bound is None and one.client in self.known:
+                self.tell(f"a second node says that it is client {one.client}; the first one counts")
+                return
+            fault = self._fault(one, node)
+            if fault is None:
+                self.known[one.client] = one
+                self.refused.pop(one.client, None)
+                return
+        self.tell(one_line(f"{'a node' if client is None else f'client {client}'} {fault}"))
+        silent = isinstance(reply, Exception) or reply.has_error()  # it may yet come
+        if client is not None and client not in self.known and not silent:
+            self.refused[client] = Refusal(node, one_line(f"it {fault}"))
+
+    def _fault(self, one: Introduction, node: int) -> str | None:
+        if not 0 <= one.client < self.clients:
+            return f"says that it is client {one.client}; ids run from 0 to {self.clients - 1}"
+        if self.bound is not None and one.client != self.bound[node]:
+            return f"says that it is client {one.client}, but its key is that of client {self.bound[node]}"
+        return self.judge(one)
 
 
 def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMessage | Exception]]:
@@ -132,8 +172,8 @@ def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], 
         raise DataError(WHY.get(reply.error.code, one_line(f"its app failed: {reply.error.reason}")))
     try:
         header, body = from_records(reply.content, room, TEXT)
-    except DataError:
-        raise
+    except DataError as error:
+        raise DataError(one_line(str(error))) from error
     except Exception as error:  # whatever a stranger made of it
         raise DataError(f"its answer cannot be read ({type(error).__name__})") from error
     if "error" in header and not header.get("lost"):
@@ -141,13 +181,13 @@ def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], 
     return header, body
 
 
-def _who(reply: FlowerMessage | Exception) -> str:
-    """Who a client that has failed says that it is."""
+def _claimed(reply: FlowerMessage | Exception, clients: int) -> int | None:
+    """Which of so many clients a node says that it is, whatever else it says."""
     try:
         number = None if isinstance(reply, Exception) else header_in(reply.content, TEXT).get("client")
     except Exception:  # whatever a stranger made of it
-        number = None
-    return f"client {number}" if isinstance(number, int) else "a node"
+        return None
+    return number if type(number) is int and 0 <= number < clients else None
 
 
 def one_line(text: str) -> str:
@@ -158,16 +198,3 @@ def one_line(text: str) -> str:
     """
     words = " ".join(text[: 10 * LONGEST].split())[:LONGEST]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
-
-
-def _introduction(header: dict[str, Any], node: int) -> Introduction:
-    kept = {key: header[key] for key in ("client", "train", "test", "validation", "classes") if key in header}
-    least = {"client": 0, "train": 1, "test": 0, "validation": 0, "classes": 1}
-    fault = refusal(kept, {key: whole(n, 1 << 40) for key, n in least.items()})
-    try:
-        shape = tuple(json.loads(header["shape"]))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        shape = ()
-    if fault is not None or not shape or not all(isinstance(n, int) and 0 < n < 1 << 20 for n in shape):
-        raise DataError(fault or "its inputs have no sensible shape")
-    return Introduction(node=node, shape=shape, **kept)

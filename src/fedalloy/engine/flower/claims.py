@@ -1,0 +1,174 @@
+"""What a client claims in the headers of its answers: who it is, what it has, what it did and what it spent.
+
+Each function returns what was claimed if that is plausible by what the server knows, and raises a `DataError` that
+names the field otherwise. Nothing is allocated by a number that a client sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from fedalloy.costs import Meter
+from fedalloy.engine.base import REFERENCE
+from fedalloy.errors import DataError
+from fedalloy.gate import Check, real, refusal, whole
+from fedalloy.privacy import LEDGER, Privacy, Spent, epsilon
+from fedalloy.setting import Setting
+from fedalloy.tree import Tree
+
+Header = Mapping[str, Any]
+
+LARGEST = 1 << 40  # samples or classes; what is really allowed is far less, and is said with its number
+DIMENSIONS = 8  # of an input
+PASSES, SAMPLES = 1e6, 1e9  # per second: steps and passes, and samples in them, that no machine reaches
+SLACK = 1.0  # seconds by which two clocks may differ
+ENTRIES = 16  # of a ledger: kinds of private steps that a site has ever taken
+NOISIEST = 1e6  # times the norm to which gradients are clipped
+MOST_STEPS = 1 << 40  # private steps of one kind
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """What a client says of itself, and its node; `counts` of its classes only where the method needs them."""
+
+    client: int
+    node: int
+    train: int
+    test: int
+    validation: int
+    shape: tuple[int, ...]
+    classes: int
+    counts: tuple[int, ...] = ()
+
+
+def introduction(header: Header, node: int) -> Introduction:
+    """Who a client says that it is, and what it says that it has."""
+    least = {"client": 0, "train": 1, "test": 0, "validation": 0, "classes": 1}
+    numbers = _kept(header, {key: whole(n, LARGEST) for key, n in least.items()})
+    shape = _whole_numbers(header.get("shape"), 1)
+    if not 0 < len(shape) <= DIMENSIONS:
+        raise DataError("its inputs have no sensible shape")
+    counts: tuple[int, ...] = ()
+    if "counts" in header:
+        counts = _whole_numbers(header["counts"], 0)
+        if len(counts) != numbers["classes"] or sum(counts) != numbers["train"]:
+            raise DataError(
+                f"its label counts are not {numbers['classes']:,} numbers that add up to its {numbers['train']:,} "
+                "training samples"
+            )
+    return Introduction(node=node, shape=shape, counts=counts, **numbers)
+
+
+def changed(one: Introduction, setting: Setting) -> str | None:
+    """How a client differs from what a run knows of it, if it does, with both numbers."""
+    site = setting.sites[one.client]
+    known = {
+        "training samples": (len(site.train), one.train),
+        "test samples": (len(site.test), one.test),
+        "validation samples": (len(site.validation or ()), one.validation),
+    }
+    for what, (here, there) in known.items():
+        if here != there:
+            return f"says {there:,} {what}, but this run began with {here:,}"
+    if one.counts and list(one.counts) != (first := site.train.counts(setting.classes).tolist()):
+        return f"says label counts of {list(one.counts)}, but this run began with {first}"
+    return unlike(one, setting)
+
+
+def unlike(one: Introduction, setting: Setting) -> str | None:
+    """How a client's samples differ in kind from those of the experiment, if they do."""
+    shape = tuple(setting.sites[0].train.x.shape[1:])
+    if one.shape != shape:
+        return f"says inputs of shape {one.shape}, but the experiment has {shape}"
+    if one.classes != setting.classes:
+        return f"says {one.classes:,} classes, but the experiment has {setting.classes:,}"
+    return None
+
+
+def meter(header: Header, waited: float) -> Meter:
+    """What a client says that it computed in the seconds since it was asked."""
+    passes, samples = ((1 + waited) * rate for rate in (PASSES, SAMPLES))
+    names = [f.name for f in fields(Meter) if f.name != "running"]
+    contract: dict[str, Check] = {f"meter.{n}": _halves(samples if n.endswith("samples") else passes) for n in names}
+    contract["meter.steps"] = whole(0, int(passes))
+    found = _kept(header, contract)
+    return Meter(**{name: found[f"meter.{name}"] for name in names})
+
+
+def seconds(header: Header, waited: float) -> float:
+    """How long a client says that it worked: no longer than since it was asked."""
+    return float(_kept(header, {"seconds": real(0, 1.01 * waited + SLACK)})["seconds"])
+
+
+def reference(header: Header, privacy: Privacy | None) -> Tree | None:
+    """What the server keeps of a client's new memory, if there is one: its digest, and what it says that it spent."""
+    if "digest" not in header:
+        return None
+    digest = header["digest"]
+    if not isinstance(digest, str) or (digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef"))):
+        raise DataError("digest is not a SHA-256 in hexadecimal")
+    spent = _spent(header.get("ledger"), privacy)
+    return {REFERENCE: digest, **({LEDGER: spent} if spent else {})}
+
+
+def _spent(text: Any, privacy: Privacy | None) -> Spent:
+    """Private steps by noise multiplier and sampling rate; they must have an epsilon that can be written down."""
+    found = _json(text)
+    tables = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(by, dict) for by in tables) or sum(map(len, tables)) > ENTRIES:
+        raise DataError(f"ledger is not a table of at most {ENTRIES} kinds of private steps")
+    for noise, by in found.items():
+        for rate, steps in by.items():
+            if not (0.01 <= _float(noise) <= NOISIEST and 0 < _float(rate) <= 1):
+                raise DataError("ledger has a noise multiplier or a sampling rate that cannot be")
+            if type(steps) is not int or not 0 < steps <= MOST_STEPS:
+                raise DataError(f"ledger has steps that are not a whole number from 1 to {MOST_STEPS:,}")
+    if privacy is not None and not math.isfinite(epsilon(found, privacy.delta)):
+        raise DataError("ledger has no finite epsilon")
+    spent: Spent = found
+    return spent
+
+
+def _kept(header: Header, contract: Mapping[str, Check]) -> dict[str, Any]:
+    """The fields of a header that a contract names, if they keep it."""
+    kept = {key: header[key] for key in contract if key in header}
+    if (fault := refusal(kept, contract)) is not None:
+        raise DataError(fault)
+    return kept
+
+
+def _halves(most: float) -> Check:
+    """A number of passes or samples: a network's features and its head are half a pass each."""
+    within = real(0, most)
+
+    def check(value: Any) -> str | None:
+        fault = within(value)
+        return f"is {value}, which is not a whole number of halves" if fault is None and (2 * value) % 1 else fault
+
+    return check
+
+
+def _whole_numbers(text: Any, least: int) -> tuple[int, ...]:
+    """A list of whole numbers in JSON; anything else is an empty one."""
+    found = _json(text)
+    sound = isinstance(found, list) and all(type(n) is int and least <= n <= LARGEST for n in found)
+    return tuple(found) if sound else ()
+
+
+def _json(text: Any) -> Any:
+    """What a text holds in JSON; None if it holds none."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
