@@ -1,4 +1,4 @@
-"""Training before the first round: until samples that were held out are not met any better."""
+"""Training until convergence: until samples that were held out are answered no better."""
 
 from __future__ import annotations
 
@@ -69,6 +69,38 @@ def train_until_converged(
     if found is not None:
         load(net, found)
     return epoch if epochs else 0
+
+
+def epochs_until_converged(
+    net: nn.Module, me: Client, loss: Loss, *, epochs: int, patience: int, held_out: float, stage: str = "converging"
+) -> int:
+    """Train on a part of the client's own samples, and say after how many epochs the rest was answered best.
+
+    A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
+    Training stops when `patience` epochs in a row were no better than the best one: by the accuracy on the held-out
+    samples, and between equal accuracies by their loss. At most `epochs` epochs are trained; where there are too few
+    samples to hold one out, that is the answer. Optimiser and trials are as in `train_until_converged`.
+    """
+    part, aside = _held_out(me.train, held_out, me.rng(f"{stage}/held out"))
+    if len(aside) == 0:
+        return epochs
+    me = one_epoch(me)
+    steps = me.work.steps_for(n=len(part), mean_size=len(part))
+    optimiser = me.work.optimiser_for(net, round=1)
+    best, found = (-1.0, 0.0), 0  # worse than any trial
+    for epoch in range(1, epochs + 1):
+        fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
+        trial = _trial(net, me, aside)
+        if trial > best:
+            best, found = trial, epoch
+        if epoch - found >= patience:
+            break
+    return found
+
+
+def one_epoch(me: Client) -> Client:
+    """The client with local work of one pass over the samples, whatever the experiment says of rounds."""
+    return replace(me, work=replace(me.work, work="epochs", epochs=1, drop_last=False))
 
 
 def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[Samples, Samples]:
