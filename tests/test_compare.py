@@ -61,8 +61,8 @@ def runs() -> list[Run]:
 
 def test_every_method_and_seed_is_run_under_its_label(runs: list[Run]) -> None:
     assert [(run.label, run.name, run.seed) for run in runs] == [
-        *(("Local", "local", 0), ("FedAvg", "fedavg", 0), ("pull", "fedprox", 0)),
-        *(("Local", "local", 1), ("FedAvg", "fedavg", 1), ("pull", "fedprox", 1)),
+        *(("Local, equal rounds", "local", 0), ("FedAvg", "fedavg", 0), ("pull", "fedprox", 0)),
+        *(("Local, equal rounds", "local", 1), ("FedAvg", "fedavg", 1), ("pull", "fedprox", 1)),
     ]
 
 
@@ -245,7 +245,9 @@ def test_real_clients_are_listed_once_whatever_the_seeds() -> None:
     y = rng.integers(2, size=200)
     hospitals = from_arrays(rng.normal(size=(200, 6)).astype(np.float32), y, client_ids=rng.integers(5, size=200))
     exp = {
-        **{"rounds": 1, "model": "mlp", "partition": {"name": "natural", "clients": 5}},
+        "rounds": 1,
+        "model": "mlp",
+        "partition": {"name": "natural", "clients": 5},
         "public": {"data": "own", "samples": 20},  # whose rows are drawn anew for each seed
     }
     found = gains(compare(exp, ["local", "fedavg"], seeds=[0, 1, 2], dataset=hospitals))

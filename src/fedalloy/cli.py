@@ -159,7 +159,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
-        names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
+        names = list(dict.fromkeys(["local-converged", exp.method.name, "centralised"]))  # with the bounds beside it
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)

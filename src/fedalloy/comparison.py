@@ -40,7 +40,7 @@ def compare(
 
     >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
     >>> [run.label for run in compare(exp, ["local", "fedprox"])]
-    ['Local', 'FedProx']
+    ['Local, equal rounds', 'FedProx']
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     choices = chosen(exp, methods)

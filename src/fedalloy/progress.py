@@ -49,7 +49,9 @@ class Display:
     ) -> None:
         if kind is None:
             self._end()
-        elif not (self._ended or self._seconds) and self._task is not None:  # refused before it began: the sentence is enough
+        elif (
+            not (self._ended or self._seconds) and self._task is not None
+        ):  # refused before it began: the sentence is enough
             self._progress.update(self._task, visible=False)
         self._progress.stop()
 

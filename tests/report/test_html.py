@@ -68,7 +68,11 @@ def test_ids_are_unique_and_every_reference_has_one(page):
 
 def test_what_the_page_says_and_in_which_order(text):
     parts = [
-        *("<h1>Toy</h1>", "No verdict: FedAvg (OCA) was evaluated in 2 rounds", "FedAvg (OCA) leads local training by "),
+        *(
+            "<h1>Toy</h1>",
+            "No verdict: FedAvg (OCA) was evaluated in 2 rounds",
+            "FedAvg (OCA) leads local training by ",
+        ),
         "30.0 points of AMP",
         *("Comparison</h2>", "How the methods learned", "How each client fares"),
         *("What each client gains</h2>", "How the data was split"),

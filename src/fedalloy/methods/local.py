@@ -107,8 +107,8 @@ class LocalConverged(Alone):
     A client first holds out the share `held_out` of its training samples and trains on the others until `patience`
     epochs in a row answer them no better, or for `epochs` epochs. Then it starts again and trains on all of its samples
     up to the last epoch that was as good as the best one, within a standard error, so that holding out costs it no
-    data. Both trainings are counted in its costs. A client with fewer than 1 / `held_out` samples trains for `epochs` epochs. Optimiser, learning rate (that of
-    round 1) and batch size are those of `[training]`.
+    data. Both trainings are counted in its costs. A client with fewer than 1 / `held_out` samples trains for `epochs`
+    epochs. Optimiser, learning rate (that of round 1) and batch size are those of `[training]`.
 
     >>> LocalConverged(held_out=0.0)
     Traceback (most recent call last):

@@ -62,8 +62,8 @@ class Gains:
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     """The gains under every federated method, the leading one first, over whichever reference is among the runs.
 
-    A method speaks by its view with the highest AMP; local training by its personal models, FedAvg by its ACA view. Runs of
-    the same seed are compared, and only if they tested the same clients.
+    A method speaks by its view with the highest AMP; local training by its personal models, FedAvg by its ACA view.
+    Runs of the same seed are compared, and only if they tested the same clients.
 
     >>> gains([])
     []

@@ -67,7 +67,7 @@ def told(found: Doubts) -> list[str]:
         if MARKS[doubt.kind]:
             sentences.setdefault((doubt.kind, doubt.advice), []).append(doubt)
     return [
-        f"{MARKS[kind]} {listed([f'{doubt.name} {doubt.reason}' for doubt in several])}{f'; {advice}' if advice else ''}."
+        f"{MARKS[kind]} {listed([f'{one.name} {one.reason}' for one in several])}{f'; {advice}' if advice else ''}."
         for (kind, advice), several in sentences.items()
     ]
 
