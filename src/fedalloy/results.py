@@ -27,6 +27,7 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in the order in which they are shown
 PERSONAL, DISTILLED = "personal", "distilled"  # a client's model after local training, and just before it
+STAGES = ("initial", DISTILLED)  # clients' models on the way; measured, but not what a method results in
 FORMAT = 1
 
 

@@ -195,3 +195,9 @@ def test_without_local_training_gains_say_nothing(judge):
         "KnFu leads with 55.0 % AMP, 5.0 points ahead of FedAvg (ACA); "
         "without local training beside it, nothing says whether federating pays."
     )
+
+
+def test_a_stage_on_the_way_does_not_speak_for_its_method(make_row):
+    # FedMD+Global's models before the first exchange are measured too, but they are what nobody had to federate for.
+    rows = [make_row("FedMD+Global", view, amp=amp) for view, amp in (("personal", 0.7), ("initial", 0.8))]
+    assert verdict([*rows, make_row("Local", "personal", amp=0.75)]).startswith("Local training stays 5.0 points")

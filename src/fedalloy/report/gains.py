@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedalloy.errors import UsageError
 from fedalloy.report.format import series_names
-from fedalloy.results import CombinedRow, Run, Selection, combine, gain_over, rows
+from fedalloy.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
@@ -75,7 +75,7 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     shown = series_names((line.label, line.view) for line in lines)
     rivals: dict[str, CombinedRow] = {}
     for line in ranked:
-        if registered[line.label] not in BOUNDS:
+        if registered[line.label] not in BOUNDS and line.view not in STAGES:
             rivals.setdefault(line.label, line)
     best = {(registered[line.label], line.view): line for line in reversed(ranked)}
     references = {name: best[name, view] for name, view in REFERENCES if (name, view) in best}

@@ -139,12 +139,13 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
     )  # fmt: skip
 
 
-def _drawn_to(last: float, one: Series, rounds: Floats, *values: Floats) -> tuple[Series, Floats, Floats, Floats]:
+def _drawn_to(
+    last: float, one: Series, rounds: Floats, mean: Floats, std: Floats
+) -> tuple[Series, Floats, Floats, Floats]:
     """What one round reached, as a level line to the last round of the others."""
     if last == rounds[0]:
-        return (one, rounds, *values)
-    mean, std = (np.repeat(value[:1], 2) for value in values)
-    return one, np.array([rounds[0], last]), mean, std
+        return one, rounds, mean, std
+    return one, np.array([rounds[0], last]), mean.repeat(2), std.repeat(2)
 
 
 def _bought(one: Series) -> tuple[Floats, Floats]:

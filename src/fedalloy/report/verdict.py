@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fedalloy.report.format import listed, number, role, series_names
 from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
 from fedalloy.report.trained import Doubts
-from fedalloy.results import CombinedRow, Row, combine
+from fedalloy.results import STAGES, CombinedRow, Row, combine
 
 NAMED = 4  # more clients than that are counted instead
 
@@ -37,7 +37,7 @@ def verdict(
     shown = series_names((line.label, line.view) for line in lines)
     bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
     local, pooled = bounds[CONVERGED] or bounds[EQUAL], bounds[POOLED]
-    rivals = [line for line in lines if role(line.label, names) not in BOUNDS]
+    rivals = [line for line in lines if role(line.label, names) not in BOUNDS and line.view not in STAGES]
     leader = _top(rivals)
     if leader is None:
         return _bounds_only(local, pooled)
