@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -249,18 +249,16 @@ def test_compare_takes_a_method_that_it_is_told_to_run(quick: Command, tmp_path:
 
 
 def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = config.read
-
     def small(path: str | Path) -> Experiment:
-        exp = real(path)
-        return replace(exp, rounds=1, data=replace(exp.data, name="tiny", size=None))
+        words = ["rounds=1", "data=tiny", "partition.samples=10", "partition.test_samples=5", "public.samples=50"]
+        return config.experiment(config.override(config.read_toml(path), words))
 
     monkeypatch.setattr(config, "read", small)
     (tmp_path / "runs" / "mine").mkdir(parents=True)  # where a demo into this folder keeps its own
     (tmp_path / "fedalloy-demo").mkdir()
     answer = fed("demo")
     assert (answer.code, answer.err) == (0, "")
-    for words in ("What next?", "FedProx", "Centralised", "20 clients", "picture of the split", "fedalloy export"):
+    for words in ("What next?", "KDIA", "KnFu", "FedMD+Global", "Centralised", "20 clients", "picture of the split"):
         assert words in answer.out
     assert (tmp_path / "fedalloy-demo-2" / "report.html").exists()
     assert "fedalloy-demo-2/report.html" in answer.out
