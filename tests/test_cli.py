@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +205,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     first = fed(*words)
     assert (first.code, first.err) == (0, "")
     assert "±" in first.out
-    for words_of_gain in ("What clients gain", "Each client under FedAvg", "of 8 clients in 2 splits"):
+    for words_of_gain in ("What clients gain", "Each client under FedAvg", "No verdict: FedAvg"):
         assert words_of_gain in first.out
     assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir()) == [
         *("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
@@ -213,7 +213,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     assert {"split.png", "table.json", "report.html"} <= set(files(tmp_path / "out"))
     table = json.loads((tmp_path / "out" / "table.json").read_text())
     assert [(line["label"], line["view"], line["seeds"]) for line in table] == [
-        *(("Local", "personal", 2), ("FedAvg", "aca", 2), ("FedAvg", "oca", 2))
+        *(("Local, equal rounds", "personal", 2), ("FedAvg", "aca", 2), ("FedAvg", "oca", 2))
     ]
     shutil.rmtree(tmp_path / "out" / "runs" / "fedavg-seed1")
     again = fed(*words)
@@ -232,7 +232,8 @@ def test_compare_without_methods_sets_the_bounds_beside_the_method(quick: Comman
     assert quick("compare", *TINY, "rounds=1", "method=fedprox", "method.mu=3", "-s", "5,6").code == 0
     runs = tmp_path / "runs" / "compare-defaults" / "runs"
     assert sorted(p.name for p in runs.iterdir()) == [
-        *("centralised-seed5", "centralised-seed6", "fedprox-seed5", "fedprox-seed6", "local-seed5", "local-seed6")
+        *("centralised-seed5", "centralised-seed6", "fedprox-seed5", "fedprox-seed6"),
+        *("local-converged-seed5", "local-converged-seed6"),
     ]
     assert read(runs / "fedprox-seed5").meta["experiment"]["method"]["mu"] == 3.0
 
@@ -248,18 +249,16 @@ def test_compare_takes_a_method_that_it_is_told_to_run(quick: Command, tmp_path:
 
 
 def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = config.read
-
     def small(path: str | Path) -> Experiment:
-        exp = real(path)
-        return replace(exp, rounds=1, data=replace(exp.data, name="tiny", size=None))
+        words = ["rounds=1", "data=tiny", "partition.samples=10", "partition.test_samples=5", "public.samples=50"]
+        return config.experiment(config.override(config.read_toml(path), words))
 
     monkeypatch.setattr(config, "read", small)
     (tmp_path / "runs" / "mine").mkdir(parents=True)  # where a demo into this folder keeps its own
     (tmp_path / "fedalloy-demo").mkdir()
     answer = fed("demo")
     assert (answer.code, answer.err) == (0, "")
-    for words in ("What next?", "FedProx", "Centralised", "20 clients", "picture of the split", "fedalloy export"):
+    for words in ("What next?", "KDIA", "KnFu", "FedMD+Global", "Centralised", "20 clients", "picture of the split"):
         assert words in answer.out
     assert (tmp_path / "fedalloy-demo-2" / "report.html").exists()
     assert "fedalloy-demo-2/report.html" in answer.out

@@ -16,7 +16,7 @@ from fedalloy import comparison
 from fedalloy.build import build
 from fedalloy.comparison import chosen, compare
 from fedalloy.config import Choice, experiment, override
-from fedalloy.data import load
+from fedalloy.data import from_arrays, load
 from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.report.gains import REFERENCES, gains
 from fedalloy.report.table import comparison_table
@@ -61,8 +61,8 @@ def runs() -> list[Run]:
 
 def test_every_method_and_seed_is_run_under_its_label(runs: list[Run]) -> None:
     assert [(run.label, run.name, run.seed) for run in runs] == [
-        *(("Local", "local", 0), ("FedAvg", "fedavg", 0), ("pull", "fedprox", 0)),
-        *(("Local", "local", 1), ("FedAvg", "fedavg", 1), ("pull", "fedprox", 1)),
+        *(("Local, equal rounds", "local", 0), ("FedAvg", "fedavg", 0), ("pull", "fedprox", 0)),
+        *(("Local, equal rounds", "local", 1), ("FedAvg", "fedavg", 1), ("pull", "fedprox", 1)),
     ]
 
 
@@ -241,3 +241,18 @@ def test_nothing_is_found_where_all_is_well(tmp_path: Path) -> None:
     compare(exp, folder=tmp_path)
     assert read(tmp_path / "pull-seed0").label == "pull"
     assert comparison.examined(exp, chosen(exp), [0], tmp_path)[0] == {}
+
+
+def test_real_clients_are_listed_once_whatever_the_seeds() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(2, size=200)
+    hospitals = from_arrays(rng.normal(size=(200, 6)).astype(np.float32), y, client_ids=rng.integers(5, size=200))
+    exp = {
+        "rounds": 1,
+        "model": "mlp",
+        "partition": {"name": "natural", "clients": 5},
+        "public": {"data": "own", "samples": 20},  # whose rows are drawn anew for each seed
+    }
+    found = gains(compare(exp, ["local", "fedavg"], seeds=[0, 1, 2], dataset=hospitals))
+    assert {(gain.seeds, gain.splits) for gain in found} == {(3, 1)}
+    assert all(set(gain.clients) <= set("01234") for gain in found)

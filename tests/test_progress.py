@@ -60,7 +60,7 @@ def test_what_is_left_is_the_rounds_to_come_at_the_pace_seen(clock: list[float])
     assert line(shown).fields["left"] == ""
 
 
-def test_runs_that_have_not_begun_get_the_mean_of_all_rounds(clock: list[float]) -> None:
+def test_runs_that_have_not_begun_get_the_mean_of_the_others(clock: list[float]) -> None:
     shown = display(3, 2)
     watch = shown.begin("FedAvg", 0)
     passes(clock, 1.0, watch, 1)
@@ -70,7 +70,15 @@ def test_runs_that_have_not_begun_get_the_mean_of_all_rounds(clock: list[float])
     watch = shown.begin("FedKF", 0)
     assert shown.seconds_left() == 2 * 2.0 + 2 * 2.0  # its own pace is not known yet
     passes(clock, 8.0, watch, 1)
-    assert shown.seconds_left() == 8.0 + 2 * (1 + 3 + 8) / 3
+    assert shown.seconds_left() == 8.0 + (4.0 + 16.0) / 2  # the second run will have taken 16 s
+
+
+def test_a_method_that_does_all_in_one_long_round_does_not_stand_for_many(clock: list[float]) -> None:
+    shown = display(3, 30)
+    passes(clock, 4.0, shown.begin("Local, converged", 0), 1)
+    shown.begin("FedAvg", 0)
+    assert shown.seconds_left() == 2 * 4.0
+    assert line(shown, 0).total == 1  # and its bar is full
 
 
 def test_a_run_that_ended_early_leaves_nothing_to_wait_for(clock: list[float]) -> None:

@@ -488,6 +488,15 @@ def test_a_run_ends_early_and_a_resumed_one_at_the_same_round(
     assert read(tmp_path / "early").meta["stopped_by"] == rule
 
 
+def test_a_method_that_does_all_in_one_round_ends_its_run(tmp_path: Path) -> None:
+    words = ("rounds=10", "evaluate_every=5", "method=local-converged", "method.epochs=3")
+    run = simulate(tiny(*words), tmp_path / "once")
+    assert (len(run.rounds), run.meta["stopped_by"]) == (1, "method")
+    assert run.views == ("personal",)  # though its round is not one of those that are evaluated
+    assert same(resume(killed(tmp_path / "killed", 1, *words)), run)
+    assert same(resume(tmp_path / "once", rounds=20), run)
+
+
 def test_a_run_killed_at_the_very_end_is_only_closed(tmp_path: Path) -> None:
     folder = killed(tmp_path / "run", 1, "stop.target=0.001")
     run = resume(folder, watch=kill_after(2))

@@ -244,7 +244,7 @@ def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:
     table.caption = Text(
         f"AMP % of the honest clients after the last round, and how much of that line's own accuracy without an attack "
         f"is kept{attackers}. nan is what it costs to lose the attackers altogether; {MISSING}: the method sends "
-        "nothing that the attack could change. A method that is no better than Local has little to lose.",
+        "nothing that the attack could change. A method that is no better than local training has little to lose.",
         style="dim",
     )
     return table

@@ -74,21 +74,24 @@ def cli(debug: bool) -> None:
 @cli.command()
 @OUT
 def demo(out: str | None) -> None:
-    """Compare four methods on built-in data, offline.
+    """Compare methods on built-in data, offline.
 
     It takes less than a minute.
     """
     from fedalloy import config
+    from fedalloy.files import write_atomically
 
     folder = Path(out) if out else fresh(Path(), "fedalloy-demo")
-    exp = config.read(Path(__file__).with_name("demo.toml"))
-    runs = _compare(exp, None, [exp.seed], folder, "demo")
+    source = Path(__file__).with_name("demo.toml")
+    exp = config.read(source)
+    _compare(exp, None, [exp.seed], folder, "demo")
+    write_atomically(folder / "demo.toml", source.read_bytes())
     say(f"""
 What next?
   Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
+  fedalloy compare {folder / "demo.toml"} --seeds 3     the same with three splits; change anything in the file
   fedalloy list                                   what else there is to compare
-  fedalloy compare --methods local,fedavg,qffl --seeds 3 partition.alpha=0.1
-  fedalloy export {runs[1].folder} --view oca     the trained model as a file""")
+  fedalloy export {folder / "runs" / f"fedavg-seed{exp.seed}"} --view oca     the trained model as a file""")
 
 
 @cli.command("run")
@@ -159,7 +162,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
-        names = list(dict.fromkeys(["local", exp.method.name, "centralised"]))  # with the two bounds beside it
+        names = list(dict.fromkeys(["local-converged", exp.method.name, "centralised"]))  # with the bounds beside it
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)

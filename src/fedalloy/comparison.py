@@ -41,7 +41,7 @@ def compare(
 
     >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
     >>> [run.label for run in compare(exp, ["local", "fedprox"])]
-    ['Local', 'FedProx']
+    ['Local, equal rounds', 'FedProx']
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]

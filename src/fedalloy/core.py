@@ -244,7 +244,8 @@ class Card:
     `quick` holds options with which the method's checks take seconds; everything it does must still be done.
     `private` says that clients learn from their own samples only by `fit`, from a loss that is a mean of one term for
     each sample (and terms without data), and send nothing else of them but their number: [privacy] then covers what
-    the method does, except with the options in `private_except`.
+    the method does, except with the options in `private_except`. `once` says that all is done in the first round, and a
+    run ends with it.
     """
 
     paper: str
@@ -259,6 +260,7 @@ class Card:
     remembers: str = "nothing"
     private: bool = False
     private_except: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -1,7 +1,8 @@
-"""Training before the first round: until samples that were held out are not met any better."""
+"""Training until convergence: until samples that were held out are answered no better."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -69,6 +70,41 @@ def train_until_converged(
     if found is not None:
         load(net, found)
     return epoch if epochs else 0
+
+
+def epochs_until_converged(
+    net: nn.Module, me: Client, loss: Loss, *, epochs: int, patience: int, held_out: float, stage: str = "converging"
+) -> int:
+    """Train on a part of the client's own samples until the rest is answered no better, and say how long to train.
+
+    A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
+    Training stops when `patience` epochs in a row were no better than the best one: by the accuracy on the held-out
+    samples, and between equal accuracies by their loss. At most `epochs` epochs are trained; where there are too few
+    samples to hold one out, that is the answer. Optimiser and trials are as in `train_until_converged`.
+
+    The answer is the last epoch whose accuracy is within one standard error of the best. On the few samples that a
+    client can hold out the best epoch itself is a matter of luck, and mostly too early a one.
+    """
+    part, aside = _held_out(me.train, held_out, me.rng(f"{stage}/held out"))
+    if len(aside) == 0:
+        return epochs
+    me = one_epoch(me)
+    steps = me.work.steps_for(n=len(part), mean_size=len(part))
+    optimiser = me.work.optimiser_for(net, round=1)
+    trials: list[tuple[float, float]] = []
+    for epoch in range(1, epochs + 1):
+        fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
+        trials.append(_trial(net, me, aside))
+        if epoch - (1 + trials.index(max(trials))) >= patience:
+            break
+    best, _ = max(trials)
+    error = math.sqrt(best * (1 - best) / len(aside))
+    return max(epoch for epoch, (accuracy, _) in enumerate(trials, start=1) if accuracy >= best - error)
+
+
+def one_epoch(me: Client) -> Client:
+    """The client with local work of one pass over the samples, whatever the experiment says of rounds."""
+    return replace(me, work=replace(me.work, work="epochs", epochs=1, drop_last=False))
 
 
 def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[Samples, Samples]:

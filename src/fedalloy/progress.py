@@ -22,15 +22,15 @@ class Display:
     """Shows one bar for each run; the estimate rests on rounds that were really run.
 
     Runs come one after the other. The pace of the one that is running is its own mean over its last five rounds; a run
-    that has not begun is given the mean of all rounds so far. Before the first round there is no estimate. Of many
+    that has not begun is given the mean of the runs so far. Before the first round there is no estimate. Of many
     runs only the current one is shown.
     """
 
     def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
         self._runs, self._rounds = runs, rounds
         self._begun = self._round = 0
-        self._seconds: list[float] = []  # of every round so far
-        self._recent: list[float] = []  # of the run that is running
+        self._ended: list[float] = []  # seconds of each run before
+        self._seconds: list[float] = []  # of each round of the run that is running
         self._task: TaskID | None = None
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -50,14 +50,16 @@ class Display:
     ) -> None:
         if kind is None:
             self._end()
-        elif not self._seconds and self._task is not None:  # refused before it began: the sentence is enough
+        elif (
+            not (self._ended or self._seconds) and self._task is not None
+        ):  # refused before it began: the sentence is enough
             self._progress.update(self._task, visible=False)
         self._progress.stop()
 
     def begin(self, label: str, seed: int) -> Watch:
         """Add a bar for a run and return what moves it."""
         self._end()
-        self._begun, self._round, self._recent = self._begun + 1, 0, []
+        self._begun, self._round, self._seconds = self._begun + 1, 0, []
         name = f"{label}, seed {seed}"
         task = self._progress.add_task(escape(f"{name:<22}"), total=self._rounds, score="", left=self._left())
         self._task = task
@@ -67,7 +69,6 @@ class Display:
             nonlocal last
             now = time.perf_counter()
             self._seconds.append(now - last)
-            self._recent = [*self._recent[-4:], now - last]
             self._round, last = record["round"], now
             self._progress.update(task, completed=self._round, left=self._left())
             if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
@@ -78,16 +79,25 @@ class Display:
 
     def seconds_left(self) -> float | None:
         """What is left of all runs at the pace seen so far; None before the first round."""
-        if not self._seconds:
+        runs, recent = self._ended, self._seconds[-5:]
+        if recent:
+            left = (self._rounds - self._round) * sum(recent) / len(recent)
+            runs = [*runs, sum(self._seconds) + left]
+        if not runs:
             return None
-        usual = sum(self._seconds) / len(self._seconds)
-        pace = sum(self._recent) / len(self._recent) if self._recent else usual
-        return (self._rounds - self._round) * pace + (self._runs - self._begun) * self._rounds * usual
+        usual = sum(runs) / len(runs)
+        return (left if recent else usual) + (self._runs - self._begun) * usual
 
     def _end(self) -> None:
         """The run before is over, perhaps before its last round; or an earlier comparison had finished it."""
-        if self._task is not None:
-            self._progress.update(self._task, left="" if self._recent else "was finished", visible=self._runs <= MANY)
+        if self._task is None:
+            return
+        if self._seconds:
+            self._ended.append(sum(self._seconds))
+            self._progress.update(self._task, left="", total=self._round)
+        else:
+            self._progress.update(self._task, left="was finished")
+        self._progress.update(self._task, visible=self._runs <= MANY)
 
     def _left(self) -> str:
         left = self.seconds_left()

@@ -30,6 +30,7 @@ SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
 VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in the order in which they are shown
 PERSONAL, DISTILLED = "personal", "distilled"  # a client's model after local training, and just before it
+STAGES = ("initial", DISTILLED)  # clients' models on the way; measured, but not what a method results in
 FORMAT = 1
 
 
@@ -88,6 +89,16 @@ class Run:
         if metric not in per_client:
             raise UsageError(f"{self.label} recorded no '{metric}' of each client; {suggest(metric, per_client)}")
         return np.array([_number(value) for value in per_client[metric]], dtype=np.float64)
+
+    def at(self, view: str, metric: str, selection: Selection = "last") -> float:
+        """A metric of a view in the selected round; `nan` where no round is selected.
+
+        >>> Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},)).at("aca", "amp")
+        0.5
+        """
+        rounds, values = self.series(view, metric)
+        chosen = values[rounds == best_round(self, view, selection)]
+        return float(chosen[0]) if len(chosen) else math.nan
 
     def total(self, *path: str) -> float | None:
         """The sum of a cost over all rounds, such as `total("bytes", "up")`; None where a round did not record it.

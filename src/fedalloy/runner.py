@@ -202,7 +202,7 @@ def _go_on(
 ) -> Run:
     flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
-    stopped_by = should_stop(exp.stop, records) or "rounds"
+    stopped_by = _stopped_by(exp, method, records)
 
     def settle(state: State) -> State:
         return spill.hold(state, engine.memories, engine.trusted)
@@ -211,7 +211,7 @@ def _go_on(
         nonlocal stopped_by
         assert isinstance(fed, Round)
         trained = time.perf_counter()
-        due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds
+        due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds or method.card.once
         views = views_on(engine, method, state) if due else {}
         evaluated = time.perf_counter()
         seconds = {
@@ -238,7 +238,7 @@ def _go_on(
             watch(record)
         clock["start"] = time.perf_counter()
         _give_up(exp, records)
-        stopped_by = should_stop(exp.stop, records) or "rounds"
+        stopped_by = _stopped_by(exp, method, records)
         return stopped_by != "rounds"
 
     if stopped_by == "rounds" and len(records) < exp.rounds:
@@ -295,6 +295,13 @@ def _remedy(record: Mapping[str, Any]) -> str:
     if any("not finite" in bad["reason"] for bad in record.get("quarantined", ())):
         return "; the clients' replies were not finite, so lower training.lr"
     return ", or needs a lower quorum.fraction" if "clients answered" in record["skipped"] else ""
+
+
+def _stopped_by(exp: Experiment, method: Method, records: Sequence[Mapping[str, Any]]) -> str:
+    """What ends a run after these records; "rounds" is also the answer as long as nothing does."""
+    if method.card.once and any(not record.get("skipped") for record in records):
+        return "method"
+    return should_stop(exp.stop, records) or "rounds"
 
 
 def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:

@@ -141,6 +141,7 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
     from fedalloy.report.gains_table import ALL, each_client, summary
     from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
+    from fedalloy.report.trained import doubts, told
     from fedalloy.report.verdict import verdict
     from fedalloy.results import check_selection, rows
 
@@ -152,8 +153,9 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
     names = {run.label: run.name for run in runs}
     console = screen()
     console.print()
-    console.print(comparison_table(table, width=console.width, names=names))
-    for sentence in [*warnings(runs), *differences]:
+    doubted = doubts(runs, select)
+    console.print(comparison_table(table, width=console.width, names=names, doubts=doubted))
+    for sentence in [*told(doubted), *warnings(runs), *differences]:
         say(sentence)
     for other in beside(runs, table):
         console.print()
@@ -164,7 +166,7 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
             console.print()
             console.print(listing.table())
         console.print()
-        console.print(verdict(table, names=names, clients=found), highlight=False, markup=False)
+        console.print(verdict(table, names=names, clients=found, doubts=doubted), highlight=False, markup=False)
 
 
 def write_page(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:

@@ -47,7 +47,7 @@ def test_views_share_a_hue_and_bounds_are_grey(comparison):
     assert list(looks) == ["FedAvg (ACA)", "FedAvg (OCA)", "Local", "Centralised"]
     assert looks["FedAvg (ACA)"][0] == looks["FedAvg (OCA)"][0] == "#0072B2"
     assert looks["FedAvg (ACA)"][1] != looks["FedAvg (OCA)"][1]
-    assert looks["Local"][0] == "#7A7A7A"
+    assert looks["Local"][0] == "#9A9A9A"
 
 
 def test_thirteen_methods_all_look_different(make_run):

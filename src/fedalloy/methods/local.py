@@ -1,4 +1,4 @@
-"""Local: do not federate. The bound from below that every comparison needs."""
+"""Local: do not federate. Two bounds from below, one with the budget of a federated run and one without a limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,34 @@ from fedalloy.core import Card, Client, Federation, Message, Method, Reply, Stat
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract
 from fedalloy.losses import ce
+from fedalloy.pretraining import epochs_until_converged, one_epoch
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
 
+class Alone(Method):
+    """Every client trains alone; nothing travels."""
+
+    def init(self, fed: Federation) -> Tree:
+        """The server has nothing."""
+        return {}
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """Clients say nothing."""
+        return {}
+
+    def accepts(self, action: str, me: Client) -> Contract:
+        """Clients are sent nothing."""
+        return {}
+
+    def personal(self, me: Client) -> Tree:
+        """The client's own model; before its first round, the common start."""
+        return me.memory["model"] if me.memory else params(me.build())
+
+
 @method(
     "local",
-    label="Local",
+    label="Local, equal rounds",
     card=Card(
         paper="no sharing; with a second phase as in KnFu, Seyedmohammadi et al., 2024",
         up="nothing",
@@ -25,12 +46,12 @@ from fedalloy.tree import Tree
         private=True,
     ),
 )
-class Local(Method):
+class Local(Alone):
     """Every client trains alone, round after round, in the rounds in which it is sampled.
 
-    So it has the same budget as under every other method of a comparison. Where only a fraction of the clients is
-    sampled, that is less than a client alone could do: it trains in that fraction of the rounds. To see what it has
-    without federating, run `local` with `participation.policy = "full"`, too.
+    So it has the same budget as under every other method of a comparison, as in papers. Where only some clients take
+    part in a round, that is less than a client would train by itself: what you have without federating is
+    `local-converged`.
 
     KnFu's distillation methods spend two phases a round, local training and fine-tuning on a transfer set of the same
     size; its "Local" spends both on local data. `second_phase` is that many more passes over the client's own data,
@@ -47,22 +68,10 @@ class Local(Method):
         if self.second_phase < 0:
             raise UsageError(f"local.second_phase = {self.second_phase} must not be negative")
 
-    def init(self, fed: Federation) -> Tree:
-        """The server has nothing."""
-        return {}
-
     def round(self, s: State, fed: Federation) -> State:
         """Tell the clients that a round has begun."""
         fed.ask("train", fed.sample())
         return s.next()
-
-    def expects(self, message: Message, fed: Federation) -> Contract:
-        """Clients say nothing."""
-        return {}
-
-    def accepts(self, action: str, me: Client) -> Contract:
-        """Clients are sent nothing."""
-        return {}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
@@ -74,6 +83,67 @@ class Local(Method):
             fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=more)
         return reply(keep={"model": params(net)})
 
-    def personal(self, me: Client) -> Tree:
-        """The client's own model; before its first round, the common start."""
-        return me.memory["model"] if me.memory else params(me.build())
+
+@method(
+    "local-converged",
+    label="Local, converged",
+    card=Card(
+        paper="no sharing",
+        up="nothing",
+        down="nothing",
+        leaves_client="nothing",
+        any_network=True,
+        remembers="its model",
+        once=True,
+        quick={"epochs": 3, "patience": 2},
+    ),
+)
+class LocalConverged(Alone):
+    """Every client trains alone until its own validation stops improving: what you have without federating.
+
+    All clients train in round 1, whoever takes part in rounds, and the run ends with it: it depends on split and seed
+    only, not on `rounds` or `participation`.
+
+    A client first holds out the share `held_out` of its training samples and trains on the others until `patience`
+    epochs in a row answer them no better, or for `epochs` epochs. Then it starts again and trains on all of its samples
+    up to the last epoch that was as good as the best one, within a standard error, so that holding out costs it no
+    data. Both trainings are counted in its costs. A client with fewer than 1 / `held_out` samples trains for `epochs`
+    epochs. Optimiser, learning rate (that of round 1) and batch size are those of `[training]`.
+
+    >>> LocalConverged(held_out=0.0)
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: local-converged.held_out = 0.0 must lie between 0 and 1; 0.2 means a fifth
+    """
+
+    epochs: int = 100
+    patience: int = 30
+    held_out: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("epochs", "patience"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{self.name}.{name} = {getattr(self, name)} must be 1 or more")
+        if not 0 < self.held_out < 1:
+            raise UsageError(f"{self.name}.held_out = {self.held_out} must lie between 0 and 1; 0.2 means a fifth")
+
+    def round(self, s: State, fed: Federation) -> State:
+        """Tell all clients to train; those that have trained do nothing."""
+        fed.ask("train", range(len(fed.sizes)))
+        return s.next()
+
+    @action
+    def train(self, me: Client, msg: Message) -> Reply:
+        """Find out how many epochs the client's own samples bear, then train on all of them for so many."""
+        if me.memory:
+            return reply()
+        net = me.build()
+        found = epochs_until_converged(
+            net, me, lambda x, y: ce(net(x), y), epochs=self.epochs, patience=self.patience, held_out=self.held_out
+        )
+        again, each = me.build(), one_epoch(me)
+        steps = found * each.work.steps_for(n=me.n, mean_size=me.n)
+        optimiser = me.work.optimiser_for(again, round=1)
+        fit(again, each, lambda x, y: ce(again(x), y), stage="converged", steps=steps, optimiser=optimiser)
+        return reply(keep={"model": params(again)})

@@ -31,7 +31,7 @@ def setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Split": _each(_split(run) for run in runs),
         "Clients": _each(len(run.meta.get("clients", {}).get("train_sizes", [])) for run in runs),
         "Model": _each(_model(run) for run in runs),
-        "Rounds": _each(run.rounds[-1]["round"] for run in runs),
+        "Rounds": _each(run.rounds[-1]["round"] for run in runs if run.meta.get("stopped_by") != "method"),
         "Seeds": _each(sorted({str(run.seed) for run in runs})),
     }
     return [(term, text) for term, text in facts.items() if text]

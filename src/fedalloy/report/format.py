@@ -89,7 +89,7 @@ def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
 
 
 def role(label: str, names: Mapping[str, str] | None = None) -> str:
-    """The registered method behind a label: "local" and "centralised" are the two bounds.
+    """The registered method behind a label: "local-converged", "local" and "centralised" are the bounds.
 
     >>> role("Local"), role("no federation", {"no federation": "local"})
     ('local', 'local')

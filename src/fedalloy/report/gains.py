@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from fedalloy.errors import UsageError
 from fedalloy.report.format import series_names
-from fedalloy.results import CombinedRow, Run, Selection, combine, gain_over, rows
+from fedalloy.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
-REFERENCES = (("local", "personal"), ("fedavg", "aca"))  # what gains are counted from: a registered method, its view
-BOUNDS = ("local", "centralised")
+CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
+BOUNDS = (CONVERGED, EQUAL, POOLED)
+# What gains are counted from: a registered method, its view. Of the two kinds of local training the first that was run
+# counts: what a client reaches alone is what it has without federating.
+REFERENCES = ((CONVERGED, "personal"), (EQUAL, "personal"), ("fedavg", "aca"))
 CLEARLY = 2  # standard errors
 
 
@@ -59,8 +62,8 @@ class Gains:
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     """The gains under every federated method, the leading one first, over whichever reference is among the runs.
 
-    A method speaks by its view with the highest AMP; Local by its personal models, FedAvg by its ACA view. Runs of
-    the same seed are compared, and only if they tested the same clients.
+    A method speaks by its view with the highest AMP; local training by its personal models, FedAvg by its ACA view.
+    Runs of the same seed are compared, and only if they tested the same clients.
 
     >>> gains([])
     []
@@ -72,17 +75,20 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     shown = series_names((line.label, line.view) for line in lines)
     rivals: dict[str, CombinedRow] = {}
     for line in ranked:
-        if registered[line.label] not in BOUNDS:
+        if registered[line.label] not in BOUNDS and line.view not in STAGES:
             rivals.setdefault(line.label, line)
+    best = {(registered[line.label], line.view): line for line in reversed(ranked)}
+    references = {name: best[name, view] for name, view in REFERENCES if (name, view) in best}
+    if CONVERGED in references:
+        references.pop(EQUAL, None)
     found = []
     for line in rivals.values():
-        for over, view in REFERENCES:
-            reference = next((x for x in ranked if (registered[x.label], x.view) == (over, view)), None)
-            if reference is None or (reference.label, view) == (line.label, line.view):
+        for over, reference in references.items():
+            if reference is line:
                 continue
             seeds = _seeds(runs, line, reference)
             if any(np.isfinite(seed.gain).any() for seed in seeds):
-                names = shown[line.label, line.view], over, shown[reference.label, view]
+                names = shown[line.label, line.view], over, shown[reference.label, reference.view]
                 found.append(_over_seeds(seeds, line, *names))
     return found
 
@@ -141,9 +147,15 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
         total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
         train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
-        split = str(one.meta.get("partition", {}).get("counts"))
+        split = _split(one)
         found.append(_Seed(seed, split, gain, accuracy, standard_error(middle, size), train, float(total)))
     return found
+
+
+def _split(run: Run) -> str:
+    """What tells splits apart; where clients are real ones, seeds only shuffle the rows of each."""
+    partition = run.meta.get("partition", {})
+    return str("natural" if partition.get("name") == "natural" else partition.get("counts"))
 
 
 def _digest(run: Run, part: str) -> object:

@@ -25,6 +25,7 @@ from fedalloy.report.plots import client_picture, cost_picture, learning_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells
+from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.results import Run, Selection, check_selection, rows
 
@@ -87,7 +88,8 @@ def render(
     runs = told_apart(runs)
     names = {run.label: run.name for run in runs}
     table = [row for run in runs for row in rows(run, selection, target)]
-    headings, body = cells(table, names)
+    doubted = doubts(runs, selection)
+    headings, body = cells(table, names, doubted)
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
@@ -103,9 +105,9 @@ def render(
     )
     page = environment.get_template("template.html.j2").render(
         title=title,
-        verdict=verdict(table, names=names, clients=found),
+        verdict=verdict(table, names=names, clients=found, doubts=doubted),
         setting=facts.setting(runs),
-        warnings=[*facts.warnings(runs), *warnings],
+        warnings=[*told(doubted), *facts.warnings(runs), *warnings],
         selection=selection,
         seeds=max(map(len, groups)),
         headings=headings,

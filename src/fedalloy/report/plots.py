@@ -38,6 +38,8 @@ def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = 
     title, unit = METRICS.get(metric, (metric, 1.0))
     series = [(one, *one.curve(metric)) for one in series_of(runs)]
     series = [entry for entry in series if len(entry[1])]
+    last = max((rounds[-1] for _, rounds, *_ in series), default=1.0)
+    series = [_drawn_to(last, *entry) if entry[0].level else entry for entry in series]
     figure, axes = canvas(width, 3.9 if width >= WIDE else 3.0, [one for one, *_ in series], xlabel="Round")
     axes.set_title(title)
     for one, rounds, mean, std in series:
@@ -135,6 +137,15 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
         f"{clients[0][0]}", (accuracy[0], y[0]), (-6.5, 0), textcoords="offset points", ha="right", va="center",
         fontsize=8, color=QUIET,
     )  # fmt: skip
+
+
+def _drawn_to(
+    last: float, one: Series, rounds: Floats, mean: Floats, std: Floats
+) -> tuple[Series, Floats, Floats, Floats]:
+    """What one round reached, as a level line to the last round of the others."""
+    if last == rounds[0]:
+        return one, rounds, mean, std
+    return one, np.array([rounds[0], last]), mean.repeat(2), std.repeat(2)
 
 
 def _bought(one: Series) -> tuple[Floats, Floats]:

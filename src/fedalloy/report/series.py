@@ -16,7 +16,8 @@ Floats = NDArray[np.float64]
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers (their yellow is too pale for a line on white).
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-BOUND_HUES = {"local": "#7A7A7A", "centralised": "#1F2328"}  # the two bounds are no rivals: they stay grey
+# Bounds are no rivals: they stay grey.
+BOUND_HUES = {"local": "#9A9A9A", "local-converged": "#6A6A6A", "centralised": "#1F2328"}
 DASHES: tuple[tuple[int, tuple[float, ...] | None], ...] = ((0, None), (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
 MARKERS = ("", "o", "s", "^")  # tell methods apart once the hues begin again
 
@@ -32,6 +33,11 @@ class Series:
     hue: str
     dash: tuple[int, tuple[float, ...] | None]
     marker: str
+
+    @property
+    def level(self) -> bool:
+        """Whether all was done in one round, so that what it reached holds for every later one."""
+        return all(run.meta.get("stopped_by") == "method" for run in self.runs)
 
     def curve(self, metric: str) -> tuple[Floats, Floats, Floats]:
         """The rounds that all seeds have measured, and there the metric's mean and deviation over the seeds."""

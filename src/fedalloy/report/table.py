@@ -24,6 +24,7 @@ from fedalloy.report.format import (
     role,
     view_name,
 )
+from fedalloy.report.trained import MARKS, Doubts
 from fedalloy.report.verdict import verdict
 from fedalloy.results import COLUMNS, CombinedRow, Row, combine
 
@@ -87,17 +88,24 @@ EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", 
 GAP = 2  # blanks between two columns
 
 
-def comparison_table(rows: Iterable[Row], *, width: int | None = None, names: Mapping[str, str] | None = None) -> Table:
+def comparison_table(
+    rows: Iterable[Row],
+    *,
+    width: int | None = None,
+    names: Mapping[str, str] | None = None,
+    doubts: Doubts | None = None,
+) -> Table:
     """The comparison for a terminal of this width (by default the one we write to); what does not fit is left out.
 
     Rows of several seeds are averaged. The best value of a column is bold; training on pooled data does not compete,
-    since it is a bound and not a choice. `names` gives the registered method of each label, where the two differ.
+    since it is a bound and not a choice. `names` gives the registered method of each label, where the two differ. An
+    AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)` explains.
 
     >>> table = comparison_table([], width=80)
     >>> [column.header for column in table.columns][:3]
     ['Method', 'View', 'AMP %']
     """
-    headings, body = cells(rows, names)
+    headings, body = cells(rows, names, doubts)
     width = width or shutil.get_terminal_size().columns
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
     kept = list(range(len(headings)))
@@ -153,7 +161,9 @@ def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
     return found
 
 
-def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[list[str], list[list[Cell]]]:
+def cells(
+    rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+) -> tuple[list[str], list[list[Cell]]]:
     """The headings and the cells of the comparison, one line per method and view; empty columns are left out."""
     rows = list(rows)
     lines = combine(rows)
@@ -165,9 +175,18 @@ def cells(rows: Iterable[Row], names: Mapping[str, str] | None = None) -> tuple[
         [Cell(labels[line.label]), Cell(view_name(line.view)), *([Cell(line.selection)] if several else [])]
         for line in lines
     ]
-    contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised"]
+    kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
+    contenders = [
+        i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and kinds[i] != "one class"
+    ]
+    marked = any(kind and MARKS[kind] for kind in kinds)
     for column in MEASURES:
         texts = [column.write(line, rows) for line in lines]
+        if column.metric == "amp" and marked:  # without a mark, two blanks, so that figures stay below each other
+            texts = [
+                f"{text} {MARKS[kind] if kind else ''}".ljust(len(text) + 2)
+                for text, kind in zip(texts, kinds, strict=True)
+            ]
         asked = column.metric in ("amp", "fm", "wlp") or (column.heading == TO_TARGET and targets)
         if all(text == MISSING for text in texts) and not asked:
             continue

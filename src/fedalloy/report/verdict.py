@@ -6,18 +6,27 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedalloy.report.format import listed, number, role, series_names
-from fedalloy.report.gains import CLEARLY, Gains, amp
-from fedalloy.results import CombinedRow, Row, combine
+from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
+from fedalloy.report.trained import Doubts
+from fedalloy.results import STAGES, CombinedRow, Row, combine
 
 NAMED = 4  # more clients than that are counted instead
 
 
-def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None, clients: Sequence[Gains] = ()) -> str:
+def verdict(
+    rows: Iterable[Row],
+    *,
+    names: Mapping[str, str] | None = None,
+    clients: Sequence[Gains] = (),
+    doubts: Doubts | None = None,
+) -> str:
     """Say which method leads, by how much over local training, and how near it comes to training on pooled data.
 
     With the gains of clients (`gains(runs)`) it begins with whether to federate, and for how many clients that pays.
-    Where a bound was not run the sentence does without it. `names` gives the registered method of each label, where
-    the two differ.
+    Where a bound was not run the sentence does without it; of the two kinds of local training the converged one
+    counts, and otherwise it is said that clients may reach more alone. `names` gives the registered method of each
+    label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the leader,
+    local training, or, before anybody is advised against federating, any federated method.
 
     >>> verdict([])
     'There is no measured run to compare.'
@@ -26,29 +35,66 @@ def verdict(rows: Iterable[Row], *, names: Mapping[str, str] | None = None, clie
     # One sentence cannot hold several selections; the first one given is the one meant.
     lines = [line for line in lines if line.selection == lines[0].selection and line.columns["amp"].mean is not None]
     shown = series_names((line.label, line.view) for line in lines)
-    local, pooled = (_top([x for x in lines if role(x.label, names) == bound]) for bound in ("local", "centralised"))
-    rivals = [line for line in lines if role(line.label, names) not in ("local", "centralised")]
+    bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
+    local, pooled = bounds[CONVERGED] or bounds[EQUAL], bounds[POOLED]
+    rivals = [line for line in lines if role(line.label, names) not in BOUNDS and line.view not in STAGES]
     leader = _top(rivals)
     if leader is None:
         return _bounds_only(local, pooled)
     name = shown[leader.label, leader.view]
+    doubts = doubts or {}
+    if pooled is not None and (pooled.label, pooled.view) in doubts:
+        pooled = None
     if local is None:
         others = _top([line for line in rivals if line.label != leader.label])
         others = others or _top([line for line in rivals if line is not leader])
         ahead = "" if others is None else f", {_points(leader, others)} ahead of {shown[others.label, others.view]}"
         opening = f"{name} {'reaches' if others is None else 'leads with'} {_percent(leader)} AMP{ahead}"
-        return f"{opening}{_beside(leader, pooled)}."
-    own = next(
-        (one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, "local")), None
-    )
-    lead = float(number(amp(leader) - amp(local), 1))
+        told = f"{opening}{_beside(leader, pooled)}"
+        return _withheld([leader], doubts, told) or f"{told}."
+    over = CONVERGED if bounds[CONVERGED] else EQUAL
+    own = next((one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, over)), None)
     doubt = _doubt(leader, local, own)
+    lead = 0.0 if doubt else float(number(amp(leader) - amp(local), 1))
     told = f"{_against_local(name, leader, local, doubt)}{_towards(leader, local, pooled)}"
-    return f"{told if own is None else _for_clients(own, told, 0.0 if doubt else lead)}."
+    best = [_best_view(rivals, label) for label in dict.fromkeys(line.label for line in rivals)]
+    judged = [leader, local] if lead > 0 else [leader, local, *best]
+    withheld = _withheld(judged, doubts, told)
+    if withheld:
+        return withheld
+    return f"{told if own is None else _for_clients(own, told, lead)}. {_basis(over, name, leader, local)}"
+
+
+def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
+    """Why there is no verdict, and how things stand so far; nothing if all that is judged is trained."""
+    doubt = next((doubts[line.label, line.view] for line in judged if (line.label, line.view) in doubts), None)
+    if doubt is None:
+        return ""
+    so_far = "" if doubt.kind == "one class" else f" So far, {_within(told)}."
+    return f"No verdict: {doubt.sentence}.{so_far}"
+
+
+def _basis(over: str, name: str, leader: CombinedRow, local: CombinedRow) -> str:
+    """Which local training the verdict rests on."""
+    if over == EQUAL:
+        had = "Local training had the same rounds, which may not be all that a client can reach alone"
+        return f"{had}; add {CONVERGED} to the comparison."
+    spent, other = (line.columns["flops"].mean for line in (local, leader))
+    cost = f", with {spent / other:.2g} times the computation of {name}" if spent and other else ""
+    return f"Local training ran until it converged{cost}."
+
+
+def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:
+    return max((line for line in lines if line.label == label), key=amp)
+
+
+def _within(told: str) -> str:
+    """A sentence as a part of a longer one."""
+    return told.replace("Local training", "local training", 1) if told.startswith("Local training") else told
 
 
 def _for_clients(own: Gains, told: str, lead: float) -> str:
-    """The same, after whether to federate; `lead` is zero where it is in doubt."""
+    """The same, after whether to federate; `lead` is zero where it is within the noise."""
     gain, lose = own.gaining, own.losing
     clients = f"{len(own.points)} client{'s' if len(own.points) > 1 else ''}"
     clients += f" in {own.splits} splits" if own.splits > 1 else ""
@@ -60,8 +106,7 @@ def _for_clients(own: Gains, told: str, lead: float) -> str:
         return f"{opening} and {told.removeprefix('Local training ')}; {_others(own, gain, 'gain')}"
     opening = "Federating pays for some clients only" if lead else "Federating makes no clear difference"
     parts = [f"{_do(len(side), verb)}{_clearly(own, side)}" for side, verb in ((gain, "gain"), (lose, "lose"))]
-    told = told.replace("Local training", "local training", 1) if told.startswith("Local training stays") else told
-    return f"{opening}: {told}; of {clients}, {parts[0]} and {parts[1]}"
+    return f"{opening}: {_within(told)}; of {clients}, {parts[0]} and {parts[1]}"
 
 
 def _others(own: Gains, side: Sequence[int], verb: str) -> str:
