@@ -50,6 +50,9 @@ flower: $(TOOLS)
 
 chaos: $(TOOLS)
 	$(BIN)/python chaos/replies.py --count 100000 --save
+	$(BIN)/python chaos/sites.py --count 10000 --save
+	$(BIN)/python chaos/oracle.py --count 1000 --save
+	$(BIN)/python chaos/curious_server.py --count 200 --save
 	$(BIN)/python chaos/memory.py --save
 	$(BIN)/python chaos/gate_price.py --save
 	$(BIN)/python chaos/configs.py --count 100000 --save

@@ -18,6 +18,7 @@ INTRODUCTION = {
     "validation": "how many validation rows",
     "shape": "the shape of one row",
     "classes": "the number of classes",
+    "counts": "how many training rows of each class, if the method's replies tell that too",
 }
 """Sent once, where clients are on other machines."""
 

@@ -21,6 +21,7 @@ from fedalloy.errors import UsageError
 from fedalloy.files import append_line, locked, make_folder, read_file
 from fedalloy.store import experiment_digest
 
+ANEW = "if this is a new run, remove evaluated.jsonl at this site"
 SETS = 2  # of models in one round: a run that was resumed may come to other ones than before
 
 
@@ -90,9 +91,9 @@ def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str |
     if asks_all and round > taken_part + 1:
         return f"this site has only taken part up to round {taken_part}"
     if round <= newest - CHAINS:
-        return f"round {newest} has begun, from which no checkpoint leads back"
+        return f"round {newest} has begun, from which no checkpoint leads back; {ANEW}"
     if sum(line["round"] == round and "models" in line for line in lines) >= SETS:
-        return f"{SETS} different sets of models were evaluated for it already"
+        return f"{SETS} different sets of models were evaluated for it already; {ANEW}"
     return None
 
 
