@@ -57,6 +57,8 @@ chaos: $(TOOLS)
 	$(BIN)/python chaos/gate_price.py --save
 	$(BIN)/python chaos/configs.py --count 100000 --save
 	$(BIN)/python chaos/files.py --count 20000 --save
+	$(BIN)/python chaos/site_files.py --count 10000 --save
+	$(BIN)/python chaos/run_folders.py --count 10304 --save
 	$(BIN)/python chaos/commands.py --count 500 --save
 	$(BIN)/python chaos/checkpoints.py --count 10000 --save
 	$(BIN)/python chaos/commits.py --save
