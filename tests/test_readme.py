@@ -73,9 +73,9 @@ def table_in(text: str) -> Table:
     headings = re.split(r" {2,}", lines[rule - 1].strip())
     found: Table = {}
     for line in lines[rule + 1 :]:
-        if not line.strip():
-            break
         parts = re.split(r" {2,}", line.strip())  # a cell may hold single blanks
+        if len(parts) != len(headings):
+            break
         cells = dict(zip(headings, parts, strict=True))
         found[cells.pop("Method"), cells.pop("View")] = cells
     return found
