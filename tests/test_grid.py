@@ -225,7 +225,7 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
 
 
 def test_a_narrow_terminal_hides_no_digit() -> None:
-    methods = [text for label in ("KnFu", "FedMD", "Local", "Selective-FD") for text in (label, "paper")]
+    methods = [text for label in ("KnFu", "FedMD", "Local, equal rounds", "Selective-FD") for text in (label, "paper")]
     wide = Grid("Table 1", ["alpha", *methods], [["0.25", *["88.12 ± 0.61", "88.1 ± 0.6"] * 4]], [])
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(wide.table())
