@@ -192,7 +192,7 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
             main(["table", str(file), "--seeds", "2", "--out", str(tmp_path / "out")])
         assert left.value.code == 0
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert lines[2] == "| alpha | Local | FedAvg |"
+    assert lines[2] == "| alpha | Local, equal rounds | FedAvg |"
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
     assert "was finished" in capsys.readouterr().out
