@@ -168,7 +168,7 @@ def test_compare_takes_them_too(tmp_path: Path) -> None:
     exp = {"rounds": 2, "partition": {"name": "iid", "clients": 3}, "methods": {"local": {}, "fedavg": {}}}
     data = from_arrays(x, y)
     runs = compare(exp, dataset=data, network=Plain, folder=tmp_path / "runs")
-    assert [run.label for run in runs] == ["Local", "FedAvg"]
+    assert [run.label for run in runs] == ["Local, equal rounds", "FedAvg"]
     again = compare(exp, dataset=data, network=Plain, folder=tmp_path / "runs")
     assert [run.rounds for run in again] == [run.rounds for run in runs]
     page = write_report(runs, tmp_path / "report.html")

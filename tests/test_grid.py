@@ -192,7 +192,7 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
             main(["table", str(file), "--seeds", "2", "--out", str(tmp_path / "out")])
         assert left.value.code == 0
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert lines[2] == "| alpha | Local | FedAvg |"
+    assert lines[2] == "| alpha | Local, equal rounds | FedAvg |"
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
     assert "was finished" in capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
 
 
 def test_a_narrow_terminal_hides_no_digit() -> None:
-    methods = [text for label in ("KnFu", "FedMD", "Local", "Selective-FD") for text in (label, "paper")]
+    methods = [text for label in ("KnFu", "FedMD", "Local, equal rounds", "Selective-FD") for text in (label, "paper")]
     wide = Grid("Table 1", ["alpha", *methods], [["0.25", *["88.12 ± 0.61", "88.1 ± 0.6"] * 4]], [])
     console = Console(width=60, record=True, file=io.StringIO())
     console.print(wide.table())

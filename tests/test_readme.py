@@ -19,7 +19,7 @@ import pytest
 from fedalloy.report.format import MISSING
 
 ROOT = Path(__file__).parent.parent
-TOLERANCE = 2.0  # points of accuracy: some 25 of the demo's 1,200 test samples
+TOLERANCE = 2.0  # points of accuracy: 40 of the demo's 2,000 test samples
 COMPARED = {"AMP %": TOLERANCE, "Test %": TOLERANCE, "Bytes": None, "Round": None}  # None: exactly
 
 Table = dict[tuple[str, str], dict[str, str]]
@@ -50,7 +50,9 @@ def test_the_table_is_what_the_demo_prints(printed: str) -> None:
 
 
 def test_the_verdict_is_worded_as_the_demo_words_it(printed: str) -> None:
-    assert without_numbers(verdict_in(readme())) == without_numbers(verdict_in(printed))
+    shown, found = verdict_in(readme()), verdict_in(printed)
+    assert opening(shown) == opening(found)
+    assert basis(shown) == basis(found)
 
 
 def test_a_stale_table_is_found() -> None:
@@ -71,9 +73,9 @@ def table_in(text: str) -> Table:
     headings = re.split(r" {2,}", lines[rule - 1].strip())
     found: Table = {}
     for line in lines[rule + 1 :]:
-        if not line.strip():
-            break
         parts = re.split(r" {2,}", line.strip())  # a cell may hold single blanks
+        if len(parts) != len(headings):
+            break
         cells = dict(zip(headings, parts, strict=True))
         found[cells.pop("Method"), cells.pop("View")] = cells
     return found
@@ -86,6 +88,11 @@ def verdict_in(text: str) -> str:
     return [part for part in paragraphs if part.startswith(openings)][-1]
 
 
-def without_numbers(sentence: str) -> str:
-    """A sentence with its figures, and how many clients are clear, left open."""
-    return re.sub(r"\d+(\.\d+)?", "#", re.sub(r" \((\d+|none|not) clearly\)", "", sentence))
+def opening(verdict: str) -> str:
+    """The verdict up to the leader, with its figures left open: two methods may lie close together."""
+    return re.sub(r"\d+", "#", re.sub(r" \((\d+|none|not) clearly\)", "", verdict.partition(":")[0]))
+
+
+def basis(verdict: str) -> str:
+    """On which local training the verdict rests."""
+    return verdict.rpartition(". ")[2].partition(",")[0]

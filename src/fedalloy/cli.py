@@ -372,7 +372,7 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     load_plugins(plugins)
     from fedalloy.check import checks_passed
     from fedalloy.config import Choice, build_method
-    from fedalloy.core import methods
+    from fedalloy.methods import methods
 
     options = methods[name].card.quick
     if options:
