@@ -8,7 +8,7 @@ TOOLS := $(VENV)/.tools
 .PHONY: demo test lint bench bench-peers flower chaos chaos-flower clean help
 
 help:
-	@echo "make demo    compare four methods on built-in data (offline, under a minute)"
+	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"

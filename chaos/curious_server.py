@@ -44,8 +44,8 @@ from fedalloy.engine.flower.codec import BODY, header_in
 from fedalloy.noise import Rehearsed
 from fedalloy.privacy import run_address
 
-sys.path.insert(0, str(HERE.parent / "tests" / "flower"))
-from local_grid import LocalGrid  # a Grid in this process
+sys.path.insert(0, str(HERE.parent / "tests" / "deploy"))
+from sites_grid import grid_of  # a Grid in this process
 
 SITES, ROWS = 2, 2
 FOUND = 0.999  # the cosine of a gradient that was found
@@ -98,7 +98,7 @@ def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[flo
         labels = np.arange(ROWS + 1) % 2
         kept = {"x_test": pixels[ROWS:], "y_test": labels[ROWS:]}
         np.savez(made.site(k) / "data.npz", x_train=pixels[:ROWS], y_train=labels[:ROWS], **kept)
-    grid = _grid(made)
+    grid = grid_of(made)
     app.conducted(grid, made, lambda _: None)
     caught, fresh = [], []
     network = site_setting(made.site(0), SITES)[1].build(0)
@@ -166,7 +166,7 @@ def guesses(one: Overheard) -> list[Tensor]:
     return found
 
 
-def overheard(grid: LocalGrid, names: Sequence[str]) -> Iterator[Overheard]:
+def overheard(grid: Any, names: Sequence[str]) -> Iterator[Overheard]:
     """Every training message with its reply, the weights in the order of these names."""
     answers = {reply.metadata.reply_to_message_id: reply for reply in grid.received}
     for message in grid.sent:
@@ -201,16 +201,6 @@ def _scale() -> float:
 def _unknown(count: int) -> Tensor:
     """Normal numbers that nobody can repeat, and not made by what is on trial."""
     return torch.from_numpy(np.random.default_rng(secrets.randbits(256)).standard_normal(count))
-
-
-def _grid(made: Deployment) -> LocalGrid:
-    """A Grid whose nodes are the deployment's sites."""
-
-    def client(message: Any, context: Any) -> Any:
-        place = {**context.node_config, "site": str(made.site(int(context.node_config["partition-id"])))}
-        return app.client(message, dataclasses.replace(context, node_config=place))
-
-    return LocalGrid(client, SITES)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

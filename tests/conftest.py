@@ -11,10 +11,17 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from fedalloy.core import methods
+from fedalloy.data.catalogue import datasets
+from fedalloy.data.partitioners import partitions
 from fedalloy.data.samples import Samples
+from fedalloy.models.base import models
 from fedalloy.plugins import PREFIX
+from fedalloy.registry import Registry
 from fedalloy.rng import generator
 from fedalloy.setting import Setting, Site
+
+REGISTRIES: tuple[Registry[Any], ...] = (methods, models, partitions, datasets)
 
 settings.register_profile("busy machine", deadline=None)  # how long an example takes says nothing about it
 settings.load_profile("busy machine")
@@ -33,9 +40,14 @@ def one_thread() -> Iterator[None]:
 def plugins_of_its_own() -> Iterator[None]:
     """A plug-in that a test has loaded is no part of what the runs of another are made with."""
     before = set(sys.modules)
+    known = [set(registry) for registry in REGISTRIES]
     yield
     for name in {name for name in sys.modules if name.startswith(PREFIX)} - before:
         del sys.modules[name]
+    for registry, names in zip(REGISTRIES, known, strict=True):
+        for name in set(registry) - names:
+            if registry._homes[name].startswith(PREFIX):
+                del registry._things[name], registry._homes[name]
 
 
 class Logistic(nn.Module):

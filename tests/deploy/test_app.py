@@ -143,6 +143,24 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
         assert not any(row.tobytes() in sent for row in rows)
 
 
+def test_what_is_wrong_with_a_sites_rows_is_said_at_the_site_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, said = init(OWN, tmp_path / "lab", 2), list[str]()
+    for site in range(2):
+        (made.site(site) / "data.csv").write_text("a,b,c,ill\n1,2,3,0\n1,2,Mrs Smith,1\n")
+        (made.site(site) / "site.toml").write_text(f'client = {site}\ndata = "data.csv"\nlabel = "ill"\n')
+    monkeypatch.setattr(app, "PATIENCE", 0.5)
+    grid = grid_of(made)
+    with pytest.raises(QuorumError) as error:
+        app.conducted(grid, made, said.append)
+    assert not any("Smith" in str(message.content) for message in grid.received)
+    assert "Smith" not in f"{said} {error.value}"
+    assert "could not introduce itself" in said[0]
+    assert "DataError" in said[0]
+    assert "Smith" in caplog.text  # for who looks after the site
+
+
 def test_a_site_that_does_not_come_ends_a_run_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, said = init(TINY, tmp_path / "lab", 3), list[str]()
     monkeypatch.setattr(app, "PATIENCE", 0.5)

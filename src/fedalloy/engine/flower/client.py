@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
@@ -32,12 +32,12 @@ from fedalloy.costs import Meter
 from fedalloy.disclosure import OFF
 from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
-from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.evaluation import announced, at_client, unfit
-from fedalloy.gate import Contract, refusal
+from fedalloy.gate import Contract, refusal, whole
 from fedalloy.privacy import LEDGER, charged
 from fedalloy.setting import Setting
 from fedalloy.training import one_thread
@@ -45,6 +45,7 @@ from fedalloy.tree import Tree
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
 LONGEST = 300  # letters of an error that is sent back
+MOST_STEPS = 1 << 20  # of one action that a server may ask for
 PARTITION = "partition-id"  # Flower's own name of a client's number
 
 SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
@@ -101,6 +102,13 @@ class _Site:
             raise MemoryLostError(f"its memory {digest[:12]} is lost")
         return charged(found, {LEDGER: spent})
 
+    def steps(self) -> int:
+        """How many steps to take where all clients take as many: they follow from the mean size, which none knows."""
+        steps: Any = self.header.get("steps")
+        if (fault := whole(1, MOST_STEPS)(steps)) is not None:
+            raise UsageError(f"what the server sent is refused: steps {fault}")
+        return cast(int, steps)
+
     def body(self, contract: Contract | None, check: Callable[[Tree], str | None] = lambda _: None) -> Tree:
         """What the server sent, if it keeps the contract and a check finds nothing wrong with it."""
         try:
@@ -132,10 +140,11 @@ def _answered(
             memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
             answer = do(_Site(client, setting, memory, asked, header, message.content, handed))
     except (Exception, SystemExit) as error:
-        if not isinstance(error, FedalloyError):
+        told = _sentence(error, real=agreed is not None)
+        if told != str(error):
             log.exception("the message could not be answered")
         who = {"client": number} if isinstance(number := context.node_config.get(PARTITION), int) else {}
-        answer = to_records({}, {"error": _sentence(error), "lost": int(isinstance(error, MemoryLostError)), **who})
+        answer = to_records({}, {"error": told, "lost": int(isinstance(error, MemoryLostError)), **who})
     return FlowerMessage(answer, reply_to=message)
 
 
@@ -144,7 +153,7 @@ def _act(site: _Site) -> RecordDict:
     method, round, action = site.method(), int(site.header["round"]), str(site.header["action"])
     me = site.setting.client(site.client, round, site.remembered())
     if site.setting.work.work == "equal_steps":
-        me = replace(me, steps=int(site.header["steps"]))  # of the mean size, which a client does not know
+        me = replace(me, steps=site.steps())
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).take_part(round)
@@ -196,6 +205,9 @@ def tune_once() -> None:
     tune_malloc()
 
 
-def _sentence(error: BaseException) -> str:
+def _sentence(error: BaseException, *, real: bool) -> str:
+    """What the server is told of an error: at a real site nothing that could quote the site's rows."""
+    if real and not isinstance(error, UsageError | MemoryLostError | LedgerError):
+        return f"{type(error).__name__}; the log of the site says more"
     text = str(error) if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
     return text[:LONGEST]
