@@ -45,7 +45,7 @@ MESSAGES = 10  # in a trial
 ROUNDS = 6
 EXPERIMENT: dict[str, Any] = {
     "rounds": ROUNDS,
-    "data": {"name": "sites", "classes": 2, "channels": 3},
+    "data": {"name": "sites", "classes": 2, "channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3},
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "fedavg"},
 }

@@ -437,7 +437,8 @@ def evaluation_trial(dice: Dice) -> str:
     """An evaluation: the honest sites' figures are what they are without the hostile one, or it counts as any other."""
     content = an_answer(dice, VIEWS, ())
     said = list[str]()
-    engine = Flower(Answering(hostile(VIEWS, content)), here(), experiment(EXPERIMENT), say=said.append, bound=NODES)
+    setting = replace(here(), privacy=None)  # under which sites do not evaluate
+    engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=NODES)
     with within(said):
         record = engine.evaluate(METHOD, first())
         as_json(record)
