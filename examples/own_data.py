@@ -39,7 +39,7 @@ EXPERIMENT = {
     "rounds": 15,
     "partition": {"name": "natural", "test_fraction": 0.4},
     "training": {"epochs": 2, "batch": 16, "lr": 0.05},
-    "methods": {"local": {}, "fedavg": {}, "centralised": {}},
+    "methods": {"local-converged": {}, "fedavg": {}, "centralised": {}},
 }
 
 if __name__ == "__main__":
@@ -50,5 +50,5 @@ if __name__ == "__main__":
     table = [row for run in runs for row in rows(run)]
     print(comparison_table(table))
     print(verdict(table))
-    local, fedavg, _ = runs
-    print("what each clinic gains over training alone:", gain_over(fedavg, local, "aca", "personal").round(3).tolist())
+    alone, fedavg, _ = runs
+    print("what each clinic gains over training alone:", gain_over(fedavg, alone, "aca", "personal").round(3).tolist())

@@ -474,6 +474,10 @@ def test_sites_files_of_every_kind_are_refused_in_one_line_or_sound(chaos: Any) 
     assert {*report["endings"]} == {f"{kind}: {how}" for kind in sites.KINDS for how in ("read", "refused")}
 
 
+def test_run_folders_with_something_else_in_them_are_refused_or_reported(chaos: Any) -> None:
+    assert chaos("run_folders").main(12, 0)["run-folders"]["failures"] == 0
+
+
 def test_a_site_file_that_breaks_its_reader_is_a_failure(
     chaos: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,9 +12,9 @@ import fedalloy.methods  # noqa: F401  # registers them all
 from fedalloy import check
 from fedalloy.averaging import average
 from fedalloy.check import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
-from fedalloy.core import Card, Method, action, methods, quick, reply
+from fedalloy.core import Card, Message, Method, action, methods, quick, reply
 from fedalloy.errors import UsageError
-from fedalloy.gate import Sized, whole
+from fedalloy.gate import Sized, like, whole
 from fedalloy.losses import ce
 from fedalloy.methods import QFFL, FedAvg, Local
 from fedalloy.training import fit, params
@@ -384,8 +384,21 @@ class ExpectsAnotherSize(FedAvg):
 
 @bad
 class ExpectsAnything(FedAvg):
+    """It sends the model under another name than it comes back, so that the gate cannot compare the two."""
+
+    def round(self, s, fed):
+        replies = fed.ask("train", fed.sample(), start=s["model"])
+        return s.next(model=self.aggregate(s, replies, fed), **self.cached(s, replies)) if replies else s.next()
+
+    @action
+    def train(self, me, msg):
+        return super().train(me, Message(msg.action, msg.client, {"model": msg["start"]}))
+
     def expects(self, message, fed):
-        return dict.fromkeys(super().expects(message, fed), lambda value: None)
+        return dict.fromkeys(("model", "n"), lambda value: None)
+
+    def accepts(self, action, me):
+        return {"start": like(params(me.build()))}
 
 
 @bad

@@ -209,4 +209,4 @@ runpy.run_path(sys.argv[1] + "/own_data.py", run_name="__main__")
     accuracies = [float(number) for number in re.findall(r"each round: \[(.*)\]", done.stdout)[0].split(",")]
     assert len(accuracies) == 5
     assert accuracies[-1] > 0.5
-    assert "leads local training" in done.stdout
+    assert "Local training ran until it" in done.stdout

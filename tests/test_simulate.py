@@ -240,10 +240,12 @@ def test_killed_after_any_round_and_resumed_is_as_if_nothing_had_happened(tmp_pa
         shutil.copytree(tmp_path / "whole", tmp_path / f"killed after {record['round']}")
 
     whole = simulate(tiny(*words), tmp_path / "whole", watch=copy)
-    for round in (1, 2, 3):
+    last = len(whole.rounds)
+    assert last == (1 if methods[name].card.once else 3)
+    for round in range(1, last + 1):
         seen: list[int] = []
         resumed = resume(tmp_path / f"killed after {round}", watch=lambda r, seen=seen: seen.append(r["round"]))
-        assert seen == list(range(round + 1, 4))
+        assert seen == list(range(round + 1, last + 1))
         assert same(resumed, whole)
         assert resumed.meta == whole.meta
 

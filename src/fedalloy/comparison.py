@@ -174,7 +174,7 @@ def refuse(found: Refusals) -> None:
         return
     if len(found) == 1:
         ((what, error),) = found.items()
-        if str(error).startswith(what):  # it says itself what it is about
+        if what in str(error):  # it says itself what it is about
             raise error
         raise _kind(found)(f"{what}: {error}") from error
     lines = [f"{what}: {error}" if what else f"{error}" for what, error in found.items()]

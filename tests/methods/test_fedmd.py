@@ -70,13 +70,13 @@ def test_the_mean_is_taken_in_float64():
 
 
 @given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=9), st.integers(-50, 50), st.randoms())
-def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, random):
+def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, dice):
     def mean(numbers):
         return FedMD().consensus(replies(*([[float(v)]] for v in numbers)))
 
     assert mean(values).item() == pytest.approx(sum(values) / len(values), rel=1e-7, abs=1e-12)
     assert torch.allclose(mean([v + shift for v in values]), mean(values) + shift, atol=1e-4)
-    shuffled = random.Random(0).sample(values, len(values))
+    shuffled = dice.sample(values, len(values))
     assert torch.allclose(mean(shuffled), mean(values), rtol=1e-7)
     assert torch.equal(mean(values[:1] * 3), torch.tensor([[float(values[0])]]))
 

@@ -121,7 +121,8 @@ def unevaluated(runs: Sequence[Run]) -> list[str]:
 
 def is_unevaluated(run: Run) -> bool:
     """Whether the clients of a private run evaluated nothing, though they have test rows."""
-    sizes = [view["clients"]["size"] for record in run.rounds for view in record.get("views", {}).values()]
+    views = [view for record in run.rounds for view in record.get("views", {}).values()]
+    sizes = [view.get("clients", {}).get("size", []) for view in views]
     has_tests = any(run.meta.get("clients", {}).get("test_sizes", []))
     private = run.meta.get("experiment", {}).get("privacy") is not None
     return private and has_tests and bool(sizes) and not any(map(any, sizes))

@@ -91,14 +91,17 @@ def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
 def role(label: str, names: Mapping[str, str] | None = None) -> str:
     """The registered method behind a label: "local-converged", "local" and "centralised" are the bounds.
 
-    >>> role("Local"), role("no federation", {"no federation": "local"})
+    >>> role("Local, equal rounds"), role("no federation", {"no federation": "local"})
     ('local', 'local')
     """
-    return (names or {}).get(label, label.casefold())
+    from fedalloy.core import methods  # whose data sets use this module
+
+    by_label = {method.label: name for name, method in methods.items()}
+    return (names or {}).get(label) or by_label.get(label, label.casefold())
 
 
 def printable(text: str) -> str:
-    """Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
+    r"""Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
 
     >>> printable("a\x1b[2J\nb")
     'a [2J b'
