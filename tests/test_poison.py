@@ -26,6 +26,7 @@ POISON = {
     "running_var = -5": lambda name, t: torch.full_like(t, -5.0) if name.endswith("running_var") else t,
     "weights of 1e20": lambda name, t: torch.full_like(t, 1e20) if t.is_floating_point() else t,
     "weights of 3e38": lambda name, t: torch.full_like(t, 3e38) if t.is_floating_point() else t,
+    "biases of -9, which no unit survives": lambda name, t: torch.full_like(t, -9.0) if name.endswith("bias") else t,
     "times 1000": lambda name, t: t * 1000 if t.is_floating_point() else t,
     "counters of -1": lambda name, t: t if t.is_floating_point() else torch.full_like(t, -1),
 }

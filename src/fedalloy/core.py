@@ -18,6 +18,7 @@ from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, finite
 from fedalloy.layout import Layout, laid_out
+from fedalloy.noise import secret_seed
 from fedalloy.plugins import by_signal, named
 from fedalloy.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
 from fedalloy.quorum import QuorumError
@@ -104,8 +105,16 @@ class Client:
         return len(self.train)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """This client's random stream for a purpose in this round."""
-        return rng.generator(self.seed, purpose, self.round, self.id)
+        """This client's random stream for a purpose in this round; where its noise is secret, nobody can repeat it."""
+        return rng.generator(self.secret_or(self.seed), purpose, self.round, self.id)
+
+    def secret_or(self, seed: int) -> int:
+        """The seed, or one that nobody knows.
+
+        Dropout's masks go by the place of a sample in its batch. Who knows them sees who else was drawn, and the
+        sampling no longer amplifies privacy.
+        """
+        return secret_seed() if self.account is not None and self.account.secret else seed
 
     def build(self) -> nn.Module:
         """The client's network as it is before any training; the same for all clients of one architecture."""
@@ -388,7 +397,7 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
     assert do is not None
     if me.account is not None:
         me.account.run = run_address(method, me.work, me.account.privacy)
-    with rng.seeded(me.seed, message.action, me.round, me.id) if alone else nullcontext():
+    with rng.seeded(me.secret_or(me.seed), message.action, me.round, me.id) if alone else nullcontext():
         try:
             answer = do(me, message)
         except BudgetSpentError as spent:

@@ -72,6 +72,11 @@ class Secret:
         return (radius * (angle.cos() + angle.sin())).sum(0) / math.sqrt(SUMMED)
 
 
+def secret_seed() -> int:
+    """A seed that nobody else can know, for streams that are not noise themselves."""
+    return int.from_bytes(os.urandom(8), "big") >> 1
+
+
 def keystream(count: int) -> bytes:
     """So many bytes that nobody else can know."""
     # It comes with Flower, and so is wherever a site is; a simulation does not need it.

@@ -60,10 +60,9 @@ class Privacy:
     It holds at the sites of a deployment, where the batches and the noise are drawn from a secret keystream. In a
     simulation both follow from the experiment's seed, and the epsilon is a rehearsal's (see `fedalloy.noise`).
 
-    Everything else that is random stays addressed by the seed, at sites too, and may be known to everyone: dropout's
-    masks, augmentation, which rows of a site's file are for testing, the order of public samples. They depend on the
-    number of samples and never on what a sample is, so that with all of them fixed, blanking one sample still moves
-    the sum of a step by no more than `max_grad_norm`.
+    At sites dropout's masks and augmentation are drawn from secret streams too: they go by the place of a sample in its
+    batch, and who knew them could see who else was drawn. Which rows of a site's file are for testing, and the order of
+    public samples, stay addressed by the seed; they depend on the number of samples and never on what a sample is.
 
     `training.drop_last` has no meaning here, and a batch is as large as it is drawn, sometimes empty.
 
@@ -180,6 +179,8 @@ class Account:
 
     def charge(self, rate: float, steps: int) -> None:
         """Note steps that are about to be taken, or refuse them if they would exceed the budget."""
+        if steps < 1:
+            raise UsageError(f"{steps} private steps cannot be taken; a training has at least 1")
 
         def after(spent: Spent) -> Spent:
             spent = larger(spent, self.spent)

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from flwr.app import Message
 from fedalloy.core import reply
 from fedalloy.engine.flower import client as client_side
 from fedalloy.engine.flower.codec import HEADER
-from fedalloy.engine.flower.memory import Memory
+from fedalloy.engine.flower.memory import LedgerError, Memory
+from fedalloy.errors import UsageError
 from fedalloy.files import write_atomically
 from fedalloy.methods import FedAvg
 from fedalloy.noise import Rehearsed
@@ -28,6 +30,7 @@ from fedalloy.participation import Participation
 from fedalloy.privacy import LEDGER, Account, Privacy, PrivateSteps, figures, larger
 from fedalloy.quorum import Quorum
 from fedalloy.setting import Setting
+from fedalloy.training import LocalWork
 
 ONE = 5  # the client to which things happen
 
@@ -219,3 +222,42 @@ def test_a_site_that_claims_to_have_spent_less_is_not_believed(claim: str, priva
     assert larger(before, engine.memories[ONE][LEDGER]) == engine.memories[ONE][LEDGER]
     record = figures(private.privacy, engine.memories, 6, secret=True)
     assert record["epsilons"][ONE] >= figures(private.privacy, {ONE: {LEDGER: before}}, 6, secret=True)["epsilons"][ONE]
+
+
+# --- a server that lies ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [-1000, 0, 1 << 21, "5", 2.0, True])
+def test_a_server_cannot_buy_steps_back(
+    count: Any, private: Setting, federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all clients take equal steps, the server says how many: a negative number would empty the ledger."""
+    engine = federation(replace(private, work=LocalWork(work="equal_steps", batch=4)))
+    asked(engine, 1)
+    before = Memory(tmp_path / "memories" / str(ONE)).spent()
+    whole = type(engine)._header
+    monkeypatch.setattr(type(engine), "_header", lambda *args: {**whole(*args), "steps": count})
+    fed = asked(engine, 2)
+    assert "steps" in fed.quarantined[0]["reason"]
+    assert Memory(tmp_path / "memories" / str(ONE)).spent() == before
+
+
+def test_nobody_can_make_a_ledger_smaller(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        Account(Privacy()).charge(0.5, -3)
+    memory = Memory(tmp_path / "5")
+    memory.charge(lambda _: {"1.0": {"0.5": 7}})
+    with pytest.raises(LedgerError):
+        memory.charge(lambda _: {"1.0": {"0.5": 6}})
+    assert memory.spent() == {"1.0": {"0.5": 7}}
+
+
+@pytest.mark.parametrize("round", [-7, 1.5, "1", None])
+def test_a_round_that_cannot_be_is_refused(
+    round: Any, private: Setting, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = federation(private)
+    whole = type(engine)._header
+    monkeypatch.setattr(type(engine), "_header", lambda *args: {**whole(*args), "round": round})
+    with suppress(TypeError):  # Flower itself has no room for some of them
+        assert "round" in asked(engine, 1).quarantined[0]["reason"]

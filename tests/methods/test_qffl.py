@@ -7,9 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from fedalloy.core import Message, State
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.gate import refusal
 from fedalloy.methods import QFFL, FedAvg
+from fedalloy.methods.qffl import q_step
 from fedalloy.participation import Participation
+from fedalloy.probe import small_settings
 from fedalloy.setting import Site
 from fedalloy.training import LocalWork, load, params
 from fedalloy.tree import equal
@@ -125,5 +129,20 @@ def test_a_lost_round_keeps_the_model(fake, scalar):
 
 
 def test_a_negative_q_is_refused():
-    with pytest.raises(UsageError, match=r"qffl\.q = -1 must not be negative"):
+    with pytest.raises(UsageError, match=r"qffl\.q = -1"):
         QFFL(q=-1)
+
+
+def test_a_loss_beyond_reason_is_refused_and_none_takes_more_than_the_cap(scalar):
+    setting = small_settings()[0]
+    message = Message("train", 0, {"model": scalar(1.0)})
+    sound = {"model": scalar(0.9), "n": setting.sizes[0]}
+    contract = QFFL(q=1.0).expects(message, Serial(setting).open(QFFL(q=1.0), 1))
+    assert refusal({**sound, "loss": torch.tensor(2.0)}, contract) is None
+    assert "loss" in refusal({**sound, "loss": torch.tensor(3e38)}, contract)
+    with pytest.raises(UsageError, match="q"):
+        QFFL(q=1e3)
+    models = [scalar(1.0 - 0.1), scalar(1.0 + 0.9)]
+    free, capped = (q_step(scalar(1.0), models, [1.0, 100.0], 1.0, 1e-9, cap)["w"].item() for cap in (None, 0.5))
+    assert free == pytest.approx(1.0 + (0.9 * 100 - 0.1) / 101, abs=1e-4)  # with so small a rate h_k is F_k^q / eta
+    assert capped == pytest.approx(1.0 + (0.9 - 0.1) / 2, abs=1e-4)

@@ -16,7 +16,7 @@ from fedalloy.costs import Ledger, Meter, metered
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.gate import refusal
+from fedalloy.gate import farthest, refusal, strays
 from fedalloy.privacy import LEDGER, charged
 from fedalloy.quorum import QuorumError
 from fedalloy.setting import SERVER, Setting, pooled
@@ -179,7 +179,8 @@ class Round:
         self.ledger.client_seconds += time.perf_counter() - start
         sent = {message.client: message for message in messages}
         due, replies = set(ids), []
-        for answer in answers:
+        faults = self._faults(answers, sent)
+        for place, answer in enumerate(answers):
             if isinstance(answer, Forgot):
                 self.forgot.add(answer.client)
                 continue
@@ -190,7 +191,7 @@ class Round:
             if isinstance(answer, Failure):  # the first sound answer counts, whatever came before it
                 self._quarantine(answer.client, action, answer.reason)
                 self.failed |= {answer.client} if isinstance(answer, Failed) else set()
-            elif self._arrived(answer, sent[answer.client]):
+            elif self._arrived(answer, sent[answer.client], faults.get(place)):
                 self.sound.add(answer.client)
                 due.remove(answer.client)
                 replies.append(Message(action, answer.client, answer.reply.body))
@@ -223,11 +224,28 @@ class Round:
     def _quarantine(self, client: int, action: str, reason: str) -> None:
         self.quarantined.append({"client": client, "action": action, "reason": reason})
 
-    def _arrived(self, answer: Answer, message: Message) -> bool:
+    def _faults(self, answers: Sequence[Answer | Failure], sent: Mapping[int, Message]) -> dict[int, str]:
+        """Why answers do not count, by their place: each by itself, then those that lie far out beside the others."""
+        found: dict[int, str] = {}
+        distances: dict[int, float] = {}
+        for place, answer in enumerate(answers):
+            if isinstance(answer, Failure) or answer.client not in sent or self._is_lost(answer.client):
+                continue
+            message = sent[answer.client]
+            if (fault := self._fault(answer, message)) is not None:
+                found[place] = fault
+            elif (distance := farthest(answer.reply.body, message.body)) is not None:
+                distances[place] = distance
+        return found | strays(distances)
+
+    def _is_lost(self, client: int) -> bool:
+        return self._setting.participation.lost(client=client, round=self.round, seed=self.seed)
+
+    def _arrived(self, answer: Answer, message: Message, reason: str | None) -> bool:
         self.ledger.clients.add(answer.meter)
         self.ledger.busy_seconds += answer.seconds
-        lost = self._setting.participation.lost(client=answer.client, round=self.round, seed=self.seed)
-        if not lost and (reason := self._fault(answer, message)) is not None:
+        lost = self._is_lost(answer.client)
+        if reason is not None:
             self._quarantine(answer.client, message.action, reason)
             self.failed |= {answer.client} - self.spent
             # It remembers nothing of the round, but what it spent of its privacy is spent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -12,8 +13,12 @@ from fedalloy.errors import UsageError
 from fedalloy.gate import Contract, array
 from fedalloy.losses import ce
 from fedalloy.methods.fedavg import FedAvg, Weights
+from fedalloy.robust import bounded
 from fedalloy.training import fit, params, predict
 from fedalloy.tree import Tree
+
+MOST_GUESSES = 50  # times the loss of a model that guesses: no client may report more
+LARGEST_Q = 100.0  # beyond it a loss to that power cannot be computed
 
 
 @method(
@@ -51,8 +56,8 @@ class QFFL(FedAvg):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.refuse_bounds("clients are weighed by the losses that they report", "combine", "clip")
-        if self.q < 0:
-            raise UsageError(f"qffl.q = {self.q} must not be negative; 0 is FedAvg with uniform weights")
+        if not 0 <= self.q <= LARGEST_Q:
+            raise UsageError(f"qffl.q = {self.q} must lie between 0, FedAvg with uniform weights, and {LARGEST_Q}")
 
     def round(self, s: State, fed: Federation) -> State:
         """One round, with clients drawn uniformly or by size."""
@@ -62,8 +67,8 @@ class QFFL(FedAvg):
         return s.next(model=self.aggregate(s, replies, fed), **self.cached(s, replies))
 
     def expects(self, message: Message, fed: Federation) -> Contract:
-        """As under FedAvg, and the loss before training."""
-        return {**super().expects(message, fed), "loss": array(least=0.0)}
+        """As under FedAvg, and the loss before training, which decides how much a client counts."""
+        return {**super().expects(message, fed), "loss": array(least=0.0, most=MOST_GUESSES * math.log(fed.classes))}
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
@@ -81,12 +86,15 @@ class QFFL(FedAvg):
             return s["model"]  # type: ignore[no-any-return]  # a state's entries are untyped
         # Only trainable parameters: statistics have no gradient and must not enter the norm in h_k.
         trained = {name: s["model"][name] for name, p in fed.build().named_parameters() if p.requires_grad}
-        moved = q_step(trained, [r["model"] for r in replies], [float(r["loss"]) for r in replies], self.q, eta)
+        losses = [float(r["loss"]) for r in replies]
+        moved = q_step(trained, [r["model"] for r in replies], losses, self.q, eta, fed.cap)
         return {**super().aggregate(s, replies, fed), **moved}
 
 
-def q_step(model: Tree, locals: Sequence[Tree], losses: Sequence[float], q: float, eta: float) -> dict[str, Any]:
-    """The server's step on the parameters in `model`, in float64.
+def q_step(
+    model: Tree, locals: Sequence[Tree], losses: Sequence[float], q: float, eta: float, cap: float | None = None
+) -> dict[str, Any]:
+    """The server's step on the parameters in `model`, in float64; no client has a larger share of it than `cap`.
 
     >>> w, clients = {"w": torch.tensor([1.0])}, [{"w": torch.tensor([0.9])}, {"w": torch.tensor([0.5])}]
     >>> round(q_step(w, clients, [1.0, 4.0], q=1.0, eta=0.1)["w"].item(), 7)
@@ -94,11 +102,11 @@ def q_step(model: Tree, locals: Sequence[Tree], losses: Sequence[float], q: floa
     """
     moved = {name: torch.zeros(w.shape, dtype=torch.float64) for name, w in model.items()}
     h = 0.0
-    for local, loss in zip(locals, losses, strict=True):
-        f = loss + 1e-10
+    shifted = [loss + 1e-10 for loss in losses]
+    for local, f, a in zip(locals, shifted, bounded([f**q for f in shifted], cap), strict=True):
         gradient = {name: (w.double() - local[name].double()) / eta for name, w in model.items()}
         norm2 = sum(float((g**2).sum()) for g in gradient.values())
-        h += q * f ** (q - 1) * norm2 + f**q / eta
+        h += q * (f ** (q - 1) if cap is None else a / f) * norm2 + a / eta
         for name, g in gradient.items():
-            moved[name].add_(g, alpha=f**q)  # Delta_k = F_k^q g_k
+            moved[name].add_(g, alpha=a)  # Delta_k = F_k^q g_k
     return {name: (w.double() - moved[name] / h).to(w.dtype) for name, w in model.items()}

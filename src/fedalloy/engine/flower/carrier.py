@@ -265,7 +265,7 @@ def _answer(client: int, found: Found, setting: Setting, waited: float) -> Answe
     try:
         keep = claims.reference(header, setting.privacy)
         meter, seconds = claims.meter(header, waited), claims.seconds(header, waited)
+        return Answer(client, Reply(tree.to_device(body, setting.device), keep), meter, seconds)
     except Exception as error:  # whatever a stranger made of it
         fault = str(error) if isinstance(error, DataError) else type(error).__name__
         return Failure(client, one_line(f"the header of its answer is not sound: {fault}"))
-    return Answer(client, Reply(tree.to_device(body, setting.device), keep), meter, seconds)

@@ -28,6 +28,7 @@ PASSES, SAMPLES = 1e6, 1e9  # per second: steps and passes, and samples in them,
 SLACK = 1.0  # seconds by which two clocks may differ
 ENTRIES = 16  # of a ledger: kinds of private steps that a site has ever taken
 NOISIEST = 1e6  # times the norm to which gradients are clipped
+RAREST = 1e-12  # the chance to draw a sample; accounting for much less takes seconds
 MOST_STEPS = 1 << 40  # private steps of one kind
 
 
@@ -111,23 +112,23 @@ def reference(header: Header, privacy: Privacy | None) -> Tree | None:
     digest = header["digest"]
     if not isinstance(digest, str) or (digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef"))):
         raise DataError("digest is not a SHA-256 in hexadecimal")
-    spent = _spent(header.get("ledger"), privacy)
+    spent = {} if privacy is None else _spent(header.get("ledger"), privacy)
     return {REFERENCE: digest, **({LEDGER: spent} if spent else {})}
 
 
-def _spent(text: Any, privacy: Privacy | None) -> Spent:
+def _spent(text: Any, privacy: Privacy) -> Spent:
     """Private steps by noise multiplier and sampling rate; they must have an epsilon that can be written down."""
     found = _json(text)
     tables = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(by, dict) for by in tables) or sum(map(len, tables)) > ENTRIES:
+    if not all(isinstance(by, dict) and by for by in tables) or sum(map(len, tables)) > ENTRIES:
         raise DataError(f"ledger is not a table of at most {ENTRIES} kinds of private steps")
     for noise, by in found.items():
         for rate, steps in by.items():
-            if not (0.01 <= _float(noise) <= NOISIEST and 0 < _float(rate) <= 1):
+            if not (0.01 <= _float(noise) <= NOISIEST and RAREST <= _float(rate) <= 1):
                 raise DataError("ledger has a noise multiplier or a sampling rate that cannot be")
             if type(steps) is not int or not 0 < steps <= MOST_STEPS:
                 raise DataError(f"ledger has steps that are not a whole number from 1 to {MOST_STEPS:,}")
-    if privacy is not None and not math.isfinite(epsilon(found, privacy.delta)):
+    if not math.isfinite(epsilon(found, privacy.delta)):
         raise DataError("ledger has no finite epsilon")
     spent: Spent = found
     return spent

@@ -45,7 +45,7 @@ from fedalloy.tree import Tree
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
 LONGEST = 300  # letters of an error that is sent back
-MOST_STEPS = 1 << 20  # of one action that a server may ask for
+MOST_STEPS, MOST_ROUNDS = 1 << 20, 1 << 40  # of one action, and of a run, that a server may ask for
 PARTITION = "partition-id"  # Flower's own name of a client's number
 
 SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
@@ -104,10 +104,18 @@ class _Site:
 
     def steps(self) -> int:
         """How many steps to take where all clients take as many: they follow from the mean size, which none knows."""
-        steps: Any = self.header.get("steps")
-        if (fault := whole(1, MOST_STEPS)(steps)) is not None:
-            raise UsageError(f"what the server sent is refused: steps {fault}")
-        return cast(int, steps)
+        return self._number("steps", 1, MOST_STEPS)
+
+    def round(self) -> int:
+        """The round of the message; under [privacy] a real site takes part in those that it agreed to, and no other."""
+        limited = self.agreed is not None and self.setting.privacy is not None
+        return self._number("round", 0, self.agreed.rounds if limited and self.agreed is not None else MOST_ROUNDS)
+
+    def _number(self, key: str, least: int, most: int) -> int:
+        value: Any = self.header.get(key)
+        if (fault := whole(least, most)(value)) is not None:
+            raise UsageError(f"what the server sent is refused: {key} {fault}")
+        return cast(int, value)
 
     def body(self, contract: Contract | None, check: Callable[[Tree], str | None] = lambda _: None) -> Tree:
         """What the server sent, if it keeps the contract and a check finds nothing wrong with it."""
@@ -150,17 +158,17 @@ def _answered(
 
 def _act(site: _Site) -> RecordDict:
     start = time.perf_counter()
-    method, round, action = site.method(), int(site.header["round"]), str(site.header["action"])
+    method, round, action = site.method(), site.round(), str(site.header["action"])
     me = site.setting.client(site.client, round, site.remembered())
     if site.setting.work.work == "equal_steps":
         me = replace(me, steps=site.steps())
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
-    if site.agreed is not None:
-        EvaluationLog(site.memory.folder, site.agreed).take_part(round)
     if me.account is not None:
         me.account.keep = site.memory.charge
         site.memory.charge(lambda spent: spent)  # a ledger is there before the first memory is
     answer = act(method, me, Message(action, site.client, body))
+    if site.agreed is not None:
+        EvaluationLog(site.memory.folder, site.agreed).take_part(round)
     header: dict[str, Any] = {f"meter.{name}": value for name, value in asdict(me.meter).items() if name != "running"}
     if answer.keep is not None:
         header["digest"] = site.memory.write(round, answer.keep)
@@ -173,7 +181,7 @@ def _act(site: _Site) -> RecordDict:
 def _views(site: _Site) -> RecordDict:
     if site.agreed is not None and site.setting.privacy is not None:
         raise UsageError(OFF)
-    method, round, memory = site.method(), int(site.header["round"]), site.remembered()
+    method, round, memory = site.method(), site.round(), site.remembered()
     models = site.body(None, partial(unfit, site.setting))
     digests = announced(models)
     if site.header.get("views") != digests:

@@ -22,7 +22,7 @@ from pathlib import Path
 from fedalloy import tree
 from fedalloy.errors import DataError
 from fedalloy.files import PRIVATE, make_folder, remove_file, temporary_of, write_atomically
-from fedalloy.privacy import Spent
+from fedalloy.privacy import Spent, larger
 from fedalloy.tree import Tree
 
 PRIVATE_FOLDER = 0o700
@@ -111,6 +111,8 @@ class Memory:
         with self._alone():
             before = self.spent()
             after = change(before)
+            if larger(before, after) != after:
+                raise LedgerError("would lose steps that were taken")
             if after != before or not (self.folder / LEDGER_FILE).exists():
                 content = {"spent": after, "digest": tree.digest(after)}
                 write_atomically(self.folder / LEDGER_FILE, tree.encode(content), PRIVATE)
