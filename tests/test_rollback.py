@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy import resume, runner, simulate, tree
+from fedalloy import gate, resume, runner, simulate, tree
 from fedalloy.aggregation import Aggregation
 from fedalloy.build import Built, build
 from fedalloy.config import experiment
@@ -94,7 +94,8 @@ class Poisoning(Serial):
             yield answer
 
 
-def test_poison_that_no_gate_knows_costs_two_rounds_and_not_the_run() -> None:
+def test_poison_that_no_gate_knows_costs_two_rounds_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "OUTLYING", 1e300)
     open_wide = setting(aggregation=Aggregation(max_distance=1e300), quorum=Quorum())
     states, _, seen = watched(FedAvg(), Poisoning(open_wide), 5)
     assert [fed.back_to for fed in seen] == [None, None, 1, None, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
 
@@ -14,7 +15,9 @@ from hostile import changed
 from fedalloy import tree
 from fedalloy.core import run
 from fedalloy.engine.base import REFERENCE, Failure
+from fedalloy.engine.flower import carrier
 from fedalloy.engine.flower.claims import introduction
+from fedalloy.engine.flower.client import ACT
 from fedalloy.engine.flower.codec import BODY, HEADER, to_records
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.flower.roster import introductions
@@ -142,6 +145,23 @@ def test_a_client_that_says_nothing_is_waited_for_until_the_deadline(setting, fe
     fed = engine.open(FedAvg(), 1)
     assert len(fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])) == 5
     assert fed.quarantined == [{"client": BAD, "action": "train", "reason": "it took longer than 1 s"}]
+
+
+def test_who_is_waited_for_is_said_where_there_is_no_deadline(setting, federation, monkeypatch):
+    said = []
+    monkeypatch.setattr(carrier, "HURRY", 0.2)
+    engine = federation(replace(setting, quorum=Quorum()), say=said.append)
+
+    def late(client, answer):
+        if client != BAD or answer.metadata.message_type != ACT:
+            return answer
+        threading.Timer(0.5, lambda: engine.grid.stray.append(answer)).start()
+        return None
+
+    engine.grid.fault = late
+    fed = engine.open(FedAvg(), 1)
+    assert len(fed.ask("train", setting.ids, model=FedAvg().init(fed)["model"])) == len(setting.ids)
+    assert f"still waiting for client {BAD} " in said[0]
 
 
 def test_an_action_that_raises_or_returns_nothing_is_a_sentence(setting, federation, monkeypatch):

@@ -143,6 +143,6 @@ def test_a_loss_beyond_reason_is_refused_and_none_takes_more_than_the_cap(scalar
     with pytest.raises(UsageError, match="q"):
         QFFL(q=1e3)
     models = [scalar(1.0 - 0.1), scalar(1.0 + 0.9)]
-    free, capped = (q_step(scalar(1.0), models, [1.0, 100.0], 1.0, 1e-9, cap)["w"].item() for cap in (None, 0.5))
-    assert free == pytest.approx(1.0 + (0.9 * 100 - 0.1) / 101, abs=1e-4)  # with so small a rate h_k is F_k^q / eta
+    free, capped = (q_step(scalar(1.0), models, [1.0, 100.0], 1.0, 1e6, cap)["w"].item() for cap in (None, 0.5))
+    assert free == pytest.approx(1.0 + (0.9 * 100 - 0.1) / 101, abs=1e-4)  # with so large a rate h_k is F_k^q / eta
     assert capped == pytest.approx(1.0 + (0.9 - 0.1) / 2, abs=1e-4)

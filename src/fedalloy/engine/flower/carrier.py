@@ -39,6 +39,7 @@ from fedalloy.store import Say
 from fedalloy.tree import Tree
 
 PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
+HURRY = 600.0  # seconds after which it is said who is waited for, where there is no deadline, and again
 GRACE = 60.0  # seconds by which the Grid keeps a message longer than anybody looks for its answer
 SHORTEST, LONGEST = 0.01, 0.25  # seconds between two looks for answers
 
@@ -183,7 +184,7 @@ class Flower:
         deadline, begun = self.setting.quorum.deadline, time.monotonic()
         # Past the deadline nobody looks any more; until then the Grid must not take a message away.
         ttl = None if deadline is None else deadline + GRACE
-        unsent, waiting, pause = dict(letters), dict[str, int](), SHORTEST
+        unsent, waiting, pause, told = dict(letters), dict[str, int](), SHORTEST, HURRY
         while unsent or waiting:
             if unsent:
                 self.roster.look(unsent)
@@ -212,6 +213,13 @@ class Flower:
                 for client in (*waiting.values(), *unsent):
                     yield client, DataError(f"it took longer than {deadline:g} s")
                 return
+            if waiting and deadline is None and waited > told:
+                told += HURRY
+                who = ", ".join(map(str, sorted(set(waiting.values()))))
+                self.say(
+                    f"round {round}: still waiting for client {who} after {waited:.0f} s; with quorum.deadline = "
+                    "SECONDS a round goes on without those that take longer"
+                )
             if waited > self.patience:
                 for client in unsent:
                     yield client, DataError(f"it was not connected for {self.patience:g} s")

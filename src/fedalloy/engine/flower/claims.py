@@ -112,13 +112,15 @@ def reference(header: Header, privacy: Privacy | None) -> Tree | None:
     digest = header["digest"]
     if not isinstance(digest, str) or (digest and (len(digest) != 64 or set(digest) - set("0123456789abcdef"))):
         raise DataError("digest is not a SHA-256 in hexadecimal")
-    spent = {} if privacy is None else _spent(header.get("ledger"), privacy)
+    spent = _spent(header.get("ledger"), privacy)
     return {REFERENCE: digest, **({LEDGER: spent} if spent else {})}
 
 
-def _spent(text: Any, privacy: Privacy) -> Spent:
+def _spent(text: Any, privacy: Privacy | None) -> Spent:
     """Private steps by noise multiplier and sampling rate; they must have an epsilon that can be written down."""
     found = _json(text)
+    if privacy is None and found != {}:
+        raise DataError("ledger must be an empty table in a run without [privacy]")
     tables = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(by, dict) and by for by in tables) or sum(map(len, tables)) > ENTRIES:
         raise DataError(f"ledger is not a table of at most {ENTRIES} kinds of private steps")
@@ -128,7 +130,7 @@ def _spent(text: Any, privacy: Privacy) -> Spent:
                 raise DataError("ledger has a noise multiplier or a sampling rate that cannot be")
             if type(steps) is not int or not 0 < steps <= MOST_STEPS:
                 raise DataError(f"ledger has steps that are not a whole number from 1 to {MOST_STEPS:,}")
-    if not math.isfinite(epsilon(found, privacy.delta)):
+    if privacy is not None and not math.isfinite(epsilon(found, privacy.delta)):
         raise DataError("ledger has no finite epsilon")
     spent: Spent = found
     return spent
