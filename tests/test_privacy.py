@@ -556,6 +556,14 @@ def test_a_run_ends_when_all_budgets_are_spent() -> None:
     assert {k for record in done.rounds for k in record.get("spent", [])} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_a_budget_that_does_not_pay_for_one_round_is_an_error(rounds: int, tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match=r"privacy\.budget = 0\.1 .*one round"):
+        simulate({**TINY, "rounds": rounds, "privacy": {"budget": 0.1}}, tmp_path / "run")
+    with pytest.raises(QuorumError, match=r"privacy\.budget = 0\.1 .*one round"):
+        resume(tmp_path / "run")
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ from fedalloy.data.catalogue import AGREED
 from fedalloy.data.samples import LEAST_STD, Dataset
 from fedalloy.errors import UsageError
 
+__all__ = ["AGREED", "frame"]
+
 _DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # of images, whose pixels are on the scale [0, 1]
 
 

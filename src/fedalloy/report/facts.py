@@ -155,10 +155,11 @@ def skipped(runs: Sequence[Run]) -> list[str]:
 def skew(counts: Counts) -> str:
     """Say how unequal clients are: in size, in classes, in the share of their commonest class, in their mixtures.
 
-    >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n"))
+    >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n").replace(" (J", "\\n(J"))
     3 clients hold 10 to 30 training samples each (median 20).
     The median client has 2 of 3 classes, and 50 % of its samples are of one class.
-    On average a client's class mixture differs from the overall one by 0.13 (Jensen-Shannon: 0 is alike, 1 is disjoint).
+    On average a client's class mixture differs from the overall one by 0.13
+    (Jensen-Shannon: 0 is alike, 1 is disjoint).
     """
     sizes = counts.sum(axis=1)
     mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
