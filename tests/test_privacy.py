@@ -47,7 +47,7 @@ from fedalloy.privacy import (  # noqa: E402
 )
 from fedalloy.probe import small_settings  # noqa: E402
 from fedalloy.progress import Display  # noqa: E402
-from fedalloy.quorum import Quorum  # noqa: E402
+from fedalloy.quorum import Quorum, QuorumError  # noqa: E402
 from fedalloy.report.html import render  # noqa: E402
 from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
 from fedalloy.results import Run  # noqa: E402

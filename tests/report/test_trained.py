@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedalloy.report.gains import gains
 from fedalloy.report.html import render
-from fedalloy.report.table import comparison_table
+from fedalloy.report.table import cells, comparison_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.results import Run, rows
