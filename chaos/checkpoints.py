@@ -1,7 +1,7 @@
 """Damaged checkpoints are refused, or passed over for the older generation, which leads to the same bits.
 
 Some runs of several methods are stopped when a round is complete. In each trial a copy of such a folder is damaged in
-one to three ways and gone on with. Either that is refused in one line, which leaves every file as it was, or the run
+one to three ways and resumed. Either that is refused in one line, which leaves every file as it was, or the run
 ends with the state, the memories and the records that it would have had. Anything else that is accepted is a failure,
 and so is any other error. `doctor`, which only looks, must have something to say of every folder.
 
@@ -113,7 +113,7 @@ def _stop(exp: Mapping[str, Any], folder: Path, rounds: int) -> None:
 
 
 def damage_trial(dice: Dice) -> str:
-    """A folder that is damaged and gone on with."""
+    """A folder that is damaged and resumed."""
     run = stopped(dice.choice(METHODS), dice.choice(STOPPED))
     with tempfile.TemporaryDirectory(dir=PLACE[0], prefix="trial") as place:
         folder = Path(shutil.copytree(run.folder, Path(place) / "run"))

@@ -4,7 +4,7 @@ For every registered method a small run is made on a disk that counts calls, and
 way in which it can fail: the process is killed before it, which is also after the call before; a write is torn in the
 middle; the disk reports an error; or it is full from then on. The same is done with going on with a folder that has all
 that may have to be mended: a damaged generation, torn records, temporary files, the lock of a dead process. A round
-that was reported must be on the disk, an error must be a sentence, and what is gone on with must end as the run that
+that was reported must be on the disk, an error must be a sentence, and what is resumed must end as the run that
 nobody disturbed. The order of the points is drawn, and without a count all that there are are tried.
 
     python chaos/commits.py --save
@@ -73,7 +73,7 @@ class Scene:
 
     exp: Experiment
     built: Built
-    begun: Path | None  # the folder that is gone on with; None for a run from its beginning
+    begun: Path | None  # the folder that is resumed; None for a run from its beginning
     calls: Sequence[str] = ()
     wanted: Mapping[str, Any] | None = None
 
@@ -114,7 +114,7 @@ def _experiment(name: str) -> dict[str, Any]:
 
 
 def _hurt(whole: Scene, folder: Path) -> Path:
-    """The folder of a run that has all that may have to be mended before it is gone on with."""
+    """The folder of a run that has all that may have to be mended before it is resumed."""
     disturbed(Disk(folder), lambda: simulate(whole.exp, folder, built=whole.built))
     newest = folder / "checkpoints" / f"{ROUNDS:06}.safetensors"
     data = newest.read_bytes()

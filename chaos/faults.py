@@ -149,7 +149,8 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Sample counts, class counts or probabilities that cannot be",
-            "The same; a client's number of samples is the server's roster's, not the client's word.",
+            "The same; a client's number of samples is in a simulation the roster's, and at sites what the site said "
+            "first, up to most_samples.",
             ("chaos/replies.py",),
         ),
         Fault(

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: numbered trials, which can be gone on with, and a report of them.
+"""What the programs of this folder share: numbered trials, which can be resumed, and a report of them.
 
 What happens in a trial follows from the seed and its number alone: any one can be repeated, and a campaign that was
 stopped goes on where it was.

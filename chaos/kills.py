@@ -1,7 +1,7 @@
 """Runs that are killed go on to the same bits.
 
 In each trial a small run of one method, serial or with two workers, is killed with SIGKILL at a random moment of a
-random round, gone on with, perhaps killed again, and at last let go to its end; there a worker may be killed instead.
+random round, resumed, perhaps killed again, and at last let go to its end; there a worker may be killed instead.
 Its last state, the clients' memories, its records and run.json must be those of a run that nobody disturbed. A kill may
 cost the round that was under way and no other, leaves neither worker nor shared memory behind, and needs no help: the
 next command is the same `fedalloy run` again, or `fedalloy resume`.

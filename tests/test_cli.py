@@ -238,6 +238,12 @@ def test_compare_without_methods_sets_the_bounds_beside_the_method(quick: Comman
     assert read(runs / "fedprox-seed5").meta["experiment"]["method"]["mu"] == 3.0
 
 
+def test_under_privacy_compare_sets_beside_the_method_what_can_be_private(quick: Command, tmp_path: Path) -> None:
+    pytest.importorskip("opacus")
+    assert quick("compare", *TINY, "rounds=1", "privacy.noise_multiplier=1.0", "--out", "both").code == 0
+    assert {path.name for path in (tmp_path / "both" / "runs").iterdir()} == {"local-seed0", "fedavg-seed0"}
+
+
 def test_compare_takes_a_method_that_it_is_told_to_run(quick: Command, tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         'data = "tiny"\nmodel = "mlp"\nrounds = 1\n[partition]\nclients = 3\nalpha = 1.0\n'
@@ -550,6 +556,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "data=broken.npz"), 3, "'broken.npz' cannot be read as an .npz file"),
     (("run", "data=labels.npz", "data.classes=2"), 3, "data set 'labels': training label 0 is 7, but with 2 classes"),
     (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, "there is no model file 'no.safetensors'"),
+    (("run", "data=sites"), 2, "'sites' stands for data that only real sites hold; for a simulation name an .npz file"),
     (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
     (("run", *TINY, "--out", "."), 2, "'.' is not empty, but holds no run: there is 'broken.npz' and 4 more; choose"),
     (("run", "--rounds", "3"), 2, "--rounds is a key of the experiment, not an option; write rounds=3"),

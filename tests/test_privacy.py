@@ -47,7 +47,7 @@ from fedalloy.privacy import (  # noqa: E402
 )
 from fedalloy.probe import small_settings  # noqa: E402
 from fedalloy.progress import Display  # noqa: E402
-from fedalloy.quorum import Quorum  # noqa: E402
+from fedalloy.quorum import Quorum, QuorumError  # noqa: E402
 from fedalloy.report.html import render  # noqa: E402
 from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
 from fedalloy.results import Run  # noqa: E402
@@ -554,6 +554,14 @@ def test_a_run_ends_when_all_budgets_are_spent() -> None:
     assert len(done.rounds) < 50
     assert done.rounds[-1]["epsilon"] <= 12.0
     assert {k for record in done.rounds for k in record.get("spent", [])} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_a_budget_that_does_not_pay_for_one_round_is_an_error(rounds: int, tmp_path: Path) -> None:
+    with pytest.raises(QuorumError, match=r"privacy\.budget = 0\.1 .*one round"):
+        simulate({**TINY, "rounds": rounds, "privacy": {"budget": 0.1}}, tmp_path / "run")
+    with pytest.raises(QuorumError, match=r"privacy\.budget = 0\.1 .*one round"):
+        resume(tmp_path / "run")
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

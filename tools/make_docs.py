@@ -214,7 +214,7 @@ INTRODUCTION = """\
 
 Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows the same table, and
 `fedalloy list --where any_network=yes` only the methods that let clients have different networks; of a text, `yes`
-means that there is one, `no` that there is none, and another word is looked for in it. "Up" and "down" say what
+means that there is one, `no` that there is none, and any other word is searched for in it. "Up" and "down" say what
 travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
 "What leaves a client" is what training sends. Evaluation sends counts besides, also under `local`:
 `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which. "Public set" says whether the

@@ -162,7 +162,9 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
-        names = list(dict.fromkeys(["local-converged", exp.method.name, "centralised"]))  # with the bounds beside it
+        # With the bounds beside it; under [privacy] neither of these two can be had.
+        beside = ("local-converged", "centralised") if exp.privacy is None else ("local",)
+        names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)
@@ -259,7 +261,7 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
     """List methods, models, data sets or partitions.
 
     Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. Of an entry that is a
-    text, yes means that there is one, no that there is none, and any other word is looked for in it.
+    text, yes means that there is one, no that there is none, and any other word is searched for in it.
     """
     load_plugins(plugins)
     from fedalloy.listing import listing

@@ -44,7 +44,7 @@ class PluginError(FedalloyError):
 
 
 class InterruptionError(FedalloyError):
-    """The user stopped a command that can be gone on with; the sentence says how."""
+    """The user stopped a command that can be resumed; the sentence says how."""
 
     code = 130
 

@@ -279,8 +279,13 @@ def round_record(
 def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
     """End a run whose last rounds all lacked a quorum, or all it was to have; it can be resumed.
 
-    A round after which the run went back is not one of them: the next one starts from another state.
+    A round after which the run went back is not one of them: the next one starts from another state. A run whose
+    privacy budget is spent before any round counted cannot be resumed.
     """
+    none_counted = bool(records) and all(record.get("skipped") for record in records)
+    if exp.privacy is not None and none_counted and should_stop(exp.stop, records) == "privacy":
+        budget = f"privacy.budget = {exp.privacy.budget} does not pay for one round"
+        raise QuorumError(f"no round counted: {budget}; raise it, or privacy.noise_multiplier")
     needed = min(exp.quorum.skips, exp.rounds)
     last = [record.get("skipped") if "back_to" not in record else None for record in records[-needed:]]
     if len(last) == needed and all(last):

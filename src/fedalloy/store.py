@@ -219,7 +219,7 @@ def described(folder: str | Path, say: Say = lambda _: None) -> Mapping[str, Any
     meta = read_meta(Path(folder) / "run.json", say)
     for part in ("digests", "experiment", "model", "versions"):
         if not isinstance(meta.get(part), Mapping):
-            raise DataError(f"{Path(folder) / 'run.json'} says nothing of {part}; the run cannot be gone on with")
+            raise DataError(f"{Path(folder) / 'run.json'} says nothing of {part}; the run cannot be resumed")
     return meta
 
 

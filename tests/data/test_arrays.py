@@ -40,6 +40,17 @@ def test_labels_that_start_late_or_have_gaps_are_a_sentence(labels: list[int], n
     assert len(str(caught.value)) < 400
 
 
+def test_one_class_is_nothing_to_tell_apart() -> None:
+    with pytest.raises(DataError, match="all labels are 0"):
+        from_arrays(X, np.zeros(60, int))
+    assert from_arrays(X, np.zeros(60, int), classes=2).classes == 2
+
+
+def test_a_table_has_columns() -> None:
+    with pytest.raises(DataError, match="columns"):
+        from_arrays(X, Y, mean=[0.0], std=[1.0])
+
+
 @pytest.mark.parametrize("labels", [[1, 2], [0, 2, 5], [3]])
 def test_given_classes_make_gaps_legitimate(labels: list[int]) -> None:
     assert from_arrays(X, np.resize(labels, 60), classes=7).classes == 7

@@ -10,7 +10,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from fedalloy.deploy.commands import init_command
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init, with_cap
 from fedalloy.errors import UsageError
@@ -172,6 +174,7 @@ def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
         ({}, 1, "a federation has at least 2 sites"),
         ({"start": "model.safetensors"}, 3, "start names a file of this machine"),
         ({"data": {"name": "own.npz"}}, 3, 'write data.name = "sites"'),
+        ({"public": {"data": "own.npz", "samples": 20}}, 3, "public.data = 'own.npz' is a file that the sites do not"),
         ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, "those stay at the sites"),
         ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, "needs a common test set"),
     ],
@@ -207,6 +210,19 @@ def test_columns_of_numbers_need_constants_that_all_sites_use(change: dict[str, 
     with pytest.raises(UsageError, match=r"data\.(mean|std)"):
         init({**TINY, "data": data}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
+
+
+def test_as_many_names_as_classes_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.names has 3 names, but data\.classes = 2"):
+        init({**TINY, "data": {**COLUMNS, "names": ["a", "b", "c"]}}, tmp_path / "lab", 3)
+    assert not (tmp_path / "lab").exists()
+
+
+def test_an_override_is_no_experiment_file(tmp_path: Path) -> None:
+    words = ["data=tiny", "model=mlp", "--out", str(tmp_path / "lab"), "--sites", "3"]
+    refused = CliRunner().invoke(init_command, words)
+    assert isinstance(refused.exception, UsageError)
+    assert "needs an experiment file first" in str(refused.exception)
 
 
 @pytest.mark.parametrize("data", [COLUMNS, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])

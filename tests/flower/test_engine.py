@@ -68,7 +68,7 @@ def test_every_method_has_the_serial_engine_s_bits_and_costs(name, plain, federa
     assert before + after == notes
     assert json.dumps(views_on(first, method, state)) == json.dumps(views)
 
-    # Killed after the clients have acted in round 2, and gone on with from the checkpoint of round 1.
+    # Killed after the clients have acted in round 2, and resumed from the checkpoint of round 1.
     saved = tree.decode(kept)
     again = federation(memories={int(k): m for k, m in saved["memories"].items()})
     found, after, _ = played(method, again, folder, 2, State(1, saved["state"]))

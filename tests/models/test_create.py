@@ -92,3 +92,8 @@ def test_impossible_option(name, options, sentence):
 
 def test_numbers_of_an_array_are_welcome():
     assert create("mlp", classes=np.int64(10), channels=1, size=8).head[-1].out_features == 10
+
+
+@pytest.mark.parametrize("name", [name for name in models if name != "mlp"])
+def test_a_table_is_for_the_mlp(name):
+    refuse(name, f"the model '{name}' takes images; for a table write model = 'mlp'", channels=4, size=1)

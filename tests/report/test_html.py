@@ -160,6 +160,19 @@ def test_why_accuracies_are_unknown_is_said(make_run):
     assert "No client has test samples, so that AMP, FM and WLP are unknown; raise" in render([blind], title="")
 
 
+def test_a_private_deployment_is_not_evaluated_and_cannot_be_repeated(make_run):
+    unknown = [[float("nan"), float("nan")]]
+    run = make_run(experiment={"privacy": {"budget": 8.0}}, views={"oca": unknown})
+    for record in run.rounds:
+        record["noise"] = "secret"
+        record["views"]["oca"]["clients"]["size"] = [0, 0]
+    text = render([run], title="")
+    assert "Not evaluated at the sites, because of [privacy]." in text
+    assert "cannot be repeated bit for bit" in text
+    assert "give the same numbers" not in text
+    assert "give the same numbers" in render([make_run()], title="")
+
+
 def test_a_run_that_recorded_little_is_still_shown(make_run):
     run = make_run(clients={}, partition={}, model={}, versions={}, experiment={})
     assert "How the data was split" not in render([run], title="")

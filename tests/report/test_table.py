@@ -103,7 +103,7 @@ def test_no_cell_wraps_or_is_cut(make_row, width):
 def test_a_narrow_terminal_says_what_it_left_out(make_row):
     rows = [make_row(seed=s) for s in (0, 1)]
     lines, _ = drawn(comparison_table(rows, width=80), 80)
-    assert lines[-1].strip() == "Left out for want of width: Low 10 %, Test % and Round."
+    assert lines[-1].strip() == "Hidden, the terminal is too narrow: Low 10 %, Test % and Round."
     lines, _ = drawn(comparison_table(rows, width=120), 120)
     assert "Left out" not in "\n".join(lines)
 

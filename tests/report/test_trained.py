@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fedalloy.report.gains import gains
 from fedalloy.report.html import render
-from fedalloy.report.table import comparison_table
+from fedalloy.report.table import cells, comparison_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.results import Run, rows
@@ -78,6 +78,14 @@ def test_the_table_and_the_report_mark_it(make):
     page = render(runs, title="t")
     assert sentence in page
     assert "63.00 †" in page
+
+
+def test_what_is_marked_is_not_the_best(make):
+    runs = [make(label, [amp] * 8, balanced) for label, amp, balanced in (("a", 0.9, 0.18), ("b", 0.5, 0.6))]
+    runs.append(make("c", [0.4] * 8, 0.6))
+    assert kinds(runs) == {"a": "near chance"}
+    _, body = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
+    assert [line[2].best for line in body] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,8 @@ def _counted(name: str, labels: Array) -> int:
             f"data set '{name}': its labels are {listed(few)}, but classes are numbered from 0 without gaps; "
             f"{steps}{missing if found[0] >= 0 else ''}"
         )
+    if len(found) == 1:
+        raise DataError(f"data set '{name}': all labels are 0: there is nothing to tell apart")
     return max(2, len(found))
 
 

@@ -25,6 +25,7 @@ _FASHION_NAMES = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
+AGREED = "sites"  # the name of data that stays at the sites of a deployment
 _EMBEDDED = Path(__file__).with_name("embedded") / "fashion_mini.npz"
 
 
@@ -79,6 +80,8 @@ def reader(name: str) -> Callable[..., Dataset]:
     """What reads the data set of this name, or the file at this path; its keywords are the options of `load`."""
     if name.endswith(".npz"):
         return _user_file(Path(name))
+    if name == AGREED and name not in datasets:
+        raise UsageError(f"'{AGREED}' stands for data that only real sites hold; for a simulation name an .npz file")
     if name not in datasets and ("/" in name or Path(name).suffix):
         raise UsageError(
             f"there is no data set {name[:LONGEST]!r}, and a file of your own must be an .npz file; "

@@ -83,7 +83,8 @@ class Dataset:
             raise self._wrong("x_test and y_test must be given together or not at all")
         channels = self.x.shape[1]
         if len(self.mean) != channels or len(self.std) != channels:
-            raise self._wrong(f"mean and std need one number for each of its {channels} channels")
+            what = "columns" if self.x.shape[2:] == (1, 1) else "channels"
+            raise self._wrong(f"mean and std need one number for each of its {channels} {what}")
         if not np.isfinite(self.mean).all():
             raise self._wrong(f"every mean must be a finite number, but they are {self.mean}")
         if not all(LEAST_STD <= s < np.inf for s in self.std):

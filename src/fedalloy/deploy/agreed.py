@@ -19,10 +19,12 @@ import numpy as np
 
 from fedalloy.checked import shown
 from fedalloy.config import DataPart, check_options
+from fedalloy.data.catalogue import AGREED
 from fedalloy.data.samples import LEAST_STD, Dataset
 from fedalloy.errors import UsageError
 
-AGREED = "sites"
+__all__ = ["AGREED", "frame"]
+
 _DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # of images, whose pixels are on the scale [0, 1]
 
 
@@ -50,6 +52,9 @@ def frame(part: DataPart) -> Dataset:
             f"data.classes = {classes} and data.channels = {channels}: write what all sites have agreed on, "
             "for instance classes = 2 and channels = 1"
         )
+    names = options.get("names", ())
+    if names and len(names) != classes:
+        raise UsageError(f"data.names has {len(names)} names, but data.classes = {classes}; write one for each class")
     side = part.size or 1
     mean, std = (_each(options, key, channels, table=side == 1) for key in ("mean", "std"))
     return Dataset(
@@ -61,7 +66,7 @@ def frame(part: DataPart) -> Dataset:
         classes,
         mean,
         std,
-        options.get("names", ()),
+        names,
     )
 
 

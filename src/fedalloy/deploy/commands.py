@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedalloy.terminal import as_typed, load_plugins, resumable, say, screen, show, write_page
+from fedalloy.errors import UsageError
+from fedalloy.terminal import as_typed, load_plugins, parted, resumable, say, screen, show, write_page
 
 if TYPE_CHECKING:
     from fedalloy.deploy.folder import Deployment
@@ -37,6 +38,8 @@ def init_command(
     from fedalloy.deploy.agreed import AGREED
     from fedalloy.deploy.init import CAP, init
 
+    if parted(file, overrides)[0] is None:
+        raise UsageError(f"deploy init needs an experiment file first, and '{file}' is an override")
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
@@ -45,7 +48,7 @@ def init_command(
     if "cap" not in values.get("aggregation", {}):
         say(f"aggregation.cap = {CAP} was added: no site weighs more than that; write 1.0 to believe reported sizes")
     if own:
-        say("hand each site its folder over a safe way; it names its data in site.toml and runs start.sh")
+        say("hand each site its folder by a channel you trust; it names its data in site.toml and runs start.sh")
         say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
     else:
         say(f"rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")

@@ -101,6 +101,10 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
             f"data.name = '{exp.data.name}' is a file of this machine; write data.name = \"{AGREED}\" with classes, "
             "channels and size, and name each site's own file in its site.toml"
         )
+    if exp.public is not None and exp.public.data.endswith(".npz"):
+        raise UsageError(
+            f"public.data = '{exp.public.data}' is a file that the sites do not have; name a published data set"
+        )
     if not agreed and exp.partition.name != "natural" and exp.partition.clients != sites:
         raise UsageError(
             f"the experiment has {exp.partition.clients} clients and --sites is {sites}; write "

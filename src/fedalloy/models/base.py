@@ -109,6 +109,8 @@ def create(name: str, *, classes: int, channels: int, size: int, **options: Any)
         classes, channels, size = whole("classes", classes), whole("channels", channels), whole("size", size)
         return factory(classes=classes, channels=channels, size=size, **options)
     except UsageError as error:
+        if size == 1 and str(error).startswith("size=1 "):  # the samples of a table are images of one pixel
+            raise UsageError(f"the model '{name}' takes images; for a table write model = 'mlp'") from None
         raise UsageError(f"the model '{name}' cannot be built: {error}") from None
 
 

@@ -155,10 +155,11 @@ def skipped(runs: Sequence[Run]) -> list[str]:
 def skew(counts: Counts) -> str:
     """Say how unequal clients are: in size, in classes, in the share of their commonest class, in their mixtures.
 
-    >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n"))
+    >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n").replace(" (J", "\\n(J"))
     3 clients hold 10 to 30 training samples each (median 20).
     The median client has 2 of 3 classes, and 50 % of its samples are of one class.
-    Mixtures of classes stand 0.13 from the common one on average (Jensen-Shannon: 0 is alike, 1 is disjoint).
+    On average a client's class mixture differs from the overall one by 0.13
+    (Jensen-Shannon: 0 is alike, 1 is disjoint).
     """
     sizes = counts.sum(axis=1)
     mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
@@ -167,8 +168,8 @@ def skew(counts: Counts) -> str:
         f"{len(counts)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
         f"(median {np.median(sizes):,.0f}). The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
         f"{counts.shape[1]} classes, and {np.median(mixtures.max(axis=1)):.0%} of its samples are of one class. "
-        f"Mixtures of classes stand {distance.mean():.2f} from the common one on average (Jensen-Shannon: "
-        "0 is alike, 1 is disjoint)."
+        f"On average a client's class mixture differs from the overall one by {distance.mean():.2f} "
+        "(Jensen-Shannon: 0 is alike, 1 is disjoint)."
     ).replace("%", " %")
 
 

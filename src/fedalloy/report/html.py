@@ -15,6 +15,7 @@ from fedalloy import __version__, disclosure
 from fedalloy.differences import told_apart, unequal
 from fedalloy.errors import DataError, StorageError
 from fedalloy.files import write_atomically
+from fedalloy.privacy import SECRET
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
 from fedalloy.report.gains import Gains, gains, leading
@@ -105,7 +106,11 @@ def render(
     )
     page = environment.get_template("template.html.j2").render(
         title=title,
-        verdict=verdict(table, names=names, clients=found, doubts=doubted),
+        verdict=(
+            "Not evaluated at the sites, because of [privacy]."
+            if all(map(facts.is_unevaluated, runs))
+            else verdict(table, names=names, clients=found, doubts=doubted)
+        ),
         setting=facts.setting(runs),
         warnings=[*told(doubted), *facts.warnings(runs), *warnings],
         selection=selection,
@@ -126,6 +131,7 @@ def render(
         times=[facts.times(group) for group in groups],
         experiments=[(group[0].label, facts.experiment(group)) for group in groups],
         versions=facts.versions(runs),
+        secret=any(record.get("noise") == SECRET for run in runs for record in run.rounds),
         command=command,
         version=__version__,
     )

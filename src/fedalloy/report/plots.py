@@ -53,7 +53,7 @@ def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = 
 
 @styled
 def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
-    """AMP against the bytes sent so far; a method that sends nothing is a level line."""
+    """AMP against the bytes sent so far; a method that sends nothing is a horizontal line."""
     series = [entry for one in series_of(runs) if len((entry := (one, *_bought(one)))[1])]
     figure, axes = canvas(
         width, 3.6 if width >= WIDE else 3.0, [one for one, *_ in series], xlabel="Sent so far, both ways (log scale)"
@@ -142,7 +142,7 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
 def _drawn_to(
     last: float, one: Series, rounds: Floats, mean: Floats, std: Floats
 ) -> tuple[Series, Floats, Floats, Floats]:
-    """What one round reached, as a level line to the last round of the others."""
+    """What one round reached, as a horizontal line to the last round of the others."""
     if last == rounds[0]:
         return one, rounds, mean, std
     return one, np.array([rounds[0], last]), mean.repeat(2), std.repeat(2)

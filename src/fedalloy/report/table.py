@@ -127,7 +127,7 @@ def comparison_table(
         table.add_row(*texts)
     if dropped:
         shown = [heading for heading in headings if heading in dropped]
-        table.caption = Text(f"Left out for want of width: {listed(shown)}.", style="dim")
+        table.caption = Text(f"Hidden, the terminal is too narrow: {listed(shown)}.", style="dim")
     return table
 
 
@@ -176,17 +176,12 @@ def cells(
         for line in lines
     ]
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
-    contenders = [
-        i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and kinds[i] != "one class"
-    ]
-    marked = any(kind and MARKS[kind] for kind in kinds)
+    marks = [MARKS[kind] if kind else "" for kind in kinds]
+    contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
     for column in MEASURES:
         texts = [column.write(line, rows) for line in lines]
-        if column.metric == "amp" and marked:  # without a mark, two blanks, so that figures stay below each other
-            texts = [
-                f"{text} {MARKS[kind] if kind else ''}".ljust(len(text) + 2)
-                for text, kind in zip(texts, kinds, strict=True)
-            ]
+        if column.metric == "amp" and any(marks):  # without a mark, two blanks, so that figures stay below each other
+            texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
         asked = column.metric in ("amp", "fm", "wlp") or (column.heading == TO_TARGET and targets)
         if all(text == MISSING for text in texts) and not asked:
             continue
