@@ -174,7 +174,8 @@ def test_too_few_rounds_to_tell(make):
 
 
 @pytest.mark.parametrize(
-    ("last", "every", "advice"), [(6, 3, "rounds = 24 or more"), (50, 25, "evaluate_every = 6"), (8, 4, "evaluate_every = 1")]
+    ("last", "every", "advice"),
+    [(6, 3, "rounds = 24 or more"), (50, 25, "evaluate_every = 6"), (8, 4, "evaluate_every = 1")],
 )
 def test_the_advice_for_more_evaluated_rounds(make, last, every, advice):
     run = make("fedavg", FLAT[:2])

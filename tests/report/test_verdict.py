@@ -154,8 +154,8 @@ def test_federating_pays_for_some_only(judge):
 def test_clear_losers_are_named_where_the_mean_says_nothing(judge):
     # 20 samples each: one standard error is 10.6 points for client 2 and 6.4 points for three of them together.
     assert judge(Local=[0.5, 0.5, 0.5], KnFu=[0.7, 0.7, 0.15], samples=20) == (
-        "Federating is not for everybody: KnFu leads local training by 1.7 points of AMP (less than two standard errors "
-        "of the test); of 3 clients, 2 gain (none clearly) and 1 loses; client 2 clearly loses 35.0 points."
+        "Federating is not for everybody: KnFu leads local training by 1.7 points of AMP (less than two standard "
+        "errors of the test); of 3 clients, 2 gain (none clearly) and 1 loses; client 2 clearly loses 35.0 points."
     )
 
 

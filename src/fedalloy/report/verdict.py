@@ -25,8 +25,8 @@ def verdict(
     With the gains of clients (`gains(runs)`) it begins with whether to federate, and for how many clients that pays.
     Where a bound was not run the sentence does without it; of the two kinds of local training the better one counts,
     and without the converged one it is said that clients may reach more alone. `names` gives the registered method of
-    each label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the leader,
-    local training, or, before anybody is advised against federating, any federated method.
+    each label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the
+    leader, local training, or, before anybody is advised against federating, any federated method.
 
     >>> verdict([])
     'There is no measured run to compare.'
