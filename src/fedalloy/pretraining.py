@@ -93,7 +93,7 @@ def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out:
         return patience
     steps = me.work.steps_for(n=len(part), mean_size=len(part)) if me.work.work == "epochs" else me.steps
     some = replace(me, train=part, steps=steps)
-    weights = params(me.build())
+    weights: Tree = params(me.build())
     trials: list[float] = []
     while not trials or len(trials) - (1 + trials.index(max(trials))) < patience:
         weights = train(replace(some, round=len(trials) + 1), weights)
