@@ -491,7 +491,7 @@ def test_a_run_ends_early_and_a_resumed_one_at_the_same_round(
 
 
 def test_a_method_that_does_all_in_one_round_ends_its_run(tmp_path: Path) -> None:
-    words = ("rounds=10", "evaluate_every=5", "method=local-converged", "method.epochs=3")
+    words = ("rounds=10", "evaluate_every=5", "method=local-converged", "method.patience=2")
     run = simulate(tiny(*words), tmp_path / "once")
     assert (len(run.rounds), run.meta["stopped_by"]) == (1, "method")
     assert run.views == ("personal",)  # though its round is not one of those that are evaluated

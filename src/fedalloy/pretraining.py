@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -12,6 +13,9 @@ from torch import nn
 from fedalloy.core import Client
 from fedalloy.data.samples import Samples
 from fedalloy.training import Loss, fit, load, params, predict
+from fedalloy.tree import Tree
+
+Round = Callable[[Client, Tree], Tree]  # one round of local work: the weights after it
 
 
 def train_until_converged(
@@ -72,39 +76,32 @@ def train_until_converged(
     return epoch if epochs else 0
 
 
-def epochs_until_converged(
-    net: nn.Module, me: Client, loss: Loss, *, epochs: int, patience: int, held_out: float, stage: str = "converging"
-) -> int:
-    """Train on a part of the client's own samples until the rest is answered no better, and say how long to train.
+def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out: float) -> int:
+    """Train on a part of the client's own samples until the rest is answered no better, and say how many rounds to do.
 
-    A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
-    Training stops when `patience` epochs in a row were no better than the best one: by the accuracy on the held-out
-    samples, and between equal accuracies by their loss. At most `epochs` epochs are trained; where there are too few
-    samples to hold one out, that is the answer. Optimiser and trials are as in `train_until_converged`.
+    `train(me, weights)` is one round of local work. A share `held_out` of the samples, rounded down and drawn at
+    random, is not trained on; no test set is touched. Training stops when the accuracy on them has not exceeded the
+    best for `patience` rounds in a row. That comes to an end without a limit, because an accuracy on n samples has
+    n + 1 values and cannot rise more than n times. Trials on held-out samples are not counted as passes.
 
-    The answer is the last epoch whose accuracy is within one standard error of the best. On the few samples that a
-    client can hold out the best epoch itself is a matter of luck, and mostly too early a one.
+    The answer is the last round whose accuracy is within one standard error of the best. On the few samples that a
+    client can hold out the best round itself is a matter of luck, and mostly too early a one. Where there are too few
+    samples to hold one out, the answer is `patience`.
     """
-    part, aside = _held_out(me.train, held_out, me.rng(f"{stage}/held out"))
+    part, aside = _held_out(me.train, held_out, me.rng("converging/held out"))
     if len(aside) == 0:
-        return epochs
-    me = one_epoch(me)
-    steps = me.work.steps_for(n=len(part), mean_size=len(part))
-    optimiser = me.work.optimiser_for(net, round=1)
-    trials: list[tuple[float, float]] = []
-    for epoch in range(1, epochs + 1):
-        fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
-        trials.append(_trial(net, me, aside))
-        if epoch - (1 + trials.index(max(trials))) >= patience:
-            break
-    best, _ = max(trials)
+        return patience
+    steps = me.work.steps_for(n=len(part), mean_size=len(part)) if me.work.work == "epochs" else me.steps
+    some = replace(me, train=part, steps=steps)
+    weights: Tree = params(me.build())
+    trials: list[float] = []
+    while not trials or len(trials) - (1 + trials.index(max(trials))) < patience:
+        weights = train(replace(some, round=len(trials) + 1), weights)
+        accuracy, _ = _trial(me.net(weights), me, aside)
+        trials.append(accuracy)
+    best = max(trials)
     error = math.sqrt(best * (1 - best) / len(aside))
-    return max(epoch for epoch, (accuracy, _) in enumerate(trials, start=1) if accuracy >= best - error)
-
-
-def one_epoch(me: Client) -> Client:
-    """The client with local work of one pass over the samples, whatever the experiment says of rounds."""
-    return replace(me, work=replace(me.work, work="epochs", epochs=1, drop_last=False))
+    return max(round for round, accuracy in enumerate(trials, start=1) if accuracy >= best - error)
 
 
 def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[Samples, Samples]:

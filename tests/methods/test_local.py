@@ -103,50 +103,65 @@ def test_a_negative_second_phase_is_refused():
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Let the trials after each epoch have these accuracies and negative losses."""
+    """Let the trials after each round of local work have these accuracies."""
 
-    def script(*trials):
-        left = list(trials)
-        monkeypatch.setattr(pretraining, "_trial", lambda net, me, aside: left.pop(0))
+    def script(*accuracies):
+        left = list(accuracies)
+        monkeypatch.setattr(pretraining, "_trial", lambda net, me, aside: (left.pop(0), 0.0))
         return left
 
     return script
 
 
-def test_it_trains_on_all_samples_up_to_the_last_epoch_as_good_as_the_best(small_setting, small, play, scripted):
+@pytest.mark.parametrize(
+    ("work", "searched", "retrained"),
+    [
+        ({"epochs": 2}, 6, 10),  # 10 samples make 3 batches of 4 or fewer, 20 make 5
+        ({"work": "fixed_steps", "steps": 7}, 7, 7),
+        ({"work": "equal_steps", "epochs": 2}, 10, 10),
+    ],
+)
+def test_it_is_local_training_up_to_the_last_round_as_good_as_the_best(
+    work, searched, retrained, small_setting, small, play, scripted
+):
     # Ten of twenty samples are held out: one standard error of 0.6 is sqrt(0.24 / 10) = 0.155.
-    left = scripted((0.3, 0), (0.6, 0), (0.5, 0), (0.4, 0), (0.6, -1), (0.6, 0))
-    setting = small_setting([20], work=WORK, seed=5)
+    left = scripted(0.3, 0.6, 0.5, 0.4, 0.6, 0.6)
+    work = LocalWork(batch=4, momentum=0.9, lr_decay=0.9, **work)
+    setting = small_setting([20], networks=[lambda: small(batch_norm=True, dropout=0.5)], work=work, seed=5)
     played = play(LocalConverged(patience=3, held_out=0.5), setting, 1)
-    assert len(left) == 1  # epoch 2 was the best; 3, 4 and 5 were no better, and 5 is the last within the error
-    # 10 samples make 3 batches of 4 or fewer, 20 make 5.
-    assert played.rounds[0].ledger.clients.steps == 5 * 3 + 5 * 5
-    net = initial(small, 5)
-    plain_sgd(net, setting.sites[0].train, 5, 1, 0, stage="converged", steps=5 * 5)
-    model = played.engine.memories[0]["model"]
-    assert all(torch.allclose(model[n], p, rtol=0, atol=1e-6) for n, p in net.named_parameters())
+    assert len(left) == 1  # round 2 was the best; 3, 4 and 5 were no better, and 5 is the last within the error
+    assert played.rounds[0].ledger.clients.steps == 5 * (searched + retrained)
+    assert equal(played.engine.memories[0], play(Local(), setting, 5).engine.memories[0])
 
 
-def test_an_epoch_that_is_clearly_worse_is_not_gone_to(small_setting, play, scripted):
-    scripted((0.3, 0), (0.9, 0), (0.5, 0), (0.4, 0))
+def test_a_round_that_is_clearly_worse_is_left_out(small_setting, play, scripted):
+    scripted(0.3, 0.9, 0.5, 0.4)
     played = play(LocalConverged(patience=2, held_out=0.5), small_setting([20], work=WORK), 1)
     assert played.rounds[0].ledger.clients.steps == 4 * 3 + 2 * 5
 
 
-def test_a_client_that_can_hold_nothing_out_trains_for_all_epochs(small_setting, play):
-    played = play(LocalConverged(epochs=7, held_out=0.2), small_setting([4], work=WORK), 1)
+def test_it_trains_on_as_long_as_it_helps(small_setting, play, scripted):
+    scripted(*(0.001 * t for t in range(150)), *[0.149] * 2)
+    played = play(LocalConverged(patience=2, held_out=0.5), small_setting([20], work=WORK), 1)
+    assert played.rounds[0].ledger.clients.steps == 152 * (3 + 5)
+
+
+def test_a_client_that_can_hold_nothing_out_trains_for_as_many_rounds_as_it_has_patience(small_setting, play):
+    setting = small_setting([4], work=WORK)
+    played = play(LocalConverged(patience=7, held_out=0.2), setting, 1)
     assert played.rounds[0].ledger.clients.steps == 7
+    assert equal(played.engine.memories[0], play(Local(), setting, 7).engine.memories[0])
 
 
 def test_all_clients_train_once_whoever_takes_part(small_setting, play):
     setting = small_setting([10, 12, 7], work=WORK, participation=Participation(policy="trace", trace=[[1], [2]]))
-    played = play(LocalConverged(epochs=2), setting, 2)
+    played = play(LocalConverged(patience=2), setting, 2)
     assert sorted(played.engine.memories) == [0, 1, 2]
     assert [r.ledger.clients.steps > 0 for r in played.rounds] == [True, False]
     assert all(sum(r.ledger.down.values()) + sum(r.ledger.up.values()) == 0 for r in played.rounds)
 
 
-@pytest.mark.parametrize(("option", "value"), [("epochs", 0), ("patience", 0), ("held_out", 0.0), ("held_out", 1.0)])
+@pytest.mark.parametrize(("option", "value"), [("patience", 0), ("held_out", 0.0), ("held_out", 1.0)])
 def test_options_out_of_range_are_refused(option, value):
     with pytest.raises(UsageError, match=rf"local-converged\.{option} = {value}"):
         LocalConverged(**{option: value})

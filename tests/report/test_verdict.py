@@ -143,11 +143,19 @@ def test_do_not_federate(judge):
 def test_federating_pays_for_some_only(judge):
     assert judge(Local=[0.5] * 4, KnFu=[0.9, 0.6, 0.4, 0.4]) == (
         "Federating pays for some clients only: KnFu leads local training by 7.5 points of AMP; "
-        "of 4 clients, 2 gain and 2 lose."
+        "of 4 clients, 2 gain and 2 lose; clients 2 and 3 clearly lose up to 10.0 points."
     )
     assert judge(Local=[0.5] * 3, KnFu=[0.6, 0.6, 0.1]) == (
         "Federating pays for some clients only: local training stays 6.7 points of AMP above the best federated "
-        "method, KnFu; of 3 clients, 2 gain and 1 loses."
+        "method, KnFu; of 3 clients, 2 gain and 1 loses; client 2 clearly loses 40.0 points."
+    )
+
+
+def test_clear_losers_are_named_where_the_mean_says_nothing(judge):
+    # 20 samples each: one standard error is 10.6 points for client 2 and 6.4 points for three of them together.
+    assert judge(Local=[0.5, 0.5, 0.5], KnFu=[0.7, 0.7, 0.15], samples=20) == (
+        "Federating is not for everybody: KnFu leads local training by 1.7 points of AMP (less than two standard "
+        "errors of the test); of 3 clients, 2 gain (none clearly) and 1 loses; client 2 clearly loses 35.0 points."
     )
 
 

@@ -8,7 +8,7 @@ from fedalloy.core import Card, Client, Federation, Message, Method, Reply, Stat
 from fedalloy.errors import UsageError
 from fedalloy.gate import Contract
 from fedalloy.losses import ce
-from fedalloy.pretraining import epochs_until_converged, one_epoch
+from fedalloy.pretraining import rounds_until_converged
 from fedalloy.training import fit, params
 from fedalloy.tree import Tree
 
@@ -95,7 +95,7 @@ class Local(Alone):
         any_network=True,
         remembers="its model",
         once=True,
-        quick={"epochs": 3, "patience": 2},
+        quick={"patience": 2},
     ),
 )
 class LocalConverged(Alone):
@@ -104,11 +104,14 @@ class LocalConverged(Alone):
     All clients train in round 1, whoever takes part in rounds, and the run ends with it: it depends on split and seed
     only, not on `rounds` or `participation`.
 
-    A client first holds out the share `held_out` of its training samples and trains on the others until `patience`
-    epochs in a row answer them no better, or for `epochs` epochs. Then it starts again and trains on all of its samples
-    up to the last epoch that was as good as the best one, within a standard error, so that holding out costs it no
-    data. Both trainings are counted in its costs. A client with fewer than 1 / `held_out` samples trains for `epochs`
-    epochs. Optimiser, learning rate (that of round 1) and batch size are those of `[training]`.
+    A round of local work is that of `local`, with the same optimiser, learning rates and order of batches. A client
+    first holds out the share `held_out` of its training samples and trains on the others until `patience` rounds of
+    local work in a row answer them no better. Then it starts again and trains on all of its samples, up to the last
+    round that was as good as the best one within a standard error, so that holding out costs it no data: what it then
+    has is what `local` has after so many rounds with everybody taking part. Both trainings are counted in its costs.
+
+    There is no limit on rounds, and none is needed: the accuracy on n held-out samples cannot rise more than n times.
+    A client with fewer than 1 / `held_out` samples trains for `patience` rounds.
 
     >>> LocalConverged(held_out=0.0)
     Traceback (most recent call last):
@@ -116,15 +119,13 @@ class LocalConverged(Alone):
     fedalloy.errors.UsageError: local-converged.held_out = 0.0 must lie between 0 and 1; 0.2 means a fifth
     """
 
-    epochs: int = 100
-    patience: int = 30
+    patience: int = 20
     held_out: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{self.name}.{name} = {getattr(self, name)} must be 1 or more")
+        if self.patience < 1:
+            raise UsageError(f"{self.name}.patience = {self.patience} must be 1 or more")
         if not 0 < self.held_out < 1:
             raise UsageError(f"{self.name}.held_out = {self.held_out} must lie between 0 and 1; 0.2 means a fifth")
 
@@ -135,15 +136,17 @@ class LocalConverged(Alone):
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
-        """Find out how many epochs the client's own samples bear, then train on all of them for so many."""
+        """Find out how many rounds the client's own samples bear, then train on all of them for so many."""
         if me.memory:
             return reply()
-        net = me.build()
-        found = epochs_until_converged(
-            net, me, lambda x, y: ce(net(x), y), epochs=self.epochs, patience=self.patience, held_out=self.held_out
-        )
-        again, each = me.build(), one_epoch(me)
-        steps = found * each.work.steps_for(n=me.n, mean_size=me.n)
-        optimiser = me.work.optimiser_for(again, round=1)
-        fit(again, each, lambda x, y: ce(again(x), y), stage="converged", steps=steps, optimiser=optimiser)
-        return reply(keep={"model": params(again)})
+        model: Tree = params(me.build())
+        for t in range(1, 1 + rounds_until_converged(me, work_alone, patience=self.patience, held_out=self.held_out)):
+            model = work_alone(replace(me, round=t), model)
+        return reply(keep={"model": model})
+
+
+def work_alone(me: Client, weights: Tree) -> Tree:
+    """The client's own model after one more round of local work."""
+    net = me.net(weights)
+    fit(net, me, lambda x, y: ce(net(x), y))
+    return params(net)

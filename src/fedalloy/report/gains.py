@@ -15,8 +15,8 @@ from fedalloy.results import STAGES, CombinedRow, Run, Selection, combine, gain_
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
 BOUNDS = (CONVERGED, EQUAL, POOLED)
-# What gains are counted from: a registered method, its view. Of the two kinds of local training the first that was run
-# counts: what a client reaches alone is what it has without federating.
+# What gains are counted from: a registered method, its view. Of the two kinds of local training the better one counts:
+# the best that a client reaches alone is what it has without federating.
 REFERENCES = ((CONVERGED, "personal"), (EQUAL, "personal"), ("fedavg", "aca"))
 CLEARLY = 2  # standard errors
 
@@ -42,6 +42,7 @@ class Gains:
     seeds: int
     splits: int  # how many splits of the data these clients are of
     total_error: float  # one standard error of the gain over all tests together
+    generators: bool  # whether the method passed through generators, which FLOPs leave out
 
     @property
     def gaining(self) -> list[int]:
@@ -79,8 +80,8 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
             rivals.setdefault(line.label, line)
     best = {(registered[line.label], line.view): line for line in reversed(ranked)}
     references = {name: best[name, view] for name, view in REFERENCES if (name, view) in best}
-    if CONVERGED in references:
-        references.pop(EQUAL, None)
+    if CONVERGED in references and EQUAL in references:
+        references.pop(EQUAL if amp(references[CONVERGED]) >= amp(references[EQUAL]) else CONVERGED)
     found = []
     for line in rivals.values():
         for over, reference in references.items():
@@ -89,7 +90,8 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
             seeds = _seeds(runs, line, reference)
             if any(np.isfinite(seed.gain).any() for seed in seeds):
                 names = shown[line.label, line.view], over, shown[reference.label, reference.view]
-                found.append(_over_seeds(seeds, line, *names))
+                generators = any(_has_generators(run) for run in runs if run.label == line.label)
+                found.append(_over_seeds(seeds, line, *names, generators))
     return found
 
 
@@ -162,7 +164,13 @@ def _digest(run: Run, part: str) -> object:
     return run.meta.get("digests", {}).get(part)
 
 
-def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str, reference: str) -> Gains:
+def _has_generators(run: Run) -> bool:
+    return any(record.get("passes", {}).get("generator_forward") for record in run.rounds)
+
+
+def _over_seeds(
+    seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str, reference: str, generators: bool
+) -> Gains:
     splits: dict[str, list[_Seed]] = {}
     for seed in seeds:
         splits.setdefault(seed.split, []).append(seed)
@@ -196,6 +204,7 @@ def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str,
         seeds=len(seeds),
         splits=len(splits),
         total_error=float(np.mean([seed.total_error for seed in seeds])) * 100,
+        generators=generators,
     )
 
 

@@ -17,6 +17,7 @@ from fedalloy.results import Run, Selection
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}
 
+NOTHING = 0.02  # of balanced accuracy above chance, at most, is no sign of learning, however small the test
 LEARNED = 0.1  # of the way from chance to always right; a balanced accuracy below that is near chance
 LEAST = 8  # evaluated rounds, below which nothing is said about the curve
 RISE = 0.01  # of AMP, from one quarter of the rounds to the next
@@ -44,11 +45,12 @@ Doubts = Mapping[tuple[str, str], Doubt]  # by label and view
 def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str, str], Doubt]:
     """The views that cannot be judged, and why; runs of several seeds are averaged first.
 
-    * "one class": the balanced accuracy is at most two standard errors above that of a model that always gives the
-      same answer, 1 / classes.
-    * "near chance": it has come less than a tenth of the way from there to 1.
+    * "one class": the balanced accuracy is at most two standard errors, and at most two points, above that of a model
+      that always gives the same answer, 1 / classes.
+    * "near chance": it is at most two standard errors above that, or has come less than a tenth of the way to 1.
     * "rising": the mean AMP of the last quarter of the evaluated rounds exceeds that of the quarter before by more than
-      one point, and by more than two standard errors of the difference.
+      one point, by more than two standard errors of the difference as the rounds scatter, and by more than one standard
+      error of the test.
     * "few rounds": there are fewer than eight evaluated rounds, too few for that.
 
     The last two do not apply to a method that does all its work in one round.
@@ -67,8 +69,19 @@ def told(found: Doubts) -> list[str]:
         if MARKS[doubt.kind]:
             sentences.setdefault((doubt.kind, doubt.advice), []).append(doubt)
     return [
-        f"{MARKS[kind]} {listed([f'{one.name} {one.reason}' for one in several])}{f'; {advice}' if advice else ''}."
+        f"{MARKS[kind]} {listed(_together(several))}{f'; {advice}' if advice else ''}."
         for (kind, advice), several in sentences.items()
+    ]
+
+
+def _together(several: Sequence[Doubt]) -> list[str]:
+    """Names with their reasons; those that share a reason share it here too."""
+    reasons: dict[str, list[str]] = {}
+    for one in several:
+        reasons.setdefault(one.reason, []).append(one.name)
+    return [
+        f"{first}{f', like {listed(others)},' if others else ''} {reason}"
+        for reason, (first, *others) in reasons.items()
     ]
 
 
@@ -77,10 +90,11 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
     more = f"write rounds = {2 * max(run.rounds[-1]['round'] for run in one.runs)} or more"
     if balanced is not None and chance is not None:
         figure = f"a balanced accuracy of {number(100 * balanced, 1)} %"
-        if balanced <= chance + CLEARLY * math.sqrt(chance * (1 - chance) / max(tests, 1)):
+        noise = CLEARLY * math.sqrt(chance * (1 - chance) / max(tests, 1))
+        if balanced <= chance + min(noise, NOTHING):
             same = f"always the same answer would have {number(100 * chance, 1)} %"
             return Doubt("one class", one.name, f"tells no classes apart ({figure}, where {same})")
-        if balanced < chance + LEARNED * (1 - chance):
+        if balanced <= chance + noise or balanced < chance + LEARNED * (1 - chance):
             reason = f"is not trained yet ({figure}, where chance is {number(100 * chance, 1)} %)"
             return Doubt("near chance", one.name, reason, more)
     if one.level:
@@ -89,8 +103,8 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
     if len(rounds) < LEAST:
         several = f"{len(rounds)} round{'' if len(rounds) == 1 else 's'}"
         reason = f"was evaluated in {several}, too few to tell whether it is trained"
-        return Doubt("few rounds", one.name, reason, f"{LEAST} are needed")
-    rise = _rise(amps)
+        return Doubt("few rounds", one.name, reason, _more_evaluations(one))
+    rise = _rise(amps, tests)
     if rise is not None:
         reason = (
             f"is not trained yet (its AMP rose by {number(100 * rise, 1)} points in the last quarter of the rounds)"
@@ -99,17 +113,26 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
     return None
 
 
-def _rise(curve: Floats) -> float | None:
+def _more_evaluations(one: Series) -> str:
+    """What to write for enough evaluated rounds."""
+    last = max(run.rounds[-1]["round"] for run in one.runs)
+    if last >= LEAST:
+        return f"write evaluate_every = {last // LEAST}"
+    return f"write rounds = {LEAST * one.runs[0].meta.get('experiment', {}).get('evaluate_every', 1)} or more"
+
+
+def _rise(curve: Floats, tests: int) -> float | None:
     """By how much the last quarter of a curve exceeds the quarter before, if that is more than noise.
 
-    >>> _rise(np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.6, 0.6])), _rise(np.full(8, 0.5))
+    >>> _rise(np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.6, 0.6]), 100), _rise(np.full(8, 0.5), 100)
     (0.1, None)
     """
     size = len(curve) // 4
     before, last = curve[-2 * size : -size], curve[-size:]
     rise = round(float(last.mean() - before.mean()), 9)
     noise = math.sqrt((last.var(ddof=1) + before.var(ddof=1)) / size)
-    return rise if rise > max(RISE, CLEARLY * noise) else None
+    level = float(last.mean())
+    return rise if rise > max(RISE, CLEARLY * noise, math.sqrt(level * (1 - level) / max(tests, 1))) else None
 
 
 def _balanced(one: Series, selection: Selection) -> float | None:

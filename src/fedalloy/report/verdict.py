@@ -23,10 +23,10 @@ def verdict(
     """Say which method leads, by how much over local training, and how near it comes to training on pooled data.
 
     With the gains of clients (`gains(runs)`) it begins with whether to federate, and for how many clients that pays.
-    Where a bound was not run the sentence does without it; of the two kinds of local training the converged one
-    counts, and otherwise it is said that clients may reach more alone. `names` gives the registered method of each
-    label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the leader,
-    local training, or, before anybody is advised against federating, any federated method.
+    Where a bound was not run the sentence does without it; of the two kinds of local training the better one counts,
+    and without the converged one it is said that clients may reach more alone. `names` gives the registered method of
+    each label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the
+    leader, local training, or, before anybody is advised against federating, any federated method.
 
     >>> verdict([])
     'There is no measured run to compare.'
@@ -36,7 +36,7 @@ def verdict(
     lines = [line for line in lines if line.selection == lines[0].selection and line.columns["amp"].mean is not None]
     shown = series_names((line.label, line.view) for line in lines)
     bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
-    local, pooled = bounds[CONVERGED] or bounds[EQUAL], bounds[POOLED]
+    local, pooled = _top([line for line in (bounds[CONVERGED], bounds[EQUAL]) if line is not None]), bounds[POOLED]
     rivals = [line for line in lines if role(line.label, names) not in BOUNDS and line.view not in STAGES]
     leader = _top(rivals)
     if leader is None:
@@ -52,7 +52,7 @@ def verdict(
         opening = f"{name} {'reaches' if others is None else 'leads with'} {_percent(leader)} AMP{ahead}"
         told = f"{opening}{_beside(leader, pooled)}"
         return _withheld([leader], doubts, told) or f"{told}."
-    over = CONVERGED if bounds[CONVERGED] else EQUAL
+    over = CONVERGED if local is bounds[CONVERGED] else EQUAL
     own = next((one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, over)), None)
     doubt = _doubt(leader, local, own)
     lead = 0.0 if doubt else float(number(amp(leader) - amp(local), 1))
@@ -62,7 +62,16 @@ def verdict(
     withheld = _withheld(judged, doubts, told)
     if withheld:
         return withheld
-    return f"{told if own is None else _for_clients(own, told, lead)}. {_basis(over, name, leader, local)}"
+    if over == CONVERGED:
+        basis = f"Local training ran until it converged{_cost(name, leader, local, own)}"
+    elif bounds[CONVERGED]:
+        basis = f"Local training had the same rounds as the federated methods; {CONVERGED} did no better"
+    else:
+        basis = (
+            "Local training had the same rounds as the federated methods, which may not be all that a client can "
+            f"reach alone; add {CONVERGED} to the comparison"
+        )
+    return f"{told if own is None else _for_clients(own, told, lead)}. {basis}."
 
 
 def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
@@ -74,14 +83,13 @@ def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
     return f"No verdict: {doubt.sentence}.{so_far}"
 
 
-def _basis(over: str, name: str, leader: CombinedRow, local: CombinedRow) -> str:
-    """Which local training the verdict rests on."""
-    if over == EQUAL:
-        had = "Local training had the same rounds, which may not be all that a client can reach alone"
-        return f"{had}; add {CONVERGED} to the comparison."
+def _cost(name: str, leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
+    """What local training computed, compared with the leader."""
     spent, other = (line.columns["flops"].mean for line in (local, leader))
-    cost = f", with {spent / other:.2g} times the computation of {name}" if spent and other else ""
-    return f"Local training ran until it converged{cost}."
+    if not spent or not other:
+        return ""
+    aside = " (generators not counted)" if own is not None and own.generators else ""
+    return f", with {spent / other:.2g} times the computation of {name}{aside}"
 
 
 def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:
@@ -104,20 +112,25 @@ def _for_clients(own: Gains, told: str, lead: float) -> str:
     if lead < 0 and len(lose) > len(own.points) / 2:
         opening = f"Do not federate: local training is better for {len(lose)} of {clients}{_clearly(own, lose)}"
         return f"{opening} and {told.removeprefix('Local training ')}; {_others(own, gain, 'gain')}"
-    opening = "Federating pays for some clients only" if lead else "Federating makes no clear difference"
+    losers = [k for k in lose if own.clear[k]]
+    if lead:
+        opening = "Federating pays for some clients only"
+    else:
+        opening = "Federating is not for everybody" if losers else "Federating makes no clear difference"
     parts = [f"{_do(len(side), verb)}{_clearly(own, side)}" for side, verb in ((gain, "gain"), (lose, "lose"))]
-    return f"{opening}: {_within(told)}; of {clients}, {parts[0]} and {parts[1]}"
+    hurt = f"; {_others(own, losers, 'lose', 'clearly ')}" if losers else ""
+    return f"{opening}: {_within(told)}; of {clients}, {parts[0]} and {parts[1]}{hurt}"
 
 
-def _others(own: Gains, side: Sequence[int], verb: str) -> str:
+def _others(own: Gains, side: Sequence[int], verb: str, how: str = "") -> str:
     """Those for whom it is the other way; the one who gains or loses most stands first in `side`."""
     if not side:
         return f"no client {verb}s"
     most = f"{_named(abs(own.points[side[0]]))}{_clearly(own, side)}"
     if len(side) == 1:
-        return f"client {own.clients[side[0]]} {verb}s {most}"
+        return f"client {own.clients[side[0]]} {how}{verb}s {most}"
     who = f"clients {listed([own.clients[k] for k in sorted(side)])}" if len(side) <= NAMED else f"{len(side)} clients"
-    return f"{who} {verb} up to {most}"
+    return f"{who} {how}{verb} up to {most}"
 
 
 def _do(count: int, verb: str) -> str:
