@@ -186,7 +186,7 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "Finite poison: negative variances, impossible counters, networks far from what was sent or from the others",
+            "Finite poison: negative variances, impossible counters, networks far from what was sent or the others",
             "It is set aside with a reason, and the round is what it is without that client.",
             (
                 "chaos/replies.py",

@@ -49,7 +49,7 @@ MODEL = {"w": torch.zeros(2, 3), "steps": torch.tensor(4)}
         ({"w": torch.ones(2, 3).double(), "steps": torch.tensor(9)}, "w is float64, not float32"),
         ({"w": torch.ones(2, 3), "steps": torch.tensor(9.0)}, "steps is float32, not int64"),
         ({"w": torch.ones(2, 3)}, "has other names than it should ('steps' is missing)"),
-        ({**MODEL, "backdoor": torch.ones(1)}, "has other names than it should ('backdoor' is too much)"),
+        ({**MODEL, "backdoor": torch.ones(1)}, "has other names than it should (unexpected 'backdoor')"),
         ({"w": {"w": torch.ones(2, 3)}, "steps": torch.tensor(9)}, "w is a dict, not a tensor"),
         (torch.ones(2, 3), "is a Tensor, not a table"),
         ("model", "is a str, not a table"),

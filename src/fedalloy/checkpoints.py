@@ -85,7 +85,7 @@ class Checkpoints:
         about: Mapping[str, Any] | None = None,
         trusted: Generation | None = None,
     ) -> None:
-        """Make a round durable, with what else the manifest shall say; after this, a crash loses nothing of it."""
+        """Make a round durable, with what else the manifest is to say; after this, a crash loses nothing of it."""
         now = pieces_of(state, memories)
         earlier = None if trusted is None else Earlier.of(trusted, now)
         if earlier is not None:

@@ -395,7 +395,7 @@ def _difference(value: Mapping[str, Any], example: Mapping[str, Any]) -> str:
     lacking = example.keys() - value.keys()
     if lacking:
         return f"'{_short(min(lacking))}' is missing"
-    return f"'{_short(min(value.keys() - example.keys(), key=str))}' is too much"
+    return f"unexpected '{_short(min(value.keys() - example.keys(), key=str))}'"
 
 
 def _short(name: object) -> str:

@@ -18,7 +18,7 @@ def importance(scores: Tensor, max_share: float = 1.0) -> Tensor:
     """ahat_ki = alpha_ki / sum_j alpha_ji (Eq. 7): one column for each sample, which sums to 1, in float64.
 
     Scores (K, N) may be what clients say about themselves, so they are bounded: they count as within [0, 1], as 0 if
-    they are not finite, and no client gets more than `max_share` of a sample; what it has too much goes to the others,
+    they are not finite, and no client gets more than `max_share` of a sample; the excess goes to the others,
     in proportion to their scores. Where all scores are 0, all count alike.
 
     >>> importance(torch.tensor([[0.8], [0.2], [0.5]])).flatten()

@@ -204,7 +204,7 @@ def _shortened(model: Mapping[str, Tensor], server: Mapping[str, Tensor], scale:
 
 
 def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
-    """Shares of at most `cap` that sum to 1, in float64; what one has too much goes to the others, in proportion.
+    """Shares of at most `cap` that sum to 1, in float64; the excess goes to the others, in proportion.
 
     Shares (K) or columns of shares (K, N) are given, or weights in their place. Where the others have none, they get
     equal parts. With cap * K <= 1 all shares are equal.

@@ -95,7 +95,7 @@ if hasattr(signal, "SIGHUP"):
 def orderly_end() -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind what is inside, as Ctrl-C does: workers are ended, shared memory is given back.
 
-    Only the first signal does; a second one shall not stop the first from being answered. Under `nohup` nobody minds
+    Only the first signal does; a second one must not stop the first from being answered. Under `nohup` nobody minds
     that the terminal is closed.
     """
 

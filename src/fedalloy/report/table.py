@@ -98,8 +98,9 @@ def comparison_table(
     """The comparison for a terminal of this width (by default the one we write to); what does not fit is left out.
 
     Rows of several seeds are averaged. The best value of a column is bold; training on pooled data does not compete,
-    since it is a bound and not a choice. `names` gives the registered method of each label, where the two differ. An
-    AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)` explains.
+    since it is a bound and not a choice, nor does what has a mark. `names` gives the registered method of each label,
+    where the two differ. An AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)`
+    explains.
 
     >>> table = comparison_table([], width=80)
     >>> [column.header for column in table.columns][:3]
