@@ -19,7 +19,7 @@ import pytest
 from fedalloy.report.format import MISSING
 
 ROOT = Path(__file__).parent.parent
-TOLERANCE = 2.0  # points of accuracy: 40 of the demo's 2,000 test samples
+TOLERANCE = 1.5  # points of accuracy: 30 of the demo's 2,000 test samples; other vector units moved it by 0.35
 COMPARED = {"AMP %": TOLERANCE, "Test %": TOLERANCE, "Bytes": None, "Round": None}  # None: exactly
 
 Table = dict[tuple[str, str], dict[str, str]]
