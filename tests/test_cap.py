@@ -35,6 +35,8 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 MODELS = [name for name in methods if "model" in methods[name].card.up]
 
+STEP = 2.0**-8  # small enough not to lie far out beside the others
+
 
 def claimed(**changes: Any) -> Setting:
     """Three clients, one of which has a million samples, or says so."""
@@ -46,7 +48,7 @@ def claimed(**changes: Any) -> Setting:
 
 
 class Moving(Serial):
-    """Nobody learns; the liar returns every network moved by one, and the others what they were sent."""
+    """Nobody learns; the liar returns every network moved by a step, and the others what they were sent."""
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
         for message in messages:
@@ -56,7 +58,7 @@ class Moving(Serial):
             nets = {key: body for key, body in message.body.items() if key in ("model", "generator", "head")}
             if method.name != "dafkd":
                 nets = {"model": nets["model"]}
-            by = 1.0 if message.client == LIAR else 0.0
+            by = STEP if message.client == LIAR else 0.0
             moved = {k: {n: t + by if t.is_floating_point() else t for n, t in net.items()} for k, net in nets.items()}
             yield Answer(message.client, Reply({**moved, **told}), Meter())
 
@@ -70,7 +72,7 @@ def shares(name: str, setting: Setting) -> dict[str, float]:
     found = {}
     for view, model in method.models(after).items():
         key = next(key for key, t in model.items() if t.is_floating_point() and "running" not in key)
-        found[view] = float((model[key].double() - before[key].double()).mean())
+        found[view] = float((model[key].double() - before[key].double()).mean()) / STEP
     return found
 
 
