@@ -63,6 +63,7 @@ def changed(small: Run, tmp_path: Path) -> Callable[..., Path]:
         ("clients.label_names", ["a"], "clients"),
         ("clients", None, "clients"),
         ("data.note", 1, "data.note"),
+        ("experiment.evaluate_every", {}, "experiment.evaluate_every"),
         ("experiment.data", [], "experiment.data"),
         ("experiment.more", 2**70, "experiment.more"),
         ("experiment.more", float("nan"), "experiment.more"),

@@ -174,6 +174,8 @@ META = table(
     status=text,
     stopped_by=text,
     experiment=table(
+        rounds=number(1, MANY, whole=True),
+        evaluate_every=number(1, MANY, whole=True),
         data=table(name=text),
         method=table(name=text),
         partition=table(),
