@@ -23,14 +23,14 @@ from torch.func import functional_call, grad, vmap
 from workloads import W4, Workload
 
 from engine import SAME, WORKERS, Side, new_table, spread
-from fedalloy import rng
-from fedalloy.core import initial
+from fedalloy.base import rng
+from fedalloy.base.tree import Tree
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.setting import SERVER, Setting
-from fedalloy.training import batches, one_thread
-from fedalloy.tree import Tree
+from fedalloy.federation.core import initial
+from fedalloy.federation.setting import SERVER, Setting
+from fedalloy.train.fit import batches, one_thread
 
 PASSES = 5
 THREADS = f"batched, {WORKERS} threads"

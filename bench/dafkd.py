@@ -26,15 +26,15 @@ from rich.table import Table
 from torch import Tensor
 from workloads import Workload
 
-from fedalloy.core import Message, State
-from fedalloy.domains import TwoHeads
+from fedalloy.base.tree import Tree
 from fedalloy.engine.base import Round
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
-from fedalloy.importance import distance_to, ensemble, importance
+from fedalloy.federation.core import Message, State
+from fedalloy.knowledge.domains import TwoHeads
+from fedalloy.knowledge.importance import distance_to, ensemble, importance
 from fedalloy.methods import DaFKD
-from fedalloy.training import batches, frozen, load, one_thread, params
-from fedalloy.tree import Tree
+from fedalloy.train.fit import batches, frozen, load, one_thread, params
 
 PASSES = 5
 TARGET = 4.0

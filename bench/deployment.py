@@ -27,21 +27,21 @@ from typing import Any, Self
 import tomli_w
 from flower_page import save, table
 
-from fedalloy import tree
+from fedalloy.base import tree
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import with_cap
-from fedalloy.runner import simulate
-from fedalloy.store import Store
+from fedalloy.run.runner import simulate
+from fedalloy.storage.store import Store
 from flower import SIX, TINY, family, held
 
 SITES, ROUNDS, PORT = 3, 6, 18700
-FEDALLOY = [sys.executable, "-c", "from fedalloy.cli import main; main()"]
+FEDALLOY = [sys.executable, "-c", "from fedalloy.cli.main import main; main()"]
 
 
 def bits(names: Sequence[str]) -> None:
     """Each method at three sites and on the serial engine."""
     import fedalloy.methods  # noqa: F401  # registers them
-    from fedalloy.core import methods
+    from fedalloy.federation.core import methods
 
     rows = []
     for name in names:

@@ -29,18 +29,18 @@ from rich.table import Table
 from torch import Tensor, nn
 from workloads import W1, Workload
 
-from fedalloy import tree
-from fedalloy.core import Message, State, act, initial
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Scale
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
-from fedalloy.generators import ImageGenerator
+from fedalloy.federation.core import Message, State, act, initial
+from fedalloy.federation.setting import Setting
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedkf import FedKFMinus
 from fedalloy.methods.kdia import KDIA
-from fedalloy.setting import Setting
-from fedalloy.training import batches, one_thread, params
-from fedalloy.tree import Tree
+from fedalloy.nets.generators import ImageGenerator
+from fedalloy.train.fit import batches, one_thread, params
 
 PASSES = 5
 STEP_LIMIT, HEADS_LIMIT = 1.10, 2.0

@@ -30,14 +30,14 @@ from tight import fastest
 from whole_run import with_two_tests
 from workloads import W1, W2, W3, W4, Workload
 
-from fedalloy import tree
-from fedalloy.build import Built
-from fedalloy.core import State
+from fedalloy.base import tree
+from fedalloy.config.build import Built
 from fedalloy.engine.choose import AnyEngine
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.training import one_thread
+from fedalloy.federation.core import State
+from fedalloy.train.fit import one_thread
 
 WORKERS = 2
 PASSES, QUICK_PASSES = 5, 5

@@ -22,11 +22,11 @@ from typing import Any
 
 from flower_page import save, table
 
-from fedalloy import tree
+from fedalloy.base import tree
 from fedalloy.engine.base import REFERENCE
 from fedalloy.engine.flower.memory import Memory
-from fedalloy.runner import MEMORIES, simulate
-from fedalloy.store import Store
+from fedalloy.run.runner import MEMORIES, simulate
+from fedalloy.storage.store import Store
 
 SIX = ("fedavg", "fedkf", "knfu", "kdia", "dafkd", "fedmd-global")
 TINY: dict[str, Any] = {
@@ -55,7 +55,7 @@ def left(folder: Path) -> dict[str, Any]:
 def bits(names: list[str]) -> None:
     """Each method on Ray and on the serial engine."""
     import fedalloy.methods  # noqa: F401
-    from fedalloy.core import methods
+    from fedalloy.federation.core import methods
 
     rows = []
     for name in names:

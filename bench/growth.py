@@ -33,16 +33,17 @@ def serve(clients: int, kind: str) -> None:
     """Make the federation, then run one round for each line that comes in; JSON goes out."""
     import torch  # here, because the parent needs none of this
 
-    from fedalloy import models, rng
-    from fedalloy.core import State
+    from fedalloy.base import rng
     from fedalloy.data.samples import Samples
     from fedalloy.engine.malloc import tune_malloc
     from fedalloy.engine.pool import Pool
     from fedalloy.engine.serial import Serial
+    from fedalloy.federation.core import State
+    from fedalloy.federation.participation import Participation
+    from fedalloy.federation.setting import Setting, Site
     from fedalloy.methods import FedAvg
-    from fedalloy.participation import Participation
-    from fedalloy.setting import Setting, Site
-    from fedalloy.training import LocalWork
+    from fedalloy.nets import models
+    from fedalloy.train.fit import LocalWork
 
     torch.set_num_threads(1)
     tune_malloc()

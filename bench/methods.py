@@ -23,15 +23,15 @@ from rich.console import Console
 from workloads import Workload
 
 from engine import WORKERS, Side, new_table, spread
-from fedalloy import rng, tree
-from fedalloy.build import Built, build
-from fedalloy.config import experiment
-from fedalloy.core import Method, methods
+from fedalloy.base import rng, tree
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.training import one_thread
+from fedalloy.federation.core import Method, methods
+from fedalloy.train.fit import one_thread
 
 CLIENTS, SAMPLES, PUBLIC, STEPS = 16, 160, 320, 10
 TARGET = 1.10

@@ -35,11 +35,11 @@ from rich.console import Console
 from workloads import W1, W2, Workload
 
 from engine import WORKERS, Series, Side, _ratios, new_table, spread
-from fedalloy.build import Built
+from fedalloy.config.build import Built
 from fedalloy.engine.pool import Pool
-from fedalloy.models import parameter_count
-from fedalloy.setting import SERVER
-from fedalloy.training import one_thread
+from fedalloy.federation.setting import SERVER
+from fedalloy.nets.models import parameter_count
+from fedalloy.train.fit import one_thread
 
 ROOT = Path(__file__).parent.parent
 HOME = ROOT / "build" / "peers"

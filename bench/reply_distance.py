@@ -18,21 +18,21 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalloy import rng
-from fedalloy.aggregation import MAX_DISTANCE
-from fedalloy.build import build
-from fedalloy.config import Experiment, PartitionPart, build_method, experiment, read_toml
-from fedalloy.core import Message, Method, run
+from fedalloy.aggregation.rule import MAX_DISTANCE
+from fedalloy.base import rng
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Experiment, PartitionPart, build_method, experiment, read_toml
 from fedalloy.data import load
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import Answer
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
-from fedalloy.gate import relative_distance
-from fedalloy.participation import Participation
-from fedalloy.setting import Setting
-from fedalloy.training import one_thread
+from fedalloy.federation.core import Message, Method, run
+from fedalloy.federation.gate import relative_distance
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Setting
+from fedalloy.train.fit import one_thread
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ROUNDS, CLIENTS = 3, 3

@@ -29,14 +29,14 @@ from rich.table import Table
 from torch import Tensor
 from workloads import W1, W2, Workload
 
-from fedalloy import rng, tree
-from fedalloy.core import State, initial
+from fedalloy.base import rng, tree
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import State, initial
+from fedalloy.federation.setting import SERVER, Setting
 from fedalloy.methods import FedAvg
-from fedalloy.runner import simulate
-from fedalloy.setting import SERVER, Setting
-from fedalloy.store import Store
-from fedalloy.training import batches, one_thread
+from fedalloy.run.runner import simulate
+from fedalloy.storage.store import Store
+from fedalloy.train.fit import batches, one_thread
 
 Weights = Mapping[str, Tensor]
 

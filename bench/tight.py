@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from workloads import Workload
 
-from fedalloy import rng
-from fedalloy.core import initial
-from fedalloy.layout import Layout
+from fedalloy.base import rng
+from fedalloy.base.layout import Layout
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import initial
+from fedalloy.federation.setting import SERVER, Setting
 from fedalloy.methods import Local
-from fedalloy.setting import SERVER, Setting
-from fedalloy.training import batches
-from fedalloy.tree import Tree
+from fedalloy.train.fit import batches
 
 
 class TightLoop:

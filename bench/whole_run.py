@@ -17,9 +17,9 @@ from typing import Any
 
 from workloads import Workload
 
-from fedalloy.build import Built
+from fedalloy.config.build import Built
 from fedalloy.engine.pool import Pool
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 
 SMALL_TEST = 0.1  # of the samples that a round trains on
 

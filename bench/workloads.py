@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy import rng
-from fedalloy.build import Built, build
-from fedalloy.config import Experiment, experiment
-from fedalloy.core import Method
+from fedalloy.base import rng
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import Experiment, experiment
 from fedalloy.data import Dataset, from_arrays
+from fedalloy.federation.core import Method
 from fedalloy.methods import FedAvg, Local
 
 TEST_SHARE = 0.2  # of each client's rows, for its local test

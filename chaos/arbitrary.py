@@ -10,7 +10,7 @@ import torch
 from spoil import INF, NAN, Trap, Unspeakable, cyclic, nested
 from torch import Tensor, nn
 
-from fedalloy.gate import Check, Contract, array, counts, like, probabilities, real, whole
+from fedalloy.federation.gate import Check, Contract, array, counts, like, probabilities, real, whole
 from fedalloy.methods.selective_fd import selected
 
 NAMES = ("model", "n", "counts", "soft", "loss", "answers", "w", "", "a/b", "\ud800", "\x1b[2J", "__metadata__")

@@ -27,12 +27,12 @@ from damage import DAMAGE, Site, is_plain
 from harness import Dice, FaultError, little_memory, one_line, run_from_command_line, show, told, trials
 from kills import WORDS, ending
 
-from fedalloy import doctor
-from fedalloy.build import Built, build
-from fedalloy.config import experiment, override
-from fedalloy.core import methods
+from fedalloy.check import doctor
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import experiment, override
 from fedalloy.errors import FedalloyError, SecurityError, StorageError
-from fedalloy.runner import resume, simulate
+from fedalloy.federation.core import methods
+from fedalloy.run.runner import resume, simulate
 
 # A cache of models on the server; memories alone; a generator with its optimiser; answers on a public set.
 METHODS = ("fedavg", "local", "fedkf", "knfu")

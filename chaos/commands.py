@@ -25,11 +25,12 @@ from checkpoints import PLACE, prepared, stopped
 from harness import HERE, Dice, FaultError, run_from_command_line, show, told, trials
 from mutants import damaged, no_file
 
-from fedalloy import errors, plugins
-from fedalloy.cli import cli
-from fedalloy.cli import main as command
+from fedalloy import errors
+from fedalloy.base import plugins
+from fedalloy.cli.main import cli
+from fedalloy.cli.main import main as command
 from fedalloy.data import fetch
-from fedalloy.quorum import QuorumError
+from fedalloy.federation.quorum import QuorumError
 from fedalloy.report import html, plots
 
 # Without `demo`, which takes long, and whatever listens on a network.

@@ -28,13 +28,13 @@ from harness import Dice, FaultError, one_line, run_from_command_line, show, tri
 from kills import ending
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy.build import Built, build
-from fedalloy.config import Experiment, experiment, override
-from fedalloy.core import methods
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import Experiment, experiment, override
 from fedalloy.errors import StorageError
-from fedalloy.results import Run
-from fedalloy.runner import resume, simulate
-from fedalloy.store import Store
+from fedalloy.federation.core import methods
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.results import Run
+from fedalloy.storage.store import Store
 
 METHODS = tuple(sorted(methods))
 TASKS = ("run", "resumption")

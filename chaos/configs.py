@@ -26,16 +26,18 @@ from mutants import damaged, mutated, no_file
 from pydantic import TypeAdapter
 from valid import OTHER, an_experiment
 
-from fedalloy import build, checked, config, registry
-from fedalloy.config import build_method, experiment
-from fedalloy.core import Method
+from fedalloy.base import checked, registry
+from fedalloy.config import build
+from fedalloy.config import experiment as config
+from fedalloy.config.experiment import build_method, experiment
 from fedalloy.data import Dataset, load
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import FedalloyError
-from fedalloy.quorum import QuorumError
-from fedalloy.runner import simulate
+from fedalloy.federation.core import Method
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.run.runner import simulate
 
 MOST_REFUSED = 0.2  # of the experiments that should work
 LEAST_RAN = 0.5  # of them: some are without a quorum

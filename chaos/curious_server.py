@@ -33,16 +33,16 @@ from harness import HERE, run_from_command_line, show, single
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedalloy import rng, tree
-from fedalloy.config import build_method, experiment
+from fedalloy.base import rng, tree
+from fedalloy.config.experiment import build_method, experiment
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.site import site_setting
 from fedalloy.engine.flower.client import ACT
 from fedalloy.engine.flower.codec import BODY, header_in
-from fedalloy.noise import Rehearsed
-from fedalloy.privacy import run_address
+from fedalloy.train.noise import Rehearsed
+from fedalloy.train.privacy import run_address
 
 sys.path.insert(0, str(HERE.parent / "tests" / "deploy"))
 from sites_grid import grid_of  # a Grid in this process

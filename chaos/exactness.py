@@ -25,15 +25,15 @@ import torch
 from harness import run_from_command_line, show, single
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy import tree
-from fedalloy.core import Message, Method, methods, quick, run
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
+from fedalloy.check.probe import small_settings
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
-from fedalloy.evaluation import evaluate
-from fedalloy.probe import small_settings
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Message, Method, methods, quick, run
+from fedalloy.federation.evaluation import evaluate
 
 HASH_SEEDS = ("0", "1", "random")
 ENGINES = ("serial", "threads", "1 worker", "2 workers", "4 workers")

@@ -14,7 +14,7 @@ from fedalloy.errors import (
     TerminationError,
     UsageError,
 )
-from fedalloy.quorum import QuorumError
+from fedalloy.federation.quorum import QuorumError
 
 
 class Fault(NamedTuple):

@@ -37,15 +37,16 @@ from specimens import (
     weights,
 )
 
-from fedalloy import doctor, tree
+from fedalloy.base import tree
+from fedalloy.base.files import read_weights
+from fedalloy.check import doctor
 from fedalloy.data import from_arrays, load, readers
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
-from fedalloy.export import export_model
-from fedalloy.files import read_weights
-from fedalloy.results import read, rows
-from fedalloy.runner import resume
-from fedalloy.training import load as load_weights
+from fedalloy.report.export import export_model
+from fedalloy.run.runner import resume
+from fedalloy.storage.results import read, rows
+from fedalloy.train.fit import load as load_weights
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,15 @@ from typing import Any
 
 import tomli_w
 
-from fedalloy import plugins, tree
-from fedalloy.config import experiment
-from fedalloy.core import methods
+from fedalloy.base import plugins, tree
+from fedalloy.config.experiment import experiment
 from fedalloy.deploy import control, keys, processes
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init, with_cap
 from fedalloy.errors import FedalloyError
-from fedalloy.runner import simulate
-from fedalloy.store import Store
+from fedalloy.federation.core import methods
+from fedalloy.run.runner import simulate
+from fedalloy.storage.store import Store
 
 SITES = 3
 VICTIM = 1

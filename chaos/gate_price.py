@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from harness import run_from_command_line, show, single
 
-from fedalloy import rng
-from fedalloy.build import build
-from fedalloy.config import experiment
-from fedalloy.core import Message, Method, State
+from fedalloy.base import rng
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays
 from fedalloy.engine.base import Answer, Round
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, FedMD
 from fedalloy.methods.dafkd import DaFKD
-from fedalloy.setting import Setting
-from fedalloy.training import one_thread
+from fedalloy.train.fit import one_thread
 
 LIMIT = 0.03
 CLIENTS, IMAGES, PUBLIC = 10, 500, 1000

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fedalloy.core import Card, Client, Message, Reply, action, method, reply
+from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods import FedAvg
 
 CARD = Card(paper="none", up="whatever it likes", down="model")

@@ -32,11 +32,11 @@ from harness import Dice, FaultError, run_from_command_line, show, trials
 from zygote import Command, nothing_shared, warmed
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy import tree
-from fedalloy.config import experiment, override
-from fedalloy.core import methods
-from fedalloy.results import read
-from fedalloy.store import Store
+from fedalloy.base import tree
+from fedalloy.config.experiment import experiment, override
+from fedalloy.federation.core import methods
+from fedalloy.storage.results import read
+from fedalloy.storage.store import Store
 
 ROUNDS = 5
 WORDS = (

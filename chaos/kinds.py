@@ -29,7 +29,7 @@ from spoil import (
 )
 from torch import nn
 
-from fedalloy.privacy import LEDGER
+from fedalloy.train.privacy import LEDGER
 
 FLOOD = {f"name {i}": 0 for i in range(100_000)}
 LONG = "k" * 1_000_000

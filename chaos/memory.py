@@ -32,11 +32,11 @@ from kinds import KINDS
 from replies import Place, Scene, Stage, played, scene
 from spoil import NO_PLACE
 
-from fedalloy import tree
-from fedalloy.core import Message, methods
+from fedalloy.base import tree
 from fedalloy.engine.base import Round
 from fedalloy.errors import DataError
-from fedalloy.gate import Room
+from fedalloy.federation.core import Message, methods
+from fedalloy.federation.gate import Room
 
 LIMIT = 1.2
 SIDES = ("clean", "hostile", "unwary", "sent clean", "sent hostile", "sent unwary")

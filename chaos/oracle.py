@@ -29,17 +29,17 @@ from flwr.supercore.task_identity import TaskIdentity
 from harness import Dice, FaultError, run_from_command_line, show, trials
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy import tree
-from fedalloy.config import read
+from fedalloy.base import tree
+from fedalloy.config.experiment import read
 from fedalloy.deploy import app
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.engine.flower import evaluated
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import from_records, to_records
-from fedalloy.gate import Room
-from fedalloy.setting import Setting
-from fedalloy.training import params
+from fedalloy.federation.gate import Room
+from fedalloy.federation.setting import Setting
+from fedalloy.train.fit import params
 
 MESSAGES = 10  # in a trial
 ROUNDS = 6

@@ -16,8 +16,8 @@ from typing import Any
 from faults import FAULTS, LIMITS
 from harness import HERE, RESULTS
 
-from fedalloy.attack_bench import NONE, bounds
-from fedalloy.attacks import how_many as attackers
+from fedalloy.check.attack_bench import NONE, bounds
+from fedalloy.check.attacks import how_many as attackers
 
 PAGE = HERE.parent / "docs" / "reliability.md"
 ATTACKS = HERE.parent / "results" / "attacks.json"

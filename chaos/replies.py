@@ -23,15 +23,15 @@ from kinds import KINDS, PLAUSIBLE
 from spoil import NO_PLACE, Honest, Kind
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy import tree
-from fedalloy.core import Message, Method, Reply, State, act, methods, run
-from fedalloy.costs import Meter
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
+from fedalloy.check.probe import require_finite, small_settings
 from fedalloy.engine.base import Answer, Round
 from fedalloy.engine.serial import Serial
-from fedalloy.gate import refusal
-from fedalloy.probe import require_finite, small_settings
-from fedalloy.setting import Setting
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Message, Method, Reply, State, act, methods, run
+from fedalloy.federation.gate import refusal
+from fedalloy.federation.setting import Setting
+from fedalloy.train.costs import Meter
 
 OTHERS = "possible, but for others' later replies"  # what it makes of them is no number any more
 Place = tuple[str, int]  # an action, and the client that is asked for it

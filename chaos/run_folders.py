@@ -25,10 +25,10 @@ from typing import Any
 from harness import Dice, FaultError, one_line, run_from_command_line, show, told, trials
 from spoil import INF, NAN, nested
 
-from fedalloy import terminal
+from fedalloy.cli import terminal
 from fedalloy.errors import DataError
 from fedalloy.report.html import render
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 
 FILES = ("run.json", "rounds.jsonl")
 STRANGE = "\x1b[2J$\\frac{$ \u202e\x00 <b> [/red] \N{PILE OF POO}"

@@ -26,7 +26,7 @@ from mutants import PLAIN, damaged, no_file
 from PIL import Image
 from specimens import Hurt, npz, zipped
 
-from fedalloy.config import experiment
+from fedalloy.config.experiment import experiment
 from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.settings import for_site
 from fedalloy.deploy.site import read_site

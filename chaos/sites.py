@@ -28,9 +28,10 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from harness import Dice, FaultError, little_memory, run_from_command_line, show, trials
 
-from fedalloy import tree
-from fedalloy.config import experiment
-from fedalloy.core import State
+from fedalloy.base import tree
+from fedalloy.base.files import as_json
+from fedalloy.check.probe import small_settings
+from fedalloy.config.experiment import experiment
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.settings import with_sizes, without_sizes
@@ -38,15 +39,14 @@ from fedalloy.engine.flower import roster
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import ACT, INTRODUCE, VIEWS
 from fedalloy.engine.flower.codec import BODY, HEADER, KIND, to_records
-from fedalloy.evaluation import at_client, distinct
-from fedalloy.files import as_json
+from fedalloy.federation.core import State
+from fedalloy.federation.evaluation import at_client, distinct
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum, QuorumError
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
-from fedalloy.participation import Participation
-from fedalloy.privacy import Privacy
-from fedalloy.probe import small_settings
-from fedalloy.quorum import Quorum, QuorumError
-from fedalloy.runner import round_record
-from fedalloy.setting import Setting
+from fedalloy.run.runner import round_record
+from fedalloy.train.privacy import Privacy
 
 CLIENTS, BAD = 3, 1
 NODES = {1000 + 7 * k: k for k in range(CLIENTS)}

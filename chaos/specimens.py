@@ -19,10 +19,10 @@ import torch
 from mutants import damaged, mutated
 from PIL import Image
 
-from fedalloy import tree
-from fedalloy.files import write_weights
-from fedalloy.models import create
-from fedalloy.training import params
+from fedalloy.base import tree
+from fedalloy.base.files import write_weights
+from fedalloy.nets.models import create
+from fedalloy.train.fit import params
 
 CLASSES = ("airplane", "automobile")
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy.core import Method, methods
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
-from fedalloy.models import models
+from fedalloy.federation.core import Method, methods
+from fedalloy.nets.models import models
 
 OTHER = "fashion-mini"  # as a public set: the private one is refused
 # The sizes of images that a network can take, and options that keep it small; others of the registry take 8 pixels.

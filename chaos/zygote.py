@@ -26,8 +26,8 @@ import torch
 from configs import read_once
 from harness import FaultError
 
-from fedalloy import plugins
-from fedalloy.cli import main as command
+from fedalloy.base import plugins
+from fedalloy.cli.main import main as command
 from fedalloy.engine import arena, pool, worker
 from fedalloy.report import html
 
@@ -60,7 +60,7 @@ class Command:
         self.status: int | None = None
         with errors.open("wb") as file:
             if fresh:
-                program = [sys.executable, "-c", "from fedalloy.cli import main; main()"]
+                program = [sys.executable, "-c", "from fedalloy.cli.main import main; main()"]
                 self.pid = subprocess.Popen([*program, *words], stdout=subprocess.DEVNULL, stderr=file).pid
             elif (pid := os.fork()) != 0:
                 self.pid = pid

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 import torch
 
 from fedalloy import check_method, simulate
-from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
-from fedalloy.losses import ce
-from fedalloy.training import fit, params
-from fedalloy.tree import Tree
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 CARD = Card(paper="Yin et al., ICML 2018", up="model", down="model", leaves_client="model weights")
 

@@ -11,15 +11,15 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from fedalloy.core import methods
+from fedalloy.base.plugins import PREFIX
+from fedalloy.base.registry import Registry
+from fedalloy.base.rng import generator
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partitioners import partitions
 from fedalloy.data.samples import Samples
-from fedalloy.models.base import models
-from fedalloy.plugins import PREFIX
-from fedalloy.registry import Registry
-from fedalloy.rng import generator
-from fedalloy.setting import Setting, Site
+from fedalloy.federation.core import methods
+from fedalloy.federation.setting import Setting, Site
+from fedalloy.nets.models.base import models
 
 REGISTRIES: tuple[Registry[Any], ...] = (methods, models, partitions, datasets)
 

@@ -43,12 +43,12 @@ from fedalloy import (
     simulate,
     write_report,
 )
-from fedalloy.averaging import average
-from fedalloy.build import build
-from fedalloy.core import methods
-from fedalloy.losses import ce
-from fedalloy.results import read
-from fedalloy.training import fit, params
+from fedalloy.aggregation.averaging import average
+from fedalloy.config.build import build
+from fedalloy.federation.core import methods
+from fedalloy.storage.results import read
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp", "partition": {"name": "iid", "clients": 3}}
 
@@ -92,11 +92,11 @@ def test_every_method_of_the_library_is_a_name_of_the_package() -> None:
 
 
 def test_functions_are_not_hidden_by_modules() -> None:
-    import fedalloy.comparison
-    import fedalloy.runner
+    import fedalloy.run.comparison
+    import fedalloy.run.runner
 
-    assert fedalloy.simulate is fedalloy.runner.simulate
-    assert fedalloy.compare is fedalloy.comparison.compare
+    assert fedalloy.simulate is fedalloy.run.runner.simulate
+    assert fedalloy.compare is fedalloy.run.comparison.compare
     assert not (Path(fedalloy.__file__).parent / "simulate.py").exists()
 
 

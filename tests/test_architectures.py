@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalloy.architectures import Budget, ModelPart, assign
-from fedalloy.build import build, check_names, networks_of
-from fedalloy.config import experiment
+from fedalloy.config.build import build, check_names, networks_of
+from fedalloy.config.experiment import experiment
 from fedalloy.data import load, tensors
 from fedalloy.errors import UsageError
-from fedalloy.models import parameter_count
-from fedalloy.runner import simulate
-from fedalloy.setting import SERVER
+from fedalloy.federation.setting import SERVER
+from fedalloy.nets.architectures import Budget, ModelPart, assign
+from fedalloy.nets.models import parameter_count
+from fedalloy.run.runner import simulate
 
 
 def part(**options):

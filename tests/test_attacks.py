@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fedalloy import gate, tree
-from fedalloy.attack_bench import (
+from fedalloy.base import tree
+from fedalloy.base.text import MISSING
+from fedalloy.check.attack_bench import (
     DEFAULT,
     Score,
     attack_table,
@@ -20,7 +21,7 @@ from fedalloy.attack_bench import (
     defences,
     report_attacks,
 )
-from fedalloy.attacks import (
+from fedalloy.check.attacks import (
     ATTACKS,
     Attacked,
     answers,
@@ -36,20 +37,20 @@ from fedalloy.attacks import (
     scaled_logits,
     sign_flip,
 )
-from fedalloy.build import build
-from fedalloy.config import Choice, experiment
-from fedalloy.core import run
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Choice, experiment
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
+from fedalloy.federation import gate
+from fedalloy.federation.core import run
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedMD, Local
 from fedalloy.methods.dafkd import DaFKD
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.knfu import KnFu
-from fedalloy.models import FeatureNet
-from fedalloy.participation import Participation
-from fedalloy.report.format import MISSING
-from fedalloy.training import params
+from fedalloy.nets.models import FeatureNet
+from fedalloy.train.fit import params
 
 TINY = {
     "data": "tiny",

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.averaging import average, shares
+from fedalloy.aggregation.averaging import average, shares
+from fedalloy.base.tree import equal
 from fedalloy.errors import UsageError
-from fedalloy.tree import equal
 
 
 def one(value, dtype=torch.float32):

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedalloy import build as build_module
-from fedalloy import models
-from fedalloy.build import Built, build, tried
-from fedalloy.config import Choice, build_method, experiment, override
-from fedalloy.core import Card, Method, method, methods
+from fedalloy.config import build as build_module
+from fedalloy.config.build import Built, build, tried
+from fedalloy.config.experiment import Choice, build_method, experiment, override
 from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError, UsageError
+from fedalloy.federation.core import Card, Method, method, methods
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, Local
-from fedalloy.setting import Setting
+from fedalloy.nets import models
 
 TINY: dict[str, Any] = {"data": "tiny", "model": "mlp", "partition": {"name": "iid", "clients": 4}}
 
@@ -396,7 +396,7 @@ def test_a_file_of_the_private_samples_is_no_public_set(own_file: Callable[..., 
 
 
 def test_weights_to_start_from_must_fit(tmp_path: Path) -> None:
-    from fedalloy.files import write_weights
+    from fedalloy.base.files import write_weights
 
     net = models.create("mlp", classes=10, channels=1, size=8)
     write_weights(net.state_dict(), tmp_path / "w.safetensors", {})

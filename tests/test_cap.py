@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy.aggregation import Aggregation
-from fedalloy.config import experiment
-from fedalloy.core import Message, Method, Reply, methods, quick, run
-from fedalloy.costs import Meter
+from fedalloy.aggregation.robust import bounded, bounded_counts
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.check.probe import small_settings
+from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Answer
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Setting, Site
 from fedalloy.methods.fedftg import class_weights
 from fedalloy.methods.fedgen import label_distribution
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.robust import bounded, bounded_counts
-from fedalloy.setting import Setting, Site
+from fedalloy.train.costs import Meter
 
 SIZES = [48, 10**6, 48]
 LIAR = 1

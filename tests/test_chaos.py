@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedalloy.base.files import append_line
 from fedalloy.engine import arena, base
 from fedalloy.errors import CheckpointError, DataError, StorageError
-from fedalloy.export import export_model
-from fedalloy.files import append_line
-from fedalloy.gate import refusal, whole
+from fedalloy.federation.gate import refusal, whole
 from fedalloy.methods import FedAvg
-from fedalloy.results import copy_of, read
+from fedalloy.report.export import export_model
+from fedalloy.storage.results import copy_of, read
 
 CHAOS = Path(__file__).parents[1] / "chaos"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about strange tensors made on purpose
@@ -360,7 +360,7 @@ def test_without_atomic_files_a_fault_point_is_noticed(chaos: Any, monkeypatch: 
         finally:
             os.close(handle)
 
-    monkeypatch.setattr("fedalloy.checkpoints.write_atomically", in_place)
+    monkeypatch.setattr("fedalloy.storage.checkpoints.write_atomically", in_place)
     monkeypatch.setattr(chaos("commits"), "FAULTS", ("torn",))
     report = chaos("commits").main(10, 0, names=("fedavg",))["commits"]
     assert report["failures"] > 0
@@ -512,7 +512,7 @@ def test_what_one_line_is(chaos: Any, said: str, fine: bool) -> None:
 def test_a_command_that_breaks_is_a_failure(chaos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = chaos("commands")
     monkeypatch.setattr(commands, "a_command_line", lambda *_: ["list"])
-    monkeypatch.setattr("fedalloy.listing.listing", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fedalloy.report.listing.listing", lambda *_, **__: 1 / 0)
     with chaos("checkpoints").prepared(tmp_path), commands.quick():
         report = chaos("harness").trials("commands", 1, 0, commands.command_trial)
     assert "left with 1" in report["examples"][0]["what"]

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import fedalloy.methods  # noqa: F401  # registers them all
-from fedalloy import check
-from fedalloy.averaging import average
-from fedalloy.check import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
-from fedalloy.core import Card, Message, Method, action, methods, quick, reply
+from fedalloy.aggregation.averaging import average
+from fedalloy.check import method as check
+from fedalloy.check.method import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
 from fedalloy.errors import UsageError
-from fedalloy.gate import Sized, like, whole
-from fedalloy.losses import ce
+from fedalloy.federation.core import Card, Message, Method, action, methods, quick, reply
+from fedalloy.federation.gate import Sized, like, whole
 from fedalloy.methods import QFFL, FedAvg, Local
-from fedalloy.training import fit, params
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 bad = dataclass(frozen=True, kw_only=True)  # what @method does, without the registry
 

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedalloy import checkpoints, tree
-from fedalloy.checkpoints import Checkpoints, assemble, pieces, read_checkpoint, read_manifest
-from fedalloy.core import State
+from fedalloy.base import tree
+from fedalloy.base.files import as_json
+from fedalloy.base.tree import Tree
 from fedalloy.errors import CheckpointError, DataError
-from fedalloy.files import as_json
-from fedalloy.tree import Tree
+from fedalloy.federation.core import State
+from fedalloy.storage import checkpoints
+from fedalloy.storage.checkpoints import Checkpoints, assemble, pieces, read_checkpoint, read_manifest
 
 
 def model(value: float, size: int = 1000) -> Tree:

@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 
 import fedalloy
-from fedalloy import build as build_module
-from fedalloy import config, core
-from fedalloy.attacks import ATTACKS
-from fedalloy.cli import main
-from fedalloy.config import Experiment, build_method
+from fedalloy.base.plugins import PREFIX
+from fedalloy.base.text import MISSING
+from fedalloy.check.attacks import ATTACKS
+from fedalloy.cli.main import main
+from fedalloy.config import build as build_module
+from fedalloy.config import experiment as config
+from fedalloy.config.experiment import Experiment, build_method
 from fedalloy.data import load
-from fedalloy.listing import _options
+from fedalloy.federation import core
 from fedalloy.methods import FedAvg
-from fedalloy.plugins import PREFIX
 from fedalloy.report import html
-from fedalloy.report.format import MISSING
-from fedalloy.results import read
+from fedalloy.report.listing import _options
+from fedalloy.storage.results import read
 
 TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "partition.alpha=1.0", "rounds=2")
 
@@ -515,7 +516,7 @@ def test_nobody_tested_is_one_line_and_no_warning(fed: Command, recwarn: pytest.
 def test_a_method_without_the_public_set_it_needs(
     fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedalloy.core import methods
+    from fedalloy.federation.core import methods
 
     monkeypatch.setattr(methods, "_things", dict(methods._things))  # type: ignore[attr-defined]
     (tmp_path / "needy.py").write_text(
@@ -735,7 +736,7 @@ def test_help_says_what_may_be_left_out_and_what_attacks_there_are(fed: Command)
 
 def test_help_does_not_wait_for_torch() -> None:
     code = (
-        "import sys\nfrom fedalloy.cli import main\n"
+        "import sys\nfrom fedalloy.cli.main import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print('loaded:', [m for m in ('torch', 'numpy', 'pydantic', 'matplotlib', 'rich') if m in sys.modules])"
     )

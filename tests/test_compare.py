@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedalloy import build as build_module
-from fedalloy import comparison
-from fedalloy.build import build
-from fedalloy.comparison import chosen, compare
-from fedalloy.config import Choice, experiment, override
+from fedalloy.config import build as build_module
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Choice, experiment, override
 from fedalloy.data import from_arrays, load
 from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.report.gains import REFERENCES, gains
 from fedalloy.report.table import comparison_table
-from fedalloy.results import Run, combine, read, rows
-from fedalloy.runner import simulate
+from fedalloy.run import comparison
+from fedalloy.run.comparison import chosen, compare
+from fedalloy.run.runner import simulate
+from fedalloy.storage.results import Run, combine, read, rows
 
 TINY: dict[str, Any] = {
     "data": "tiny",

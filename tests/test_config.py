@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from fedalloy import config
-from fedalloy.config import Choice, Experiment, build_method, check_options, experiment, override
-from fedalloy.core import Card, Method, method, methods
+from fedalloy.config import experiment as config
+from fedalloy.config.experiment import Choice, Experiment, build_method, check_options, experiment, override
 from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.federation.core import Card, Method, method, methods
 
 EVERYTHING = """
 rounds = 3

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedalloy.core import run
-from fedalloy.costs import Ledger, Meter, forward_flops, metered, payload, peak_memory
+from fedalloy.base.tree import encode
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import run
 from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedProx
-from fedalloy.models import create, models
-from fedalloy.training import LocalWork
-from fedalloy.tree import encode
+from fedalloy.nets.models import create, models
+from fedalloy.train.costs import Ledger, Meter, forward_flops, metered, payload, peak_memory
+from fedalloy.train.fit import LocalWork
 
 LENET_BYTES = 252_264  # 63,066 parameters of LeNet-5 for 26 letters
 

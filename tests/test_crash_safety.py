@@ -19,20 +19,21 @@ from typing import Any
 
 import pytest
 
-from fedalloy import build as build_module
-from fedalloy import runner, tree
-from fedalloy.build import Built, build
-from fedalloy.cli import main
-from fedalloy.config import build_method, experiment, override
+from fedalloy.base import tree
+from fedalloy.cli.ending import _fault
+from fedalloy.cli.main import main
+from fedalloy.cli.terminal import orderly_end
+from fedalloy.config import build as build_module
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import build_method, experiment, override
 from fedalloy.data import load
-from fedalloy.ending import _fault
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError
 from fedalloy.report import html
-from fedalloy.results import Run, read
-from fedalloy.runner import refuse_other, resume, settled, simulate
-from fedalloy.store import Store
-from fedalloy.terminal import orderly_end
+from fedalloy.run import runner
+from fedalloy.run.runner import refuse_other, resume, settled, simulate
+from fedalloy.storage.results import Run, read
+from fedalloy.storage.store import Store
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))  # whose disk it is; `chaos/commits.py` has all methods on it
 from disks import FAULTS, Disk, KilledError, disturbed, points
@@ -429,7 +430,7 @@ def python(code: str, *words: object) -> subprocess.Popen[str]:
 HOLD = """
 import sys, time
 from pathlib import Path
-from fedalloy.files import locked
+from fedalloy.base.files import locked
 with locked(Path(sys.argv[1]) / "run.lock"):
     print("held", flush=True)
     time.sleep(60)
@@ -439,7 +440,7 @@ RACE = """
 import sys
 from pathlib import Path
 from fedalloy.errors import UsageError
-from fedalloy.files import locked
+from fedalloy.base.files import locked
 folder, won = Path(sys.argv[1]), 0
 while won < 25:
     try:
@@ -484,7 +485,7 @@ COMMAND = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have told its background jobs to ignore it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this
-from fedalloy.cli import main
+from fedalloy.cli.main import main
 main(sys.argv[1:])
 """
 

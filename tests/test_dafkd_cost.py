@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from fedalloy.methods import DaFKD
-from fedalloy.training import one_thread
+from fedalloy.train.fit import one_thread
 
 
 @pytest.fixture(scope="module")

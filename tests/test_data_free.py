@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
-from fedalloy.models import create
-from fedalloy.training import frozen
+from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.nets.models import create
+from fedalloy.train.fit import frozen
 
 
 def logits(rows: list[list[float]]) -> torch.Tensor:

@@ -10,11 +10,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy import tree
+from fedalloy.base import tree
+from fedalloy.base.rng import generator
 from fedalloy.data import load, tensors
-from fedalloy.density import Ratio, fit_ratio, kernel_width, ratio_at, select, split_known, threshold, uniform_in_box
 from fedalloy.errors import DataError, UsageError
-from fedalloy.rng import generator
+from fedalloy.knowledge.density import (
+    Ratio,
+    fit_ratio,
+    kernel_width,
+    ratio_at,
+    select,
+    split_known,
+    threshold,
+    uniform_in_box,
+)
 
 
 def kernel(a, b, s):

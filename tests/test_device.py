@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedalloy import tree
-from fedalloy.build import build
-from fedalloy.config import experiment
-from fedalloy.core import Client
+from fedalloy.base import tree
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment
 from fedalloy.data.augment import augmentation
 from fedalloy.data.samples import Samples
 from fedalloy.engine.choose import engine_for
 from fedalloy.errors import UsageError
-from fedalloy.losses import ce, sq_dist
+from fedalloy.federation.core import Client
 from fedalloy.methods import FedAvg
-from fedalloy.models import create
-from fedalloy.training import LocalWork, fit, params, predict
+from fedalloy.nets.models import create
+from fedalloy.train.fit import LocalWork, fit, params, predict
+from fedalloy.train.losses import ce, sq_dist
 
 
 @pytest.fixture

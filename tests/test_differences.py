@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedalloy.differences import differing, told_apart, unequal
 from fedalloy.errors import UsageError
-from fedalloy.results import Run
+from fedalloy.storage.differences import differing, told_apart, unequal
+from fedalloy.storage.results import Run
 
 EXPERIMENT: dict[str, Any] = {
     "rounds": 3,

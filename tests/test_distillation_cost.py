@@ -11,7 +11,7 @@ import pytest
 
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedkf import FedKFMinus
-from fedalloy.training import one_thread
+from fedalloy.train.fit import one_thread
 
 
 @pytest.fixture(scope="module")

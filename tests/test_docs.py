@@ -17,15 +17,15 @@ from typing import Any
 import click
 import pytest
 
-from fedalloy.cli import cli
-from fedalloy.config import Experiment, check_options, experiment, override, read_toml
-from fedalloy.core import methods
+from fedalloy.cli.main import cli
+from fedalloy.config.experiment import Experiment, check_options, experiment, override, read_toml
+from fedalloy.config.grid import Cell, cells
 from fedalloy.data.catalogue import reader
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
-from fedalloy.grid import Cell, cells
-from fedalloy.listing import listing
-from fedalloy.models import models
+from fedalloy.federation.core import methods
+from fedalloy.nets.models import models
+from fedalloy.report.listing import listing
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -196,8 +196,8 @@ def test_examples_run(tmp_path: Path) -> None:
     """Both in one process, since torch loads slowly, and not in this one, since a plug-in registers its method."""
     code = """
 import runpy, sys
-from fedalloy.core import methods
-from fedalloy.plugins import load_file
+from fedalloy.federation.core import methods
+from fedalloy.base.plugins import load_file
 load_file(sys.argv[1] + "/own_method.py")
 sys.modules[methods["median"].__module__].main()
 runpy.run_path(sys.argv[1] + "/own_data.py", run_name="__main__")

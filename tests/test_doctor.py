@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 import fedalloy
-from fedalloy import doctor, plugins
-from fedalloy.cli import main
-from fedalloy.config import experiment
+from fedalloy.base import plugins
+from fedalloy.check import doctor
+from fedalloy.check.doctor import Finding, data, examine, exit_code, machine, run
+from fedalloy.cli.main import main
+from fedalloy.config.experiment import experiment
 from fedalloy.data import datasets, fetch, files
 from fedalloy.data.fetch import RemoteFile
-from fedalloy.doctor import Finding, data, examine, exit_code, machine, run
 from fedalloy.errors import FedalloyError, UsageError
-from fedalloy.runner import resume, simulate
-from fedalloy.store import Store
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.store import Store
 
 TINY: dict[str, Any] = {
     "data": "tiny",

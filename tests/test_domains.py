@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.costs import Meter, metered
-from fedalloy.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
 from fedalloy.errors import UsageError
-from fedalloy.models import create
-from fedalloy.models.base import parameter_count
-from fedalloy.training import params
+from fedalloy.knowledge.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
+from fedalloy.nets.models import create
+from fedalloy.nets.models.base import parameter_count
+from fedalloy.train.costs import Meter, metered
+from fedalloy.train.fit import params
 
 RESNET = partial(create, "resnet11", classes=10, channels=3, size=32)
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-import fedalloy.draw as drawing
-from fedalloy import build as build_module
-from fedalloy import tree
-from fedalloy.cli import main
-from fedalloy.config import build_method, experiment, override
-from fedalloy.core import methods
+import fedalloy.report.draw as drawing
+from fedalloy.base import tree
+from fedalloy.cli.main import main
+from fedalloy.config import build as build_module
+from fedalloy.config.experiment import build_method, experiment, override
 from fedalloy.data import load
-from fedalloy.disclosure import evaluated
-from fedalloy.draw import draw
 from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.core import methods
+from fedalloy.federation.disclosure import evaluated
+from fedalloy.knowledge.trifreqs import tri_freqs
 from fedalloy.methods import DaFKD
-from fedalloy.runner import simulate
-from fedalloy.store import Store
-from fedalloy.training import params
-from fedalloy.trifreqs import tri_freqs
+from fedalloy.report.draw import draw
+from fedalloy.run.runner import simulate
+from fedalloy.storage.store import Store
+from fedalloy.train.fit import params
 
 TINY: dict[str, Any] = {
     "data": "tiny",

@@ -12,22 +12,22 @@ from click.testing import CliRunner
 from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
-from fedalloy import build as build_module
-from fedalloy import comparison
-from fedalloy.cli import cli
-from fedalloy.comparison import compare
-from fedalloy.config import override
-from fedalloy.core import Method, methods, quick, run
+from fedalloy.check.probe import small_settings, without_features
+from fedalloy.cli.main import cli
+from fedalloy.config import build as build_module
+from fedalloy.config.experiment import override
 from fedalloy.data import load
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError, FedalloyError, UsageError
+from fedalloy.federation.core import Method, methods, quick, run
+from fedalloy.federation.setting import Setting, Site
 from fedalloy.methods import DaFKD, FedDF, FedKF, FedMD, KnFu, SelectiveFD
-from fedalloy.models import create
-from fedalloy.privacy import Privacy
-from fedalloy.probe import small_settings, without_features
-from fedalloy.runner import refuse_unfit
-from fedalloy.setting import Setting, Site
+from fedalloy.nets.models import create
+from fedalloy.run import comparison
+from fedalloy.run.comparison import compare
+from fedalloy.run.runner import refuse_unfit
+from fedalloy.train.privacy import Privacy
 
 TINY: dict[str, Any] = {
     "data": "tiny",

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.ensemble import stacked_heads
-from fedalloy.models import FeatureNet, create
-from fedalloy.training import params
+from fedalloy.nets.ensemble import stacked_heads
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.fit import params
 
 HEADS = {
     "linear": ((6,), lambda: [nn.Linear(6, 3)]),

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.core import Method, State, run
+from fedalloy.base.tree import clone, equal
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.engine.serial import Serial
-from fedalloy.evaluation import at_client, distinct, evaluate, from_clients, miscounted
+from fedalloy.federation.core import Method, State, run
+from fedalloy.federation.evaluation import at_client, distinct, evaluate, from_clients, miscounted
+from fedalloy.federation.setting import Setting, Site
 from fedalloy.methods import FedAvg, Local
-from fedalloy.setting import Setting, Site
-from fedalloy.training import LocalWork
-from fedalloy.tree import clone, equal
+from fedalloy.train.fit import LocalWork
 
 AS_IS = {"weight": torch.eye(3)}  # the logits are the inputs: it predicts the largest
 ROLLED = {"weight": torch.eye(3).roll(1, 0)}  # it predicts the class after the largest

@@ -12,15 +12,15 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from fedalloy import tree
-from fedalloy.config import experiment, override
+from fedalloy.base import tree
+from fedalloy.base.files import read_weights
+from fedalloy.config.experiment import experiment, override
 from fedalloy.data import load
 from fedalloy.errors import DataError, StorageError, UsageError
-from fedalloy.export import export_model
-from fedalloy.files import read_weights
-from fedalloy.results import read
-from fedalloy.runner import simulate
-from fedalloy.store import Store
+from fedalloy.report.export import export_model
+from fedalloy.run.runner import simulate
+from fedalloy.storage.results import read
+from fedalloy.storage.store import Store
 
 TINY: dict[str, Any] = {
     "data": "tiny",
@@ -167,9 +167,9 @@ def test_what_is_not_there_is_said(averaged: Path, alone: Path, tmp_path: Path) 
 
 
 def test_a_run_without_a_round_has_no_model(tmp_path: Path) -> None:
-    from fedalloy.build import build
+    from fedalloy.config.build import build
     from fedalloy.methods import FedAvg
-    from fedalloy.runner import describe, settled
+    from fedalloy.run.runner import describe, settled
 
     exp = experiment(TINY)
     built = build(exp)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedalloy.errors import UsageError
-from fedalloy.fusion import divergences, epd, fuse, fusion_weights
+from fedalloy.knowledge.fusion import divergences, epd, fuse, fusion_weights
 
 # Worked by hand from Eqs. 6 to 9 with beta = 10.
 P = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7]], dtype=torch.float64)

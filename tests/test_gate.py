@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy import tree
-from fedalloy.check import small_settings
-from fedalloy.core import Federation, Message, Method, Reply, run
+from fedalloy.base import tree
+from fedalloy.check.method import small_settings
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.serial import Serial
-from fedalloy.gate import (
+from fedalloy.federation.core import Federation, Message, Method, Reply, run
+from fedalloy.federation.gate import (
     LEAST,
     MOST,
     Check,
@@ -28,8 +28,8 @@ from fedalloy.gate import (
     room,
     whole,
 )
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg
-from fedalloy.participation import Participation
 
 NAN, INF = float("nan"), float("inf")
 MODEL = {"w": torch.zeros(2, 3), "steps": torch.tensor(4)}

@@ -9,10 +9,10 @@ from torch import nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
-from fedalloy.generators import ConditionalGenerator, FeatureGenerator, ImageGenerator
-from fedalloy.generators.images import UpsampledConv
-from fedalloy.models import create, models
-from fedalloy.models.base import parameter_count
+from fedalloy.nets.generators import ConditionalGenerator, FeatureGenerator, ImageGenerator
+from fedalloy.nets.generators.images import UpsampledConv
+from fedalloy.nets.models import create, models
+from fedalloy.nets.models.base import parameter_count
 
 
 @pytest.fixture

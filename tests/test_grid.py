@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedalloy.cli import main
-from fedalloy.config import experiment
+from fedalloy.base.text import MISSING
+from fedalloy.cli.main import main
+from fedalloy.config.experiment import experiment
+from fedalloy.config.grid import cells
 from fedalloy.errors import UsageError
-from fedalloy.grid import cells
-from fedalloy.report.format import MISSING
 from fedalloy.report.grid_table import Grid, grid
-from fedalloy.results import Run
+from fedalloy.storage.results import Run
 
 AXES = [
     {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
+from fedalloy.knowledge.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
 
 D = torch.tensor([[0.8], [0.2], [0.5]])
 S = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])[:, None]  # three clients, one sample, two classes

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.losses import ce, sq_dist
+from fedalloy.train.losses import ce, sq_dist
 
 LOGITS = torch.tensor([[0.0, math.log(3)], [math.log(4), 0.0]])  # probabilities (1/4, 3/4) and (4/5, 1/5)
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy import metrics
 from fedalloy.errors import UsageError
+from fedalloy.federation import metrics
 
 NAN = math.nan
 TABLE_II = [

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("cryptography")
 
-from fedalloy import noise, rng
-from fedalloy.noise import Rehearsed, Secret
+from fedalloy.base import rng
+from fedalloy.train import noise
+from fedalloy.train.noise import Rehearsed, Secret
 
 MANY = 400_000
 RARE = 2.6  # of Kolmogorov and Smirnov's test: exceeded once in 400,000 times

@@ -21,19 +21,19 @@ from typing import Any
 
 import pytest
 
-from fedalloy import build as build_module
-from fedalloy import files
-from fedalloy.cli import main
-from fedalloy.comparison import compare, slug
-from fedalloy.config import Choice, experiment
+from fedalloy.base import files
+from fedalloy.cli.main import main
+from fedalloy.config import build as build_module
+from fedalloy.config.experiment import Choice, experiment
 from fedalloy.data import load
 from fedalloy.errors import DataError, SecurityError, UsageError
-from fedalloy.export import export_model, loading_lines
 from fedalloy.methods import FedAvg
 from fedalloy.report import html
+from fedalloy.report.export import export_model, loading_lines
 from fedalloy.report.svg import save
-from fedalloy.runner import simulate
-from fedalloy.store import Store
+from fedalloy.run.comparison import compare, slug
+from fedalloy.run.runner import simulate
+from fedalloy.storage.store import Store
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / "src" / "fedalloy"
@@ -242,7 +242,7 @@ SESSION = """
 import importlib, json, pkgutil, sys
 from pathlib import Path
 import fedalloy
-from fedalloy.cli import main
+from fedalloy.cli.main import main
 from fedalloy.report import html
 
 for module in pkgutil.walk_packages(fedalloy.__path__, "fedalloy."):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.tree import check, decode, encode, equal
+from fedalloy.base.tree import check, decode, encode, equal
+from fedalloy.train.optimisers import adam, kept_moments
 
 
 def network():

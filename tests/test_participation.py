@@ -8,14 +8,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from fedalloy.config import experiment
-from fedalloy.core import run
+from fedalloy.base.tree import clone, equal
+from fedalloy.config.experiment import experiment
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import run
+from fedalloy.federation.participation import USES_FRACTION, Participation, Policy
 from fedalloy.methods import QFFL, Centralised, FedAvg, FedAvgM, FedProx, Local
-from fedalloy.participation import USES_FRACTION, Participation, Policy
-from fedalloy.training import LocalWork
-from fedalloy.tree import clone, equal
+from fedalloy.train.fit import LocalWork
 
 
 def active(policy, clients=20, round=1, seed=0, sizes=None, by_size=False, flops=None, **options):

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 import fedalloy.methods  # noqa: F401  # so that a snapshot of the registry holds them
-from fedalloy.core import methods
+from fedalloy.base.plugins import PREFIX, load_file, load_installed, loaded_files
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import DataError, UsageError
-from fedalloy.models import models
-from fedalloy.plugins import PREFIX, load_file, load_installed, loaded_files
-from fedalloy.runner import resume, simulate
+from fedalloy.federation.core import methods
+from fedalloy.nets.models import models
+from fedalloy.run.runner import resume, simulate
 
 PLUGIN = '''
 import numpy as np
@@ -185,7 +185,7 @@ def test_installed_packages_are_loaded_and_named_when_they_fail(monkeypatch: pyt
         SimpleNamespace(value="bad.module", load=fail),
     ]
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: entries if group == "fedalloy.plugins" else []
+        importlib.metadata, "entry_points", lambda group: entries if group == "fedalloy.base.plugins" else []
     )
     with pytest.raises(UsageError, match=r"the installed plug-in 'bad\.module' failed: ImportError: no such thing"):
         load_installed()

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy import tree
-from fedalloy.core import Message, Method, Reply, methods, quick, run
+from fedalloy.base import tree
+from fedalloy.check.probe import small_settings
 from fedalloy.engine.base import Answer, Round
 from fedalloy.engine.serial import Serial
-from fedalloy.gate import like, refusal
+from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.gate import like, refusal
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.setting import Setting
 
 EVERYBODY = list(range(6))
 HOSTILE, ROUND = 4, 2

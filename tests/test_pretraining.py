@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fedalloy.pretraining as module
-from fedalloy.losses import ce
-from fedalloy.pretraining import train_until_converged
-from fedalloy.probe import global_streams
-from fedalloy.training import LocalWork, params
-from fedalloy.tree import equal
+import fedalloy.knowledge.pretraining as module
+from fedalloy.base.tree import equal
+from fedalloy.check.probe import global_streams
+from fedalloy.knowledge.pretraining import train_until_converged
+from fedalloy.train.fit import LocalWork, params
+from fedalloy.train.losses import ce
 
 HOW = {"epochs": 20, "batch": 4, "patience": 3, "min_delta": 0.005, "held_out": 0.2}
 

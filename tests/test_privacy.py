@@ -23,20 +23,30 @@ from torch import Tensor, nn
 pytest.importorskip("opacus")
 dp_accounting = pytest.importorskip("dp_accounting")
 
-from fedalloy import check_method, compare, experiment, resume, simulate, tree  # noqa: E402
-from fedalloy.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
+from fedalloy import check_method, compare, experiment, resume, simulate  # noqa: E402
+from fedalloy.base import tree  # noqa: E402
+from fedalloy.check.doctor import examine  # noqa: E402
+from fedalloy.check.probe import small_settings  # noqa: E402
 from fedalloy.data.public import PublicSet  # noqa: E402
 from fedalloy.data.samples import Samples  # noqa: E402
-from fedalloy.doctor import examine  # noqa: E402
 from fedalloy.engine.base import Answer, Round  # noqa: E402
 from fedalloy.engine.pool import Pool  # noqa: E402
 from fedalloy.engine.serial import Serial  # noqa: E402
 from fedalloy.engine.threads import Threads  # noqa: E402
 from fedalloy.errors import CheckpointError, UsageError  # noqa: E402
-from fedalloy.losses import ce, sq_dist  # noqa: E402
+from fedalloy.federation.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
+from fedalloy.federation.participation import Participation  # noqa: E402
+from fedalloy.federation.quorum import Quorum, QuorumError  # noqa: E402
+from fedalloy.federation.setting import Setting, pooled  # noqa: E402
 from fedalloy.methods import FedAvg, FedMD, FedMDGlobal, FedProx, KnFu, Local  # noqa: E402
-from fedalloy.participation import Participation  # noqa: E402
-from fedalloy.privacy import (  # noqa: E402
+from fedalloy.report.html import render  # noqa: E402
+from fedalloy.report.progress import Display  # noqa: E402
+from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
+from fedalloy.storage.results import Run  # noqa: E402
+from fedalloy.storage.store import Store  # noqa: E402
+from fedalloy.train.fit import LocalWork, fit, params  # noqa: E402
+from fedalloy.train.losses import ce, sq_dist  # noqa: E402
+from fedalloy.train.privacy import (  # noqa: E402
     LEDGER,
     Account,
     Privacy,
@@ -45,15 +55,6 @@ from fedalloy.privacy import (  # noqa: E402
     epsilon,
     run_address,
 )
-from fedalloy.probe import small_settings  # noqa: E402
-from fedalloy.progress import Display  # noqa: E402
-from fedalloy.quorum import Quorum, QuorumError  # noqa: E402
-from fedalloy.report.html import render  # noqa: E402
-from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
-from fedalloy.results import Run  # noqa: E402
-from fedalloy.setting import Setting, pooled  # noqa: E402
-from fedalloy.store import Store  # noqa: E402
-from fedalloy.training import LocalWork, fit, params  # noqa: E402
 
 TINY: dict[str, Any] = {"data": "tiny", "model": "mlp", "partition": {"clients": 4, "alpha": 1.0}, "engine": "serial"}
 ONCE = LocalWork(work="fixed_steps", steps=1, batch=2, lr=0.1)

@@ -15,16 +15,16 @@ import pytest
 pytest.importorskip("opacus")
 pytest.importorskip("dp_accounting")
 
-from fedalloy import build as build_module
 from fedalloy import resume, simulate
-from fedalloy.build import Built, build
-from fedalloy.config import experiment
-from fedalloy.core import Method
+from fedalloy.config import build as build_module
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import experiment
 from fedalloy.data import load
 from fedalloy.engine.serial import Serial
-from fedalloy.privacy import LEDGER, Account, Privacy, epsilon
-from fedalloy.results import Run, read
-from fedalloy.store import Store
+from fedalloy.federation.core import Method
+from fedalloy.storage.results import Run, read
+from fedalloy.storage.store import Store
+from fedalloy.train.privacy import LEDGER, Account, Privacy, epsilon
 
 CLIENTS = 3
 TINY: dict[str, Any] = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedalloy import progress
-from fedalloy.progress import Display
+from fedalloy.report import progress
+from fedalloy.report.progress import Display
 
 
 @pytest.fixture

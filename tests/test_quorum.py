@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy import resume, runner, simulate, tree
-from fedalloy.check import small_settings
-from fedalloy.cli import main
-from fedalloy.core import Client, Federation, Message, Method, Reply, State, action, methods, quick, run
+from fedalloy import resume, simulate
+from fedalloy.base import tree
+from fedalloy.check.method import small_settings
+from fedalloy.cli.main import main
 from fedalloy.engine.base import Round
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Client, Federation, Message, Method, Reply, State, action, methods, quick, run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.methods import FedAvg, Local
-from fedalloy.participation import Participation
-from fedalloy.quorum import Quorum, QuorumError
-from fedalloy.store import Store
+from fedalloy.run import runner
+from fedalloy.storage.store import Store
 
 SILENT = Participation(late_drop=0.999999)
 TINY: dict[str, Any] = {"data": "tiny", "model": "mlp", "partition": {"clients": 4, "alpha": 1.0}}
@@ -198,7 +200,7 @@ def test_clients_forget_a_round_after_which_the_server_is_not_finite() -> None:
 
 def test_what_a_method_carries_on_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of a thousand models costs nothing in a round that replaces three."""
-    from fedalloy import core
+    from fedalloy.federation import core
 
     looked: list[int] = []
     real = core.finite

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fedalloy.report.format import MISSING
+from fedalloy.base.text import MISSING
 
 ROOT = Path(__file__).parent.parent
 TOLERANCE = 1.5  # points of accuracy: 30 of the demo's 2,000 test samples; other vector units moved it by 0.35
@@ -28,7 +28,7 @@ Table = dict[tuple[str, str], dict[str, str]]
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("demo")
-    words = [sys.executable, "-c", "from fedalloy.cli import main; main()", "demo", "--out", str(folder / "demo")]
+    words = [sys.executable, "-c", "from fedalloy.cli.main import main; main()", "demo", "--out", str(folder / "demo")]
     told = subprocess.run(
         words, cwd=folder, env={**os.environ, "COLUMNS": "120"}, capture_output=True, text=True, check=True
     )

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalloy import results
 from fedalloy.errors import DataError, UsageError
+from fedalloy.storage import results
 
 AMPS = [0.5, 0.75, 0.25]
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy import robust
-from fedalloy.averaging import average
+from fedalloy.aggregation import robust
+from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.robust import capped, clip_norm, clipped, combined, krum, median, nearest, trimmed
+from fedalloy.base.tree import digest, equal
 from fedalloy.errors import UsageError
-from fedalloy.robust import capped, clip_norm, clipped, combined, krum, median, nearest, trimmed
-from fedalloy.tree import digest, equal
 
 
 def one(*values, dtype=torch.float32):

@@ -12,22 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from fedalloy import gate, resume, runner, simulate, tree
-from fedalloy.aggregation import Aggregation
-from fedalloy.build import Built, build
-from fedalloy.config import experiment
-from fedalloy.core import Client, Federation, Generation, Message, Method, Reply, State, action, reply, run
+from fedalloy import resume, simulate
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base import tree
+from fedalloy.check.probe import small_settings
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import experiment
 from fedalloy.engine.base import Answer, Failed, Failure, Round
 from fedalloy.engine.serial import Serial
+from fedalloy.federation import gate
+from fedalloy.federation.core import Client, Federation, Generation, Message, Method, Reply, State, action, reply, run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum, QuorumError
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
-from fedalloy.participation import Participation
-from fedalloy.privacy import LEDGER
-from fedalloy.probe import small_settings
-from fedalloy.quorum import Quorum, QuorumError
 from fedalloy.report.facts import skipped
-from fedalloy.results import Run
-from fedalloy.setting import Setting
-from fedalloy.store import Store
+from fedalloy.run import runner
+from fedalloy.storage.results import Run
+from fedalloy.storage.store import Store
+from fedalloy.train.privacy import LEDGER
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 from disks import Disk, disturbed, points

@@ -9,11 +9,11 @@ from types import ModuleType
 
 import pytest
 
-from fedalloy import tree
-from fedalloy.core import State
+from fedalloy.base import tree
 from fedalloy.engine.pool import Pool
+from fedalloy.federation.core import State
 from fedalloy.methods import FedAvg
-from fedalloy.training import one_thread
+from fedalloy.train.fit import one_thread
 
 
 @pytest.fixture(scope="module")

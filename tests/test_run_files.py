@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalloy.cli import cli
-from fedalloy.draw import draw
-from fedalloy.ending import carry_out
+from fedalloy.cli.ending import carry_out
+from fedalloy.cli.main import cli
+from fedalloy.cli.terminal import show
 from fedalloy.errors import DataError
+from fedalloy.report.draw import draw
 from fedalloy.report.html import render
 from fedalloy.report.partition_plot import bubble_plot, heat_map
 from fedalloy.report.svg import save, to_svg
-from fedalloy.results import Run, read
-from fedalloy.runner import simulate
-from fedalloy.terminal import show
+from fedalloy.run.runner import simulate
+from fedalloy.storage.results import Run, read
 
 STRANGE = ["$\\frac{$", "a\x00b\x1b[2Jc", "\u202egnorw", "\N{PILE OF POO}", "x" * 5000, "<b>&", "\\", "[/red]", ""]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.core import Card, Method
-from fedalloy.costs import Meter
+from fedalloy.base.tree import equal
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Card, Method
+from fedalloy.federation.setting import SERVER, Setting, Site, pooled
 from fedalloy.methods import FedAvg, Local
-from fedalloy.models import create
-from fedalloy.setting import SERVER, Setting, Site, pooled
-from fedalloy.training import LocalWork, params
-from fedalloy.tree import equal
+from fedalloy.nets.models import create
+from fedalloy.train.costs import Meter
+from fedalloy.train.fit import LocalWork, params
 
 
 def wide():

@@ -12,20 +12,21 @@ from typing import Any
 import pytest
 
 import fedalloy.methods
-from fedalloy import build as build_module
-from fedalloy import runner, tree
-from fedalloy.build import build
-from fedalloy.config import Choice, Stop, experiment, override
-from fedalloy.core import Client, Federation, Message, Reply, State, action, hyper_parameters, methods, reply
+from fedalloy.base import tree
+from fedalloy.base.files import read_weights
+from fedalloy.base.tree import Tree
+from fedalloy.config import build as build_module
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Choice, Stop, experiment, override
 from fedalloy.data import load
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.export import export_model
-from fedalloy.files import read_weights
+from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, hyper_parameters, methods, reply
 from fedalloy.methods import FedAvg, FedProx
-from fedalloy.results import SELECTIONS, Run, best_round, read
-from fedalloy.runner import resume, should_stop, simulate
-from fedalloy.store import Store
-from fedalloy.tree import Tree
+from fedalloy.report.export import export_model
+from fedalloy.run import runner
+from fedalloy.run.runner import resume, should_stop, simulate
+from fedalloy.storage.results import SELECTIONS, Run, best_round, read
+from fedalloy.storage.store import Store
 
 TINY: dict[str, Any] = {
     "data": "tiny",

@@ -16,22 +16,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedalloy import build as build_module
-from fedalloy import config, runner, spill, tree
-from fedalloy.checkpoints import Checkpoints
-from fedalloy.comparison import compare
-from fedalloy.config import experiment, override
-from fedalloy.core import State, run
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
+from fedalloy.config import build as build_module
+from fedalloy.config import experiment as config
+from fedalloy.config.experiment import experiment, override
 from fedalloy.data import load
 from fedalloy.engine import arena
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import StorageError, UsageError
+from fedalloy.federation.core import State, run
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
-from fedalloy.runner import resume, simulate
-from fedalloy.setting import Setting
-from fedalloy.spill import Segment, Spill, parse_size
-from fedalloy.store import Store
-from fedalloy.tree import Tree
+from fedalloy.run import runner
+from fedalloy.run.comparison import compare
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage import spill
+from fedalloy.storage.checkpoints import Checkpoints
+from fedalloy.storage.spill import Segment, Spill, parse_size
+from fedalloy.storage.store import Store
 
 TINY: dict[str, Any] = {
     "data": "tiny",
@@ -365,9 +368,9 @@ def test_another_budget_is_no_other_comparison(tmp_path: Path) -> None:
 
 RESIDENT = """
 import torch
-from fedalloy.core import State
+from fedalloy.federation.core import State
 from fedalloy.engine.malloc import tune_malloc
-from fedalloy.spill import Spill
+from fedalloy.storage.spill import Spill
 
 def resident():
     with open("/proc/self/status") as file:

@@ -12,12 +12,12 @@ import pytest
 import safetensors
 import torch
 
-from fedalloy import tree
-from fedalloy.core import State
+from fedalloy.base import tree
+from fedalloy.base.files import append_line, make_folder, read_weights, write_atomically, write_json, write_weights
 from fedalloy.errors import CheckpointError, DataError, StorageError, UsageError
-from fedalloy.files import append_line, make_folder, read_weights, write_atomically, write_json, write_weights
-from fedalloy.results import read
-from fedalloy.store import Store, begun, described, experiment_digest
+from fedalloy.federation.core import State
+from fedalloy.storage.results import read
+from fedalloy.storage.store import Store, begun, described, experiment_digest
 
 META = {"format": 1, "name": "fedavg", "label": "FedAvg", "seed": 0}
 

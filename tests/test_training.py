@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy import rng, tree
+from fedalloy.base import rng, tree
+from fedalloy.base.layout import laid_out
+from fedalloy.base.tree import equal
 from fedalloy.errors import UsageError
-from fedalloy.layout import laid_out
-from fedalloy.losses import ce
-from fedalloy.setting import Site
-from fedalloy.training import FlatSGD, LocalWork, batches, fit, load, params, predict
-from fedalloy.tree import equal
+from fedalloy.federation.setting import Site
+from fedalloy.train.fit import FlatSGD, LocalWork, batches, fit, load, params, predict
+from fedalloy.train.losses import ce
 
 
 def sizes_of(n, size, steps, drop_last=False):

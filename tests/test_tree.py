@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedalloy import tree
+from fedalloy.base import tree
 from fedalloy.errors import DataError, UsageError
 
 DTYPES = list(tree.DTYPES)

@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from fedalloy.aggregation import Aggregation
-from fedalloy.architectures import Budget, ModelPart
-from fedalloy.config import DataPart, Experiment, PartitionPart, PublicPart, Stop
-from fedalloy.core import Method
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.config.experiment import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
+from fedalloy.federation.core import Method
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
-from fedalloy.models import models
-from fedalloy.participation import Participation
-from fedalloy.privacy import Privacy
-from fedalloy.quorum import Quorum
-from fedalloy.training import LocalWork
+from fedalloy.nets.architectures import Budget, ModelPart
+from fedalloy.nets.models import models
+from fedalloy.train.fit import LocalWork
+from fedalloy.train.privacy import Privacy
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedalloy import models
+from fedalloy.nets import models
 
 FOLDER = "PEERS_TASK"
 

@@ -17,12 +17,12 @@ import torch
 from finished import accuracy, go_on, opened
 from torch import Tensor
 
-from fedalloy.core import Federation, Message
-from fedalloy.domains import TwoHeads
-from fedalloy.importance import ensemble, importance
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Federation, Message
+from fedalloy.knowledge.domains import TwoHeads
+from fedalloy.knowledge.importance import ensemble, importance
 from fedalloy.methods import DaFKD
-from fedalloy.training import load, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import load, predict
 
 
 def main(folder: Path, rounds: int) -> None:

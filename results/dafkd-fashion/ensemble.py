@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedalloy.build import build
-from fedalloy.config import build_method, read
-from fedalloy.core import Federation, Message, State
+from fedalloy.base.tree import Tree
+from fedalloy.config.build import build
+from fedalloy.config.experiment import build_method, read
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import Federation, Message, State
 from fedalloy.methods.feddf import FedDF
-from fedalloy.training import load, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import load, predict
 
 
 def main(file: str, rounds: int) -> None:

@@ -16,10 +16,10 @@ import torch
 from finished import accuracy, go_on, opened
 from torch import Tensor
 
-from fedalloy.core import Federation, Message, State
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Federation, Message, State
 from fedalloy.methods import FedFTG
-from fedalloy.training import load, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import load, predict
 
 
 def main(folder: Path, rounds: int) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from fedalloy.build import build
-from fedalloy.config import Experiment, recorded
-from fedalloy.core import Method, State
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Experiment, recorded
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
-from fedalloy.store import Store, described
+from fedalloy.federation.core import Method, State
+from fedalloy.storage.store import Store, described
 
 
 def opened(folder: Path) -> tuple[Experiment, Serial, State, Samples]:

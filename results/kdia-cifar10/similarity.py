@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy import load
-from fedalloy.generators import ConditionalGenerator
 from fedalloy.methods.kdia import diversity_loss
-from fedalloy.models import FeatureNet, create, in_two_parts
+from fedalloy.nets.generators import ConditionalGenerator
+from fedalloy.nets.models import FeatureNet, create, in_two_parts
 
 
 def trained_centrally(x: Tensor, y: Tensor) -> FeatureNet:

@@ -13,36 +13,36 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedalloy.check import check_method
-    from fedalloy.comparison import compare
-    from fedalloy.config import Choice, Experiment, experiment
-    from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+    from fedalloy.check.method import check_method
+    from fedalloy.config.experiment import Choice, Experiment, experiment
     from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
     from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
-    from fedalloy.export import export_model
+    from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
     from fedalloy.methods import *  # noqa: F403  # every method of the library, as `__getattr__` finds them
-    from fedalloy.models import FeatureNet, model
+    from fedalloy.nets.models import FeatureNet, model
+    from fedalloy.report.export import export_model
     from fedalloy.report.html import write_report
-    from fedalloy.results import Run, rows
-    from fedalloy.runner import resume, simulate
+    from fedalloy.run.comparison import compare
+    from fedalloy.run.runner import resume, simulate
+    from fedalloy.storage.results import Run, rows
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "fedalloy.check": ("check_method",),
-    "fedalloy.comparison": ("compare",),
-    "fedalloy.config": ("Choice", "Experiment", "experiment"),
-    "fedalloy.core": (
+    "fedalloy.check.method": ("check_method",),
+    "fedalloy.run.comparison": ("compare",),
+    "fedalloy.config.experiment": ("Choice", "Experiment", "experiment"),
+    "fedalloy.federation.core": (
         *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
         *("action", "method", "reply"),
     ),
     "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load"),
     "fedalloy.errors": ("CheckpointError", "DataError", "FedalloyError", "StorageError", "UsageError"),
-    "fedalloy.export": ("export_model",),
-    "fedalloy.models": ("FeatureNet", "model"),
+    "fedalloy.report.export": ("export_model",),
+    "fedalloy.nets.models": ("FeatureNet", "model"),
     "fedalloy.report.html": ("write_report",),
-    "fedalloy.results": ("Run", "rows"),
-    "fedalloy.runner": ("resume", "simulate"),
+    "fedalloy.storage.results": ("Run", "rows"),
+    "fedalloy.run.runner": ("resume", "simulate"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalloy.build import build
-from fedalloy.config import experiment
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError
 from fedalloy.report import facts
 from fedalloy.report.html import render
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 
 X = np.random.default_rng(0).normal(5.0, 2.0, (60, 3))
 Y = np.arange(60) % 3

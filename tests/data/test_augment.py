@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedalloy.base.rng import generator
 from fedalloy.data.augment import augmentation, crop_flip, rotate
 from fedalloy.errors import UsageError
-from fedalloy.rng import generator
 
 BLACK = (-1.0, -2.0, -3.0)
 

@@ -13,9 +13,9 @@ from flwr.app import Context, Message
 from hostile import changed
 from local_grid import LocalGrid
 
+from fedalloy.base.files import write_json
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
-from fedalloy.files import write_json
 
 
 def grid_of(deployment: Deployment, fault: Any = None) -> LocalGrid:

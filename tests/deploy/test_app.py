@@ -17,19 +17,19 @@ sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no te
 
 from sites_grid import Killed, Mortal, grid_of
 
-from fedalloy import tree
-from fedalloy.build import Built
-from fedalloy.config import experiment, read
+from fedalloy.base import tree
+from fedalloy.config.build import Built
+from fedalloy.config.experiment import experiment, read
 from fedalloy.deploy import app
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.deploy.site import site_setting
 from fedalloy.engine.flower.memory import Memory
-from fedalloy.privacy import Account, Privacy, epsilon
-from fedalloy.quorum import QuorumError
-from fedalloy.results import read as read_run
-from fedalloy.runner import simulate
-from fedalloy.store import Store, described
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.run.runner import simulate
+from fedalloy.storage.results import read as read_run
+from fedalloy.storage.store import Store, described
+from fedalloy.train.privacy import Account, Privacy, epsilon
 
 TINY = {
     "rounds": 2,

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from fedalloy.cli import main
+from fedalloy.base.files import write_json
+from fedalloy.cli.main import main
 from fedalloy.deploy import control, link, processes
 from fedalloy.deploy.door import guarded
 from fedalloy.deploy.events import events, events_file, tell
@@ -25,7 +26,6 @@ from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.preflight import refusal
 from fedalloy.errors import FedalloyError, UsageError
-from fedalloy.files import write_json
 
 pytest.importorskip("flwr")
 
@@ -279,5 +279,5 @@ def test_importing_the_commands_does_not_import_flower() -> None:
     import subprocess
     import sys
 
-    code = "import sys, fedalloy.cli; sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys, fedalloy.cli.main; sys.exit('flwr' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -18,15 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no te
 from flwr.app import Message
 from sites_grid import Killed, Mortal, changed, grid_of
 
-from fedalloy.config import experiment
+from fedalloy.config.experiment import experiment
 from fedalloy.deploy import app, control, keys, link
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.errors import StorageError, UsageError
-from fedalloy.quorum import QuorumError
-from fedalloy.results import read
-from fedalloy.store import described
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.storage.results import read
+from fedalloy.storage.store import described
 
 TINY = {
     "rounds": 2,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fedalloy.deploy.commands import init_command
+from fedalloy.cli.deploy import init_command
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init, with_cap
 from fedalloy.errors import UsageError

@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no te
 from sites_grid import grid_of
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy import tree
-from fedalloy.config import build_method, read
-from fedalloy.core import Method, State
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
+from fedalloy.cli.terminal import show
+from fedalloy.config.experiment import build_method, read
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
@@ -31,14 +32,13 @@ from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import VIEWS
 from fedalloy.engine.flower.codec import to_records
 from fedalloy.errors import DataError, UsageError
-from fedalloy.gate import Room
+from fedalloy.federation.core import Method, State
+from fedalloy.federation.gate import Room
 from fedalloy.report.facts import warnings
 from fedalloy.report.html import write_report
-from fedalloy.results import read as read_run
-from fedalloy.runner import simulate
-from fedalloy.terminal import show
-from fedalloy.training import params
-from fedalloy.tree import Tree
+from fedalloy.run.runner import simulate
+from fedalloy.storage.results import read as read_run
+from fedalloy.train.fit import params
 
 OWN = {
     "rounds": 6,

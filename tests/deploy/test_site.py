@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedalloy.build import build
-from fedalloy.config import DataPart, experiment
+from fedalloy.config.build import build
+from fedalloy.config.experiment import DataPart, experiment
 from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.preflight import main as preflight
 from fedalloy.deploy.settings import Amount, for_server, for_share, known_sizes
 from fedalloy.deploy.site import refuse_another, site_setting
 from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import DataError, FedalloyError, SecurityError, UsageError
-from fedalloy.runner import describe, settled
+from fedalloy.run.runner import describe, settled
 
 AGREED = {"name": "sites", "classes": 2, "channels": 1, "size": 4, "mean": [0.5], "std": [0.25], "names": ["no", "yes"]}
 OWN = {"rounds": 2, "data": AGREED, "model": {"name": "mlp"}}
@@ -173,7 +173,7 @@ def test_the_server_knows_sizes_alone() -> None:
 def test_the_server_of_own_data_says_nothing_of_classes_and_can_go_on_without_a_site() -> None:
     exp = experiment({**OWN, "partition": {"validation": 0.1}})
     amounts = {0: Amount(10, 3, 1), 1: Amount(20, 5, 2), 2: Amount(7, 2)}
-    from fedalloy.config import build_method
+    from fedalloy.config.experiment import build_method
 
     built = for_server(exp, amounts)
     about = describe(settled(exp, built, build_method(exp.method)), built, "FedAvg")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedalloy.config import experiment
+from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Dataset
 from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.site_data import read_samples

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from fedalloy import build as build_module
-from fedalloy import core
-from fedalloy.cli import main
-from fedalloy.core import Client, Message, Reply, action
+from fedalloy.base.plugins import LONGEST, PREFIX, blamed, named
+from fedalloy.check.probe import small_settings
+from fedalloy.cli.main import main
+from fedalloy.config import build as build_module
 from fedalloy.data import load
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError, FedalloyError, Signalled
+from fedalloy.federation import core
+from fedalloy.federation.core import Client, Message, Reply, action
 from fedalloy.methods import FedAvg
-from fedalloy.plugins import LONGEST, PREFIX, blamed, named
-from fedalloy.probe import small_settings
 
 WORDS = ("data=tiny", "model=mlp", "model.hidden=[4]", "partition=iid", "partition.clients=3", "rounds=1")
 
 PLUGIN = '''
 from fedalloy import Card, FedAvg, action, method
 from fedalloy.errors import DataError
-from fedalloy.quorum import QuorumError
+from fedalloy.federation.quorum import QuorumError
 
 
 class Mute(Exception):

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
-from fedalloy import plugins, tree
-from fedalloy.aggregation import Aggregation
-from fedalloy.core import action, methods, quick, run
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base import plugins, tree
+from fedalloy.check.probe import setting_with_public_classes, small_settings
 from fedalloy.data.augment import augmentation
 from fedalloy.data.samples import Scale
 from fedalloy.engine import arena
@@ -30,14 +30,14 @@ from fedalloy.engine.pool import Pool, WorkerError, can_cross
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import StorageError, UsageError
+from fedalloy.federation.core import action, methods, quick, run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, Local
-from fedalloy.models import create
-from fedalloy.participation import Participation
-from fedalloy.privacy import Privacy
-from fedalloy.probe import setting_with_public_classes, small_settings
-from fedalloy.quorum import Quorum
-from fedalloy.setting import Setting
-from fedalloy.training import LocalWork, params
+from fedalloy.nets.models import create
+from fedalloy.train.fit import LocalWork, params
+from fedalloy.train.privacy import Privacy
 
 
 @pytest.fixture(scope="module", params=[0, 1, 2], ids=["perceptron", "BatchNorm and dropout", "public classes"])
@@ -131,8 +131,8 @@ def test_workers_end_with_the_pool_and_leave_nothing_behind(plain):
 
 
 SMALL_POOL = (
-    "import functools, os, sys, time; from fedalloy.engine.pool import Pool; from fedalloy.models import create;"
-    "from dataclasses import replace; from fedalloy.probe import small_settings;"
+    "import functools, os, sys, time; from fedalloy.engine.pool import Pool; from fedalloy.nets.models import create;"
+    "from dataclasses import replace; from fedalloy.check.probe import small_settings;"
     "s = replace(small_settings()[0], networks=[functools.partial(create,'mlp',classes=4,channels=1,size=8)]);"
 )
 
@@ -215,12 +215,12 @@ def test_a_setting_crosses_whole():
 
 MIRROR = """
 from dataclasses import dataclass, fields
-from fedalloy import tree
-from fedalloy.core import Method, action, reply
+from fedalloy.base import tree
+from fedalloy.federation.core import Method, action, reply
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.methods import FedAvg
-from fedalloy.training import params
+from fedalloy.train.fit import params
 
 ITS_OWN = {"memory", "meter", "account"}  # which belong to this run on this engine
 
@@ -355,7 +355,7 @@ def test_a_pool_that_is_killed_leaves_no_data_in_shared_memory(tmp_path):
     code = (
         "import sys, time; from pathlib import Path; from fedalloy.engine import arena;"
         "arena._MEMORY = Path(sys.argv[1]);"
-        "from fedalloy.engine.pool import Pool; from fedalloy.probe import small_settings;"
+        "from fedalloy.engine.pool import Pool; from fedalloy.check.probe import small_settings;"
         "p = Pool(small_settings()[0], workers=1); print('begun', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True) as parent:

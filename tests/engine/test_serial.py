@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedalloy import tree
-from fedalloy.check import small_settings
-from fedalloy.core import Method, State, action, reply, run
+from fedalloy.base import tree
+from fedalloy.check.method import small_settings
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Method, State, action, reply, run
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import QFFL, Centralised, FedAvg, FedProx, Local
-from fedalloy.participation import Participation
-from fedalloy.training import predict
+from fedalloy.train.fit import predict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,11 @@ sys.path.insert(0, str(Path(__file__).parent))  # for local_grid, which is no te
 
 from local_grid import LocalGrid
 
-from fedalloy.config import experiment
+from fedalloy.check.probe import small_settings
+from fedalloy.config.experiment import experiment
 from fedalloy.engine.flower import roster
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import client_app
-from fedalloy.probe import small_settings
 
 
 @pytest.fixture(scope="session")

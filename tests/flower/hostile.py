@@ -8,7 +8,7 @@ from typing import Any
 from flwr.app import Error, Message
 
 from fedalloy.engine.flower.codec import from_records, to_records
-from fedalloy.gate import Room
+from fedalloy.federation.gate import Room
 
 
 def changed(answer: Message, change: Callable[[dict[str, Any], Any], Any]) -> Message:

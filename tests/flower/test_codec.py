@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_grid import through_bytes
 
-from fedalloy import tree
-from fedalloy.costs import Ledger
+from fedalloy.base import tree
 from fedalloy.engine.flower.codec import BODY, HEADER, KIND, array, from_records, to_records
 from fedalloy.errors import DataError
-from fedalloy.gate import Room
+from fedalloy.federation.gate import Room
+from fedalloy.train.costs import Ledger
 
 ROOM = Room(1 << 20, 1 << 20)
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

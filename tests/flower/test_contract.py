@@ -60,7 +60,7 @@ def test_the_parts_of_messages_are_as_they_were():
 
 def test_the_rest_of_the_library_does_not_import_flower():
     code = (
-        "import sys, fedalloy, fedalloy.cli, fedalloy.runner, fedalloy.methods;"
+        "import sys, fedalloy, fedalloy.cli.main, fedalloy.run.runner, fedalloy.methods;"
         "sys.exit(any(name in sys.modules for name in ('flwr', 'ray')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

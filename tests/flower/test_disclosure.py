@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 import fedalloy.methods  # noqa: F401  # registers them
-from fedalloy.core import methods, quick, run
-from fedalloy.disclosure import EVALUATION, INTRODUCTION, REPLY, always, evaluated
 from fedalloy.engine.flower.client import ACT, INTRODUCE, VIEWS
 from fedalloy.engine.flower.codec import from_records
-from fedalloy.evaluation import views_on
-from fedalloy.gate import Room
-from fedalloy.privacy import Privacy
-from fedalloy.setting import Site
+from fedalloy.federation.core import methods, quick, run
+from fedalloy.federation.disclosure import EVALUATION, INTRODUCTION, REPLY, always, evaluated
+from fedalloy.federation.evaluation import views_on
+from fedalloy.federation.gate import Room
+from fedalloy.federation.setting import Site
+from fedalloy.train.privacy import Privacy
 
 
 def sent(engine):

@@ -10,9 +10,9 @@ import torch
 from local_grid import LocalGrid
 
 import fedalloy.methods  # noqa: F401  # registers the methods
-from fedalloy import tree
-from fedalloy.config import experiment
-from fedalloy.core import State, methods, quick, run
+from fedalloy.base import tree
+from fedalloy.check.probe import small_settings
+from fedalloy.config.experiment import experiment
 from fedalloy.engine.base import REFERENCE, Failed, Failure
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.flower.carrier import Flower
@@ -21,15 +21,15 @@ from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.flower.simulation import Here
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.evaluation import views_on
+from fedalloy.federation.core import State, methods, quick, run
+from fedalloy.federation.evaluation import views_on
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, Local
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.results import read
-from fedalloy.runner import resume, simulate
-from fedalloy.setting import Site
-from fedalloy.store import Store
-from fedalloy.training import LocalWork
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.results import read
+from fedalloy.storage.store import Store
+from fedalloy.train.fit import LocalWork
 
 
 def remembered(engine, folder):
@@ -152,7 +152,7 @@ EXP = {
 @pytest.fixture
 def simulated(tmp_path):
     """An engine whose clients build their settings as simulated ones do."""
-    from fedalloy.build import build
+    from fedalloy.config.build import build
 
     def make(exp=EXP, folder=None):
         given = experiment(exp)

@@ -12,8 +12,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 from hostile import changed
 
-from fedalloy import tree
-from fedalloy.core import run
+from fedalloy.base import tree
 from fedalloy.engine.base import REFERENCE, Failure
 from fedalloy.engine.flower import carrier
 from fedalloy.engine.flower.claims import introduction
@@ -23,12 +22,13 @@ from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.flower.roster import introductions
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError
-from fedalloy.evaluation import views_on
-from fedalloy.gate import Room
+from fedalloy.federation.core import run
+from fedalloy.federation.evaluation import views_on
+from fedalloy.federation.gate import Room
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import FedAvg, KnFu, Local
-from fedalloy.participation import Participation
-from fedalloy.privacy import LEDGER, Privacy
-from fedalloy.quorum import Quorum
+from fedalloy.train.privacy import LEDGER, Privacy
 
 BAD = 2  # the client that misbehaves
 
@@ -260,7 +260,7 @@ def test_a_client_that_is_there_but_does_not_match_is_not_waited_for(change, set
 
 
 def test_who_is_missing_is_said(setting, federation):
-    from fedalloy.config import experiment
+    from fedalloy.config.experiment import experiment
 
     said = []
     engine = federation(setting)
@@ -279,7 +279,7 @@ def test_an_introduction_with_a_strange_shape_is_refused(shape):
 
 
 def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):
-    from fedalloy.config import experiment
+    from fedalloy.config.experiment import experiment
     from fedalloy.errors import DataError
 
     def setting_of(context, asked):

@@ -18,19 +18,19 @@ pytest.importorskip("dp_accounting")
 
 from flwr.app import Message
 
-from fedalloy.core import reply
+from fedalloy.base.files import write_atomically
 from fedalloy.engine.flower import client as client_side
 from fedalloy.engine.flower.codec import HEADER
 from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.errors import UsageError
-from fedalloy.files import write_atomically
+from fedalloy.federation.core import reply
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
-from fedalloy.noise import Rehearsed
-from fedalloy.participation import Participation
-from fedalloy.privacy import LEDGER, Account, Privacy, PrivateSteps, figures, larger
-from fedalloy.quorum import Quorum
-from fedalloy.setting import Setting
-from fedalloy.training import LocalWork
+from fedalloy.train.fit import LocalWork
+from fedalloy.train.noise import Rehearsed
+from fedalloy.train.privacy import LEDGER, Account, Privacy, PrivateSteps, figures, larger
 
 ONE = 5  # the client to which things happen
 

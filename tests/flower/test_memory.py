@@ -8,7 +8,7 @@ import stat
 import pytest
 import torch
 
-from fedalloy import tree
+from fedalloy.base import tree
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.errors import DataError, StorageError
 

@@ -13,16 +13,16 @@ import pytest
 from flwr.app import Error, Message
 from local_grid import LocalGrid
 
-from fedalloy import tree
-from fedalloy.build import build
-from fedalloy.config import experiment
-from fedalloy.core import run
+from fedalloy.base import tree
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment
 from fedalloy.engine.flower import simulation
 from fedalloy.engine.flower.client import client_app
 from fedalloy.engine.flower.simulation import Here, Runtime, Simulation, SimulationError
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import run
 from fedalloy.methods import FedAvg
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 
 EXP = {"data": "tiny", "model": {"name": "mlp", "hidden": 8}, "rounds": 2, "partition": {"clients": 4, "alpha": 1.0}}
 DIED = Error(0, "<class 'ray.exceptions.ActorDiedError'>:<'The actor died unexpectedly\nbefore finishing this task.'>")
@@ -127,7 +127,7 @@ def test_a_runtime_that_does_not_start_is_a_sentence(monkeypatch):
 @pytest.mark.skipif("FEDALLOY_RAY" not in os.environ, reason="starts Ray; `make flower` does it")
 def test_ray_gives_the_serial_run_s_records_and_leaves_no_process():
     code = f"""
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 if __name__ == "__main__":
     exp = {EXP!r}
     one, other = (simulate({{**exp, "engine": engine}}) for engine in ("serial", "flower"))

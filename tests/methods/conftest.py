@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy import rng
-from fedalloy.core import Client, Message, Method, State
-from fedalloy.core import run as run_method
-from fedalloy.costs import Meter
+from fedalloy.base import rng
+from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
-from fedalloy.setting import Setting
-from fedalloy.training import LocalWork
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Client, Message, Method, State
+from fedalloy.federation.core import run as run_method
+from fedalloy.federation.setting import Setting
+from fedalloy.train.costs import Meter
+from fedalloy.train.fit import LocalWork
 
 
 class Scalar(nn.Module):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalloy.core import State
+from fedalloy.federation.core import State
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.trifreqs import tri_freqs
 from fedalloy.methods import KDIA, QFFL, FedAvg, FedAvgM, FedGKD, FedProx
-from fedalloy.models import create
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork
-from fedalloy.trifreqs import tri_freqs
+from fedalloy.nets.models import create
+from fedalloy.train.fit import LocalWork
 
 AVERAGING = [FedAvg(), FedAvg(weights="uniform"), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
 SIZES = [3, 6]

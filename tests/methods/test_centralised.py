@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fedalloy.base.tree import equal
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import Centralised, FedAvg
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork
 
 
 def test_it_takes_the_steps_of_the_active_clients_together(small_setting, play):

@@ -10,23 +10,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedalloy.attacks import Attacked, honest, nan, sign_flip
-from fedalloy.averaging import average
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import Message, State, act, run
+from fedalloy.aggregation.averaging import average
+from fedalloy.base.tree import digest, equal
+from fedalloy.check.attacks import Attacked, honest, nan, sign_flip
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.data.samples import Scale
-from fedalloy.domains import gradient_penalty
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.generators import adversarial_generator
-from fedalloy.generators.adversarial import DoublingImages, HalvingImages, PerceptronImages
+from fedalloy.federation.core import Message, State, act, run
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.domains import gradient_penalty
 from fedalloy.methods import DaFKD, FedAvg
-from fedalloy.models import create
-from fedalloy.models.base import parameter_count
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork, batches, load, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.generators import adversarial_generator
+from fedalloy.nets.generators.adversarial import DoublingImages, HalvingImages, PerceptronImages
+from fedalloy.nets.models import create
+from fedalloy.nets.models.base import parameter_count
+from fedalloy.train.fit import LocalWork, batches, load, params
 
 TINY = dict(DaFKD.card.quick)  # twelve samples in batches of four, three steps
 MLP, WITH_BATCH_NORM = small_settings()

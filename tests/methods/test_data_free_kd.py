@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.core import State, run
-from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.base.tree import equal
+from fedalloy.check.probe import with_batch_norm
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.losses import kl
+from fedalloy.federation.core import State, run
+from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
 from fedalloy.methods import Centralised, DataFreeKD
-from fedalloy.models import FeatureNet, create
-from fedalloy.optimisers import kept_moments
-from fedalloy.probe import with_batch_norm
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import equal
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.fit import LocalWork, load, params
+from fedalloy.train.losses import kl
+from fedalloy.train.optimisers import kept_moments
 
 QUICK = {"noise": 8, "width": 4}
 

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedalloy import simulate
-from fedalloy.check import check_method
+from fedalloy.base.rng import generator
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
+from fedalloy.check.probe import small_settings
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import SERVER
 from fedalloy.methods import Local
 from fedalloy.methods.dsfl import DSFL, sharpened
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.rng import generator
-from fedalloy.setting import SERVER
-from fedalloy.training import LocalWork, batches, load
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, batches, load
 
 WORK = LocalWork(epochs=1, batch=4, lr=0.1)
 

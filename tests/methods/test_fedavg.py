@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedalloy.core import State, initial
+from fedalloy.base.tree import equal
+from fedalloy.federation.core import State, initial
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site, pooled
 from fedalloy.methods import FedAvg
-from fedalloy.participation import Participation
-from fedalloy.setting import Site, pooled
-from fedalloy.training import LocalWork, params
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, params
 
 FULL_BATCH_STEP = LocalWork(work="fixed_steps", steps=1, batch=100, lr=0.1)
 

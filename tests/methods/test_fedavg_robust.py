@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedalloy.aggregation import Aggregation
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import State, methods, quick, run
+from fedalloy.aggregation.robust import median
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import State, methods, quick, run
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import KDIA, MOON, QFFL, DaFKD, FedAvg, FedAvgM, FedDisco, FedFTG, FedGen, FedKF, FedProx
-from fedalloy.participation import Participation
-from fedalloy.robust import median
-from fedalloy.tree import equal
 
 SIZES = (10, 20, 30, 40)
 BOUNDS = [

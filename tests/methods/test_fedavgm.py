@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedalloy.core import State
+from fedalloy.base.tree import equal
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import State
 from fedalloy.methods import FedAvg, FedAvgM
-from fedalloy.training import LocalWork
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork
 
 
 def steps(method, averages, fake, scalar, start=1.0):

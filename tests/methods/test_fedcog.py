@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import Message, act, initial
+from fedalloy.base.tree import digest, equal
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Message, act, initial
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedCOG
 from fedalloy.methods.fedcog import js, label_plan, missing, reference_js
-from fedalloy.models import FeatureNet, create
-from fedalloy.participation import Participation
-from fedalloy.setting import Site
-from fedalloy.training import LocalWork, batches, frozen, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.fit import LocalWork, batches, frozen, params
 
 TINY = {"generation_steps": 3, "images": 12}
 

@@ -8,17 +8,17 @@ from functools import partial
 import pytest
 import torch
 
-from fedalloy.core import run
+from fedalloy.base.rng import generator
+from fedalloy.base.tree import digest, equal
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import run
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedDF
-from fedalloy.models import create
-from fedalloy.participation import Participation
-from fedalloy.rng import generator
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.models import create
+from fedalloy.train.fit import LocalWork, load, params
 
 small = partial(create, "mlp", classes=3, channels=1, size=2, hidden=5)
 large = partial(create, "mlp", classes=3, channels=1, size=2, hidden=9)

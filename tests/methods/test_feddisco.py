@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.averaging import average, disco_weights, shares
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import State
+from fedalloy.aggregation.averaging import average, disco_weights, shares
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import State
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg, FedAvgM, FedDisco, FedGKD, FedProx
-from fedalloy.participation import Participation
-from fedalloy.tree import equal
 
 SIZES = [50, 30, 20]
 COUNTS = [torch.tensor(c) for c in ([25, 25], [27, 3], [20, 0])]  # (.5, .5), (.9, .1), (1, 0)

@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy.averaging import average
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import State
+from fedalloy.aggregation.averaging import average
+from fedalloy.base.tree import digest, equal
+from fedalloy.check.method import check_method, small_settings
+from fedalloy.check.probe import with_batch_norm
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.generators import LabelledImageGenerator
+from fedalloy.federation.core import State
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedFTG
 from fedalloy.methods.fedftg import class_weights, ensemble_kl
-from fedalloy.models import FeatureNet, create
-from fedalloy.models.base import parameter_count
-from fedalloy.participation import Participation
-from fedalloy.probe import with_batch_norm
-from fedalloy.training import LocalWork, frozen, load, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.generators import LabelledImageGenerator
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.nets.models.base import parameter_count
+from fedalloy.train.fit import LocalWork, frozen, load, params
 
 TINY = {"noise": 3, "width": 4, "iterations": 2, "student_steps": 3, "generator_batch": 6}
 VARIANTS = ["recommended", "paper", "reference"]

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedalloy.check import check_method
-from fedalloy.core import Message, State, initial
+from fedalloy.base.tree import digest, equal
+from fedalloy.check.method import check_method
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.generators import FeatureGenerator
+from fedalloy.federation.core import Message, State, initial
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedGen
 from fedalloy.methods.fedgen import average_ce, diversity_loss, label_distribution, weighted_ce
-from fedalloy.models import FeatureNet, create
-from fedalloy.participation import Participation
-from fedalloy.setting import Site
-from fedalloy.training import LocalWork, frozen, load, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.generators import FeatureGenerator
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.fit import LocalWork, frozen, load, params
 
 SMALL = {"noise": 3, "hidden": 8, "generator_steps": 3, "generator_batch": 6}
 

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from fedalloy.core import State
+from fedalloy.base.tree import digest, equal
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import State
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedGKD
-from fedalloy.models import create
-from fedalloy.participation import Participation
-from fedalloy.setting import Site
-from fedalloy.training import LocalWork, frozen
-from fedalloy.tree import digest, equal
+from fedalloy.nets.models import create
+from fedalloy.train.fit import LocalWork, frozen
 
 
 def sigmoid(z):

@@ -9,20 +9,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedalloy import tree
-from fedalloy.core import Message, act, run
-from fedalloy.costs import payload
-from fedalloy.data_free import activation_loss, entropy_loss, judged, one_hot_loss
+from fedalloy.base import tree
+from fedalloy.base.tree import equal
+from fedalloy.check.probe import with_batch_norm
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.losses import kl
+from fedalloy.federation.core import Message, act, run
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
 from fedalloy.methods import FedAvg, FedKF, FedKFMinus
-from fedalloy.models import FeatureNet, create
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.participation import Participation
-from fedalloy.probe import with_batch_norm
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import equal
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.costs import payload
+from fedalloy.train.fit import LocalWork, load, params
+from fedalloy.train.losses import kl
+from fedalloy.train.optimisers import adam, kept_moments
 
 HALF = Participation(policy="fraction", fraction=0.5)
 QUICK = {"noise": 8, "width": 4}

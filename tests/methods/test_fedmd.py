@@ -11,14 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy import rng
-from fedalloy.check import check_method
-from fedalloy.core import Message, State, initial
+from fedalloy.base import rng
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
+from fedalloy.check.probe import small_settings
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.evaluation import evaluate
+from fedalloy.federation.core import Message, State, initial
+from fedalloy.federation.evaluation import evaluate
+from fedalloy.federation.participation import Participation
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
@@ -26,10 +29,7 @@ from fedalloy.methods.knfu import KnFu
 from fedalloy.methods.local import Local
 from fedalloy.methods.selective_fd import SelectiveFD
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.training import LocalWork, batches, params, predict
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, batches, params, predict
 
 PLAIN = {"pretrain_public": 0, "pretrain_private": 0}
 WORK = LocalWork(epochs=2, batch=4, lr=0.1)

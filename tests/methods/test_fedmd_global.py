@@ -11,27 +11,28 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy import rng, simulate
-from fedalloy.build import build
-from fedalloy.check import check_method
-from fedalloy.config import experiment, override, read_toml
-from fedalloy.core import initial
+from fedalloy import simulate
+from fedalloy.base import rng
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
+from fedalloy.check.probe import small_settings
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment, override, read_toml
 from fedalloy.data.arrays import from_arrays
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.evaluation import evaluate
-from fedalloy.exchange import public_part
-from fedalloy.losses import ce
+from fedalloy.federation.core import initial
+from fedalloy.federation.evaluation import evaluate
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import SERVER
+from fedalloy.knowledge.exchange import public_part
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal, norms_kept
 from fedalloy.methods.local import Local
-from fedalloy.models import parameter_count
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.setting import SERVER
-from fedalloy.training import LocalWork, batches, frozen, load, params, predict
-from fedalloy.tree import equal
+from fedalloy.nets.models import parameter_count
+from fedalloy.train.fit import LocalWork, batches, frozen, load, params, predict
+from fedalloy.train.losses import ce
 
 PLAIN = {"pretrain_public": 0, "pretrain_private": 0}
 FEW = {"pretrain_public": 2, "pretrain_private": 2, "digest_epochs": 2, "digest_batch": 5, "samples": 8}

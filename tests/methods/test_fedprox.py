@@ -6,12 +6,12 @@ import math
 
 import pytest
 
+from fedalloy.base.tree import equal
 from fedalloy.errors import UsageError
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedProx
-from fedalloy.participation import Participation
-from fedalloy.setting import Site
-from fedalloy.training import LocalWork
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork
 
 
 def test_two_steps_by_hand(rows, logistic, small_setting, play):

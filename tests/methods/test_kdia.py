@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy.check import check_method, small_settings
-from fedalloy.core import Message, State
+from fedalloy.base.tree import digest, equal
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.errors import UsageError
-from fedalloy.generators import ConditionalGenerator
-from fedalloy.losses import ce
+from fedalloy.federation.core import Message, State
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
+from fedalloy.knowledge.similarity import feature_similarity
+from fedalloy.knowledge.trifreqs import tri_freqs
 from fedalloy.methods import KDIA, FedAvg
 from fedalloy.methods.kdia import client_labels, diversity_loss
-from fedalloy.models import FeatureNet, create
-from fedalloy.participation import Participation
-from fedalloy.setting import Site
-from fedalloy.similarity import feature_similarity
-from fedalloy.training import LocalWork, frozen, load, params
-from fedalloy.tree import digest, equal
-from fedalloy.trifreqs import tri_freqs
+from fedalloy.nets.generators import ConditionalGenerator
+from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.fit import LocalWork, frozen, load, params
+from fedalloy.train.losses import ce
 
 TINY = dict(KDIA.card.quick)  # two epochs of three batches of four
 SIZES = (10, 20, 30, 40)

@@ -7,18 +7,18 @@ import torch
 from torch import nn
 
 from fedalloy import simulate
-from fedalloy.check import check_method
-from fedalloy.core import Message
+from fedalloy.base.rng import generator
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Message
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import Local
 from fedalloy.methods.knfu import KnFu
-from fedalloy.participation import Participation
-from fedalloy.rng import generator
-from fedalloy.training import LocalWork
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork
 
 WORK = LocalWork(epochs=1, batch=4, lr=0.1)
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedalloy import pretraining, rng
-from fedalloy.core import initial
+from fedalloy.base import rng
+from fedalloy.base.tree import equal
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import initial
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge import pretraining
 from fedalloy.methods import Local, LocalConverged
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork, batches, params
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, batches, params
 
 WORK = LocalWork(epochs=1, batch=4, lr=0.1)
 

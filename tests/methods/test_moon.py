@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy.core import Message, act, initial
+from fedalloy.base.tree import digest, equal
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Message, act, initial
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg
 from fedalloy.methods.moon import contrastive
-from fedalloy.models import FeatureNet, create, models
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork, frozen, params
-from fedalloy.tree import digest, equal
+from fedalloy.nets.models import FeatureNet, create, models
+from fedalloy.train.fit import LocalWork, frozen, params
 
 
 def headed(*, batch_norm=False, dropout=0.0):

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedalloy import tree
-from fedalloy.core import State, run
+from fedalloy.base import tree
+from fedalloy.base.tree import equal
 from fedalloy.engine.serial import Serial
+from fedalloy.federation.core import State, run
+from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedAvgM, FedProx
-from fedalloy.participation import Participation
-from fedalloy.training import LocalWork
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork
 
 SIZES = (10, 20, 30, 40)
 

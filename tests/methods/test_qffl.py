@@ -6,17 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedalloy.core import Message, State
+from fedalloy.base.tree import equal
+from fedalloy.check.probe import small_settings
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.gate import refusal
+from fedalloy.federation.core import Message, State
+from fedalloy.federation.gate import refusal
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.setting import Site
 from fedalloy.methods import QFFL, FedAvg
 from fedalloy.methods.qffl import q_step
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.setting import Site
-from fedalloy.training import LocalWork, load, params
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, load, params
 
 
 def answer(scalar, w, loss, n=1):

@@ -15,23 +15,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy import density, simulate
-from fedalloy.check import check_method
-from fedalloy.core import Card, Message, action, quick
+from fedalloy import simulate
+from fedalloy.base.rng import generator
+from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
+from fedalloy.check.probe import small_settings
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.gate import refusal
-from fedalloy.losses import soft_ce
+from fedalloy.federation.core import Card, Message, action, quick
+from fedalloy.federation.gate import refusal
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge import density
 from fedalloy.methods import FedMD, Local
 from fedalloy.methods.selective_fd import SelectiveFD, ensemble, l1_to_one_hot
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.participation import Participation
-from fedalloy.probe import small_settings
-from fedalloy.rng import generator
-from fedalloy.training import LocalWork, batches, load
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, batches, load
+from fedalloy.train.losses import soft_ce
 
 WORK = LocalWork(epochs=1, batch=4, lr=0.1)
 PUBLIC, CLASSES = 10, 3

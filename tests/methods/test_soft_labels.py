@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedalloy.core import Card, action, run
+from fedalloy.base.rng import generator
+from fedalloy.base.tree import equal
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.exchange import public_part
+from fedalloy.federation.core import Card, action, run
+from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.exchange import public_part
 from fedalloy.methods import Local
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.participation import Participation
-from fedalloy.rng import generator
-from fedalloy.training import LocalWork, batches, load
-from fedalloy.tree import equal
+from fedalloy.train.fit import LocalWork, batches, load
 
 WORK = LocalWork(epochs=1, batch=4, lr=0.1)
 PUBLIC = 6

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedalloy.models import FeatureNet, create, models
-from fedalloy.rng import generator, seeded
+from fedalloy.base.rng import generator, seeded
+from fedalloy.nets.models import FeatureNet, create, models
 
 SHAPES = [(1, 28), (3, 32)]
 every = pytest.mark.parametrize("name", list(models))

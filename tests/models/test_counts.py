@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedalloy.models import create, parameter_count
+from fedalloy.nets.models import create, parameter_count
 
 WRN_BIAS = {10: 79_486, 16: 176_926, 22: 274_366, 28: 371_806, 34: 469_246, 40: 566_686}
 WRN_USUAL = {10: 79_150, 16: 176_366, 22: 273_582, 28: 370_798, 34: 468_014, 40: 565_230}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedalloy.errors import UsageError
-from fedalloy.models import create, models
+from fedalloy.nets.models import create, models
 
 
 def refuse(name: str, sentence: str, **changes: object) -> None:

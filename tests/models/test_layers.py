@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedalloy.models import create
-from fedalloy.models.fedmd_cnn import Smooth
-from fedalloy.models.norm import norm
-from fedalloy.models.wrn import PreActivation
-from fedalloy.rng import generator, seeded
+from fedalloy.base.rng import generator, seeded
+from fedalloy.nets.models import create
+from fedalloy.nets.models.fedmd_cnn import Smooth
+from fedalloy.nets.models.norm import norm
+from fedalloy.nets.models.wrn import PreActivation
 
 
 def randn(*shape: int) -> torch.Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedalloy.models.pooling import Halve
+from fedalloy.nets.models.pooling import Halve
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])

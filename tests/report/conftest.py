@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedalloy.results import Row, Run
+from fedalloy.storage.results import Row, Run
 
 
 def _row(label: str = "FedAvg", view: str = "oca", seed: int = 0, **values: Any) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedalloy.report.attendance import took_part, unheard
 from fedalloy.report.facts import warnings
-from fedalloy.results import Run
+from fedalloy.storage.results import Run
 
 META = {"label": "FedAvg", "clients": {"class_counts": [[5, 0, 0], [9, 0, 0], [1, 4, 0], [1, 0, 3]]}}
 

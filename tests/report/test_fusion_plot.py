@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedalloy.fusion import divergences, fusion_weights
+from fedalloy.knowledge.fusion import divergences, fusion_weights
 from fedalloy.report.fusion_plot import epd_picture, fusion_picture
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.generators import ImageGenerator
+from fedalloy.nets.generators import ImageGenerator
 from fedalloy.report.generated import class_averages, first_of_class, labelled_images
 from fedalloy.report.generated_plot import averages_picture, generated_picture
 

@@ -8,7 +8,7 @@ import pytest
 from fedalloy.errors import DataError, StorageError
 from fedalloy.report import facts, html
 from fedalloy.report.html import render, write_report
-from fedalloy.runner import simulate
+from fedalloy.run.runner import simulate
 
 
 class Page(HTMLParser):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from fedalloy.config import experiment
+from fedalloy.base.text import TIMES
+from fedalloy.config.experiment import experiment
 from fedalloy.errors import UsageError
-from fedalloy.report.format import TIMES
 from fedalloy.report.html import render
 from fedalloy.report.published import beside
-from fedalloy.results import rows
+from fedalloy.storage.results import rows
 
 TABLE = {
     "source": "Somebody 2020, Table 1",

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedalloy.report.format import MISSING, TIMES
+from fedalloy.base.text import MISSING, TIMES
 from fedalloy.report.table import cells, comparison_table, markdown, records
 
 FM = f"FM {TIMES}10³"

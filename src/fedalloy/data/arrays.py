@@ -9,9 +9,9 @@ import numpy as np
 import torch.utils.data
 from numpy.typing import ArrayLike
 
+from fedalloy.base.text import listed
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
-from fedalloy.report.format import listed
 
 _CHANNELS = (1, 3, 4)
 _VOCABULARY, _WORDS = 1000, 4  # ids and columns from which on whole numbers of one range look like text

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedalloy.base.registry import suggest
 from fedalloy.errors import UsageError
-from fedalloy.registry import suggest
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 

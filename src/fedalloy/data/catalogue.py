@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from fedalloy.base.registry import LONGEST, Registry, suggest
 from fedalloy.data import files, readers
 from fedalloy.data.arrays import as_labels, from_arrays
 from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError, UsageError
-from fedalloy.registry import LONGEST, Registry, suggest
 
 _DIGITS = tuple(string.digits)
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

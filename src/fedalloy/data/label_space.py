@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedalloy.base.registry import suggest
 from fedalloy.errors import UsageError
-from fedalloy.registry import suggest
 
 
 @dataclass(frozen=True)

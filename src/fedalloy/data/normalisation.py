@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fedalloy.base.registry import suggest
 from fedalloy.errors import UsageError
-from fedalloy.registry import suggest
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
 

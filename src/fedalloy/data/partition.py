@@ -10,12 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedalloy.base.registry import suggest
+from fedalloy.base.rng import numpy_generator
 from fedalloy.data.partition_fixed import Priors, class_priors, draw_tests
 from fedalloy.data.partition_legacy import at_least_one, local_split
 from fedalloy.data.partitioners import Indices, partitions
 from fedalloy.errors import UsageError
-from fedalloy.registry import suggest
-from fedalloy.rng import numpy_generator
 
 __all__ = ["Partition", "local_split", "partitions", "split"]
 

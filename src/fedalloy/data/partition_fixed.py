@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedalloy.base.rng import numpy_generator
 from fedalloy.data.partitioners import Indices, check_concentration, check_whole, partitions, rows_by_class
-from fedalloy.rng import numpy_generator
 
 Priors = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedalloy.base.registry import Registry
+from fedalloy.base.rng import numpy_generator
 from fedalloy.errors import UsageError
-from fedalloy.registry import Registry
-from fedalloy.rng import numpy_generator
 
 Indices = NDArray[np.int64]
 Partitioner = Callable[..., list[Indices]]

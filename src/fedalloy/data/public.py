@@ -14,10 +14,10 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fedalloy.base.registry import suggest
+from fedalloy.base.rng import generator
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.registry import suggest
-from fedalloy.rng import generator
 
 Holder = Literal["server", "all"]
 Policy = Literal["fixed", "fresh", "stratified", "all"]

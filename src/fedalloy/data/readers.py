@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedalloy.base.files import beginning, quoted, refuse_executable
 from fedalloy.data.matlab import read_matlab
 from fedalloy.data.samples import Array
 from fedalloy.errors import DataError, FedalloyError, SecurityError
-from fedalloy.files import beginning, quoted, refuse_executable
 
 
 class Arrays(NamedTuple):

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.checked import shown
-from fedalloy.config import DataPart, check_options
+from fedalloy.base.checked import shown
+from fedalloy.config.experiment import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
 from fedalloy.data.samples import LEAST_STD, Dataset
 from fedalloy.errors import UsageError

@@ -12,7 +12,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedalloy.config import Experiment, build_method, read
+from fedalloy.base.files import PRIVATE, write_atomically
+from fedalloy.base.plugins import blamed, load_file, load_installed
+from fedalloy.config.experiment import Experiment, build_method, read
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
@@ -23,12 +25,10 @@ from fedalloy.engine.flower.claims import Introduction, unlike
 from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import introductions
 from fedalloy.errors import FedalloyError, UsageError
-from fedalloy.files import PRIVATE, write_atomically
-from fedalloy.plugins import blamed, load_file, load_installed
-from fedalloy.quorum import QuorumError
-from fedalloy.runner import resume, simulate
-from fedalloy.setting import Setting
-from fedalloy.store import begun, described
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.federation.setting import Setting
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.store import begun, described
 
 PATIENCE = 600.0  # seconds to wait for sites that are not there yet
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedalloy.base.files import write_json
 from fedalloy.deploy import link, processes
 from fedalloy.deploy.events import events, events_file
 from fedalloy.deploy.folder import Deployment, Say
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, UsageError
-from fedalloy.files import write_json
-from fedalloy.quorum import QuorumError
+from fedalloy.federation.quorum import QuorumError
 
 SUPERLINK, SUPEREXEC = "superlink", "superexec"
 START = 180.0  # seconds to start in
@@ -119,7 +119,7 @@ def down(deployment: Deployment, say: Say) -> None:
 
 def submitted(deployment: Deployment, say: Say) -> str:
     """The id of the run that is under way, or of a new one: all sites must be there to begin, and one to resume."""
-    from fedalloy.store import begun  # which takes seconds, with torch
+    from fedalloy.storage.store import begun  # which takes seconds, with torch
 
     current = _current(deployment)
     if current and _is_under_way(deployment, current):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedalloy.base.files import append_line
 from fedalloy.deploy.folder import Deployment
-from fedalloy.files import append_line
 
 
 def events_file(deployment: Deployment, run: int | str) -> Path:

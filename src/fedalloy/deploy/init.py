@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedalloy.build import build, tried
-from fedalloy.config import Experiment, build_method, experiment
+from fedalloy.base.files import PRIVATE, make_folder, write_atomically
+from fedalloy.config.build import build, tried
+from fedalloy.config.experiment import Experiment, build_method, experiment
 from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address
 from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.errors import UsageError
-from fedalloy.files import PRIVATE, make_folder, write_atomically
-from fedalloy.runner import refuse_unfit
-from fedalloy.training import one_thread
+from fedalloy.run.runner import refuse_unfit
+from fedalloy.train.fit import one_thread
 
 CAP = 0.5  # of the weight, for one site: the size that a site reports cannot be checked
 OWNER_ALONE = 0o700

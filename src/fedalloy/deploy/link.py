@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedalloy.base.files import PRIVATE, as_json, write_atomically
 from fedalloy.deploy.folder import Deployment
 from fedalloy.errors import FedalloyError, StorageError, UsageError
-from fedalloy.files import PRIVATE, as_json, write_atomically
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient

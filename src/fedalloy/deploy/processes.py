@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fedalloy.base.files import PRIVATE, remove_file, write_atomically
 from fedalloy.errors import StorageError, UsageError
-from fedalloy.files import PRIVATE, remove_file, write_atomically
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 GRACE = 10.0  # seconds to end before being made to

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedalloy import rng
-from fedalloy.build import Built, build, public_of, setting_of
-from fedalloy.config import Experiment
+from fedalloy.base import rng
+from fedalloy.config.build import Built, build, public_of, setting_of
+from fedalloy.config.experiment import Experiment
 from fedalloy.data.card import PartitionCard, gini
 from fedalloy.data.partition import Partition
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.errors import DataError, UsageError
-from fedalloy.setting import Setting, Site
+from fedalloy.federation.setting import Setting, Site
 
 
 class Sizes(Protocol):

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedalloy.checked import construct
-from fedalloy.config import Experiment, build_method, experiment, read, read_toml
+from fedalloy.base.checked import construct
+from fedalloy.base.plugins import load_file, load_installed
+from fedalloy.config.experiment import Experiment, build_method, experiment, read, read_toml
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import UsageError
-from fedalloy.plugins import load_file, load_installed
-from fedalloy.setting import Setting
-from fedalloy.store import FREE
+from fedalloy.federation.setting import Setting
+from fedalloy.storage.store import FREE
 
 
 @dataclass(frozen=True, kw_only=True)

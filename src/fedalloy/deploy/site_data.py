@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalloy.checked import shown
+from fedalloy.base.checked import shown
+from fedalloy.base.files import quoted
+from fedalloy.base.text import shortened
 from fedalloy.data.arrays import as_inputs, from_arrays
 from fedalloy.data.readers import open_npz, reading
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
-from fedalloy.files import quoted
-from fedalloy.report.format import shortened
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "BMP", "TIFF")  # and nothing else that Pillow could open, whatever a file is called

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy import tree
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
 from fedalloy.errors import StorageError
-from fedalloy.tree import Tree
 
 _DTYPES = {name: dtype for dtype, name in tree.DTYPES.items()}
 _MEMORY = Path("/dev/shm")

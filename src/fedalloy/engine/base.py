@@ -10,18 +10,18 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedalloy import rng
-from fedalloy.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
-from fedalloy.costs import Ledger, Meter, metered
+from fedalloy.base import rng
+from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.gate import farthest, refusal, strays
-from fedalloy.privacy import LEDGER, charged
-from fedalloy.quorum import QuorumError
-from fedalloy.setting import SERVER, Setting, pooled
-from fedalloy.training import LocalWork
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
+from fedalloy.federation.gate import farthest, refusal, strays
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.federation.setting import SERVER, Setting, pooled
+from fedalloy.train.costs import Ledger, Meter, metered
+from fedalloy.train.fit import LocalWork
+from fedalloy.train.privacy import LEDGER, charged
 
 REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
 

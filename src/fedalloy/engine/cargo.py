@@ -13,7 +13,7 @@ from torch import Tensor
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.arena import mapped, shared, withdraw
-from fedalloy.setting import Setting, Site
+from fedalloy.federation.setting import Setting, Site
 
 Part = tuple[str, tuple[int, ...], torch.dtype]  # where a shared tensor lies
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from fedalloy.config import Experiment
-from fedalloy.core import Method
+from fedalloy.config.experiment import Experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.pool import Pool, can_cross
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
-from fedalloy.setting import Setting
+from fedalloy.federation.core import Method
+from fedalloy.federation.setting import Setting
 
 if TYPE_CHECKING:  # Flower is an extra, and slow to import
     from fedalloy.engine.flower.carrier import Flower

@@ -20,15 +20,15 @@ from multiprocessing.connection import Connection, wait
 
 from torch import Tensor
 
-from fedalloy import plugins
-from fedalloy.core import Generation, Message, Method, Reply
+from fedalloy.base import plugins
+from fedalloy.base.tree import Tree, clone
 from fedalloy.engine import arena
 from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
 from fedalloy.errors import FedalloyError
-from fedalloy.setting import Setting
-from fedalloy.tree import Tree, clone
+from fedalloy.federation.core import Generation, Message, Method, Reply
+from fedalloy.federation.setting import Setting
 
 ARENA = 1 << 20  # bytes to begin with; an arena grows to the largest message
 DEAD = (EOFError, ConnectionError)  # what a pipe says when nobody is at its other end

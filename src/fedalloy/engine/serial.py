@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from fedalloy.core import Generation, Message, Method, act
+from fedalloy.base.tree import Tree
 from fedalloy.engine.base import Answer, Round
-from fedalloy.setting import Setting
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Generation, Message, Method, act
+from fedalloy.federation.setting import Setting
 
 
 class Serial:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedalloy import plugins
-from fedalloy.core import Message, Method, act
+from fedalloy.base import plugins
 from fedalloy.engine import arena
 from fedalloy.engine.cargo import unpack
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import FedalloyError, PluginError
-from fedalloy.setting import Setting
+from fedalloy.federation.core import Message, Method, act
+from fedalloy.federation.setting import Setting
 
 
 def serve(pipe: Connection) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from fedalloy.core import Message, Method, act
+from fedalloy.base.tree import Tree
 from fedalloy.engine.base import Answer
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.serial import Serial
-from fedalloy.setting import Setting
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Message, Method, act
+from fedalloy.federation.setting import Setting
 
 
 class Threads(Serial):

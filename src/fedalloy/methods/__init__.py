@@ -1,6 +1,6 @@
 """One file per method, each to be read beside its paper's algorithm; importing this package registers them all."""
 
-from fedalloy.core import methods
+from fedalloy.federation.core import methods
 from fedalloy.methods.centralised import Centralised
 from fedalloy.methods.dafkd import DaFKD
 from fedalloy.methods.data_free_kd import DataFreeKD

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedalloy.core import Card, Federation, Method, State, method
-from fedalloy.losses import ce
-from fedalloy.training import fit, params
-from fedalloy.tree import Tree
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Card, Federation, Method, State, method
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 
 @method(

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedalloy.averaging import average
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
+from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.robust import nearest
+from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
-from fedalloy.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
-from fedalloy.gate import Check, Contract, array, like, whole
-from fedalloy.generators import FeatureGenerator, adversarial_generator
-from fedalloy.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
-from fedalloy.losses import ce
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
+from fedalloy.federation.gate import Check, Contract, array, like, whole
+from fedalloy.knowledge.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
+from fedalloy.knowledge.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
 from fedalloy.methods.dafkd_options import DaFKDOptions
-from fedalloy.models import in_two_parts
-from fedalloy.optimisers import adam
-from fedalloy.robust import nearest
-from fedalloy.training import LocalWork, aside, fit, frozen, load, params
-from fedalloy.tree import Tree
+from fedalloy.nets.generators import FeatureGenerator, adversarial_generator
+from fedalloy.nets.models import in_two_parts
+from fedalloy.train.fit import LocalWork, aside, fit, frozen, load, params
+from fedalloy.train.losses import ce
+from fedalloy.train.optimisers import adam
 
 EARLY_EPOCHS, EARLY_DISCRIMINATOR, EARLY_GENERATOR = 5, 3, 5  # of `gan_window = "early"`: epochs; rounds of each
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from fedalloy.errors import UsageError
-from fedalloy.generators.adversarial import Kind
-from fedalloy.importance import Ensemble, Scaling
+from fedalloy.knowledge.importance import Ensemble, Scaling
 from fedalloy.methods.fedavg import FedAvg, Weights
+from fedalloy.nets.generators.adversarial import Kind
 
 
 @dataclass(frozen=True)

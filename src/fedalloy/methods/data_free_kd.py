@@ -10,16 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, State, initial, method
+from fedalloy.base.tree import Tree, equal
 from fedalloy.data.samples import Samples
-from fedalloy.data_free import generator_loss, judged
 from fedalloy.errors import UsageError
-from fedalloy.generators import ImageGenerator
-from fedalloy.losses import kl
+from fedalloy.federation.core import Card, Client, Federation, State, initial, method
+from fedalloy.knowledge.data_free import generator_loss, judged
 from fedalloy.methods.centralised import Centralised
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.training import fit, frozen, load, params
-from fedalloy.tree import Tree, equal
+from fedalloy.nets.generators import ImageGenerator
+from fedalloy.train.fit import fit, frozen, load, params
+from fedalloy.train.losses import kl
+from fedalloy.train.optimisers import adam, kept_moments
 
 
 @method(

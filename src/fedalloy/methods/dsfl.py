@@ -8,14 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.core import Card, Federation, State, method
-from fedalloy.exchange import digest
-from fedalloy.losses import soft_ce
+from fedalloy.aggregation.robust import TRIMS, Combine, check_trim, combined_answers
+from fedalloy.base.registry import refuse_idle
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Card, Federation, State, method
+from fedalloy.knowledge.exchange import digest
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.registry import refuse_idle
-from fedalloy.robust import TRIMS, Combine, check_trim, combined_answers
-from fedalloy.training import params
-from fedalloy.tree import Tree
+from fedalloy.train.fit import params
+from fedalloy.train.losses import soft_ce
 
 
 @method(

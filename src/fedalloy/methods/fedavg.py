@@ -8,15 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedalloy.averaging import Discrepancy, average, disco_weights, weighted_sum
-from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.aggregation.averaging import Discrepancy, average, disco_weights, weighted_sum
+from fedalloy.aggregation.robust import TRIMS, Combine, bounded, check_clip, check_trim, clip_norm, combined
+from fedalloy.base.registry import refuse_idle
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, counts, like, whole
-from fedalloy.losses import ce
-from fedalloy.registry import refuse_idle
-from fedalloy.robust import TRIMS, Combine, bounded, check_clip, check_trim, clip_norm, combined
-from fedalloy.training import fit, params
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, counts, like, whole
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 CacheInit = Literal["seen_only", "init_model", "global"]
 Weights = Literal["size", "uniform", "disco"]
@@ -68,7 +68,7 @@ class FedAvg(Method):
     OCA combines the cache in the same way, and the experiment's `aggregation.cap` limits each client's share of it;
     clients not yet seen count one by one there, so that with `cache_init = "init_model"` the median is the first model
     until half of them were seen. Only the exact sum can do this: more clients than `exact_up_to` are refused. See
-    `fedalloy.robust` for the details.
+    `fedalloy.aggregation.robust` for the details.
     `kdia`, `fedgen` and `fedftg` take `clip` alone, `dafkd` `krum` alone, `qffl` none of these: their servers also use
     the clients' models, or what clients report, in ways of their own, which a robust average would leave unbounded.
 

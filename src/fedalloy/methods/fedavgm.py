@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from fedalloy.core import Card, Federation, State, method
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Card, Federation, State, method
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.tree import Tree
 
 
 @method(

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.errors import UsageError
-from fedalloy.losses import ce, kl
+from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.training import aside, batches, fit, frozen, params
+from fedalloy.train.fit import aside, batches, fit, frozen, params
+from fedalloy.train.losses import ce, kl
 
 
 @method(

@@ -8,16 +8,16 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedalloy import rng
-from fedalloy.averaging import average
-from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.robust import bounded
+from fedalloy.base import rng
+from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, like, whole
-from fedalloy.losses import ce, kl
-from fedalloy.robust import bounded
-from fedalloy.training import batches, fit, frozen, load, params, predict
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, like, whole
+from fedalloy.train.fit import batches, fit, frozen, load, params, predict
+from fedalloy.train.losses import ce, kl
 
 
 @method(

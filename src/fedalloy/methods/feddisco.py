@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalloy.core import Card, method
+from fedalloy.federation.core import Card, method
 from fedalloy.methods.fedavg import FedAvg, Weights
 
 

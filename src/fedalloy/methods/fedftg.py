@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Federation, Message, State, method
+from fedalloy.aggregation.robust import bounded_counts
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.generators import LabelledImageGenerator
+from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.methods.fedgen import diversity_loss
-from fedalloy.optimisers import adam
-from fedalloy.robust import bounded_counts
-from fedalloy.training import LocalWork, frozen, load, params
-from fedalloy.tree import Tree
+from fedalloy.nets.generators import LabelledImageGenerator
+from fedalloy.train.fit import LocalWork, frozen, load, params
+from fedalloy.train.optimisers import adam
 
 
 @method(

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.averaging import shares
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.ensemble import stacked_heads
+from fedalloy.aggregation.averaging import shares
+from fedalloy.aggregation.robust import bounded_counts
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, array, like, optional
-from fedalloy.generators import FeatureGenerator
-from fedalloy.losses import ce, kl
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, array, like, optional
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.models import FeatureNet, in_two_parts
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.robust import bounded_counts
-from fedalloy.training import aside, fit, frozen, load, params
-from fedalloy.tree import Tree
+from fedalloy.nets.ensemble import stacked_heads
+from fedalloy.nets.generators import FeatureGenerator
+from fedalloy.nets.models import FeatureNet, in_two_parts
+from fedalloy.train.fit import aside, fit, frozen, load, params
+from fedalloy.train.losses import ce, kl
+from fedalloy.train.optimisers import adam, kept_moments
 
 LabelKind = Literal["counts", "counts_by_size", "uniform"]
 

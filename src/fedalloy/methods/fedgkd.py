@@ -7,14 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.averaging import average
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.aggregation.averaging import average
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, optional
-from fedalloy.losses import ce, kl
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, optional
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.training import fit, frozen, params
-from fedalloy.tree import Tree
+from fedalloy.train.fit import fit, frozen, params
+from fedalloy.train.losses import ce, kl
 
 
 @method(

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.data_free import generator_loss, judged
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, like, optional
-from fedalloy.generators import ImageGenerator
-from fedalloy.losses import ce, kl
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, like, optional
+from fedalloy.knowledge.data_free import generator_loss, judged
 from fedalloy.methods.fedavg import CacheInit, FedAvg
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.training import aside, fit, frozen, load, params
-from fedalloy.tree import Tree
+from fedalloy.nets.generators import ImageGenerator
+from fedalloy.train.fit import aside, fit, frozen, load, params
+from fedalloy.train.losses import ce, kl
+from fedalloy.train.optimisers import adam, kept_moments
 
 Variant = Literal["recommended", "paper", "reference"]
 

@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.aggregation.robust import TRIMS, Combine, check_trim, clipped, combined
+from fedalloy.base.registry import refuse_idle
+from fedalloy.base.tree import Tree
 from fedalloy.data.public import Policy, PublicSet
 from fedalloy.errors import UsageError
-from fedalloy.exchange import OnPublicSamples, digest, public_part
-from fedalloy.gate import Contract, array
-from fedalloy.losses import ce
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, array
+from fedalloy.knowledge.exchange import OnPublicSamples, digest, public_part
+from fedalloy.knowledge.pretraining import train_until_converged
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.optimisers import adam, kept_moments
-from fedalloy.pretraining import train_until_converged
-from fedalloy.registry import refuse_idle
-from fedalloy.robust import TRIMS, Combine, check_trim, clipped, combined
-from fedalloy.training import Optimiser, fit, params, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import Optimiser, fit, params, predict
+from fedalloy.train.losses import ce
+from fedalloy.train.optimisers import adam, kept_moments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class LogitExchange(OnPublicSamples):
       clipped first if a bound is given.
     * At its first participation a client trains on the public samples and then on its own until it has converged, for
       `pretrain_public` and `pretrain_private` epochs at most (0 leaves a part out). Batches, patience, min_delta and
-      the share `held_out` are those of `fedalloy.pretraining`.
+      the share `held_out` are those of `fedalloy.knowledge.pretraining`.
     """
 
     digest_epochs: int = 1

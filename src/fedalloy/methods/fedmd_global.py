@@ -9,14 +9,14 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.base.registry import refuse_idle
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.exchange import numbered, public_part
-from fedalloy.losses import ce, soft_ce
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.knowledge.exchange import numbered, public_part
 from fedalloy.methods.fedmd import LogitExchange
-from fedalloy.registry import refuse_idle
-from fedalloy.training import fit, frozen, params, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import fit, frozen, params, predict
+from fedalloy.train.losses import ce, soft_ce
 
 # Options that say something only with one choice of another option; see `refuse_idle`.
 SERVES = {"beta": ("lwof", True), "rho": ("lwof", True), "l1_reduction": ("loss", "l1")}

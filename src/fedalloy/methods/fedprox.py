@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fedalloy.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.errors import UsageError
-from fedalloy.losses import ce, sq_dist
+from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.training import fit, params
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce, sq_dist
 
 
 @method(

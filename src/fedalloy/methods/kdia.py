@@ -9,20 +9,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedalloy.averaging import average, shares
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.ensemble import stacked_heads
+from fedalloy.aggregation.averaging import average, shares
+from fedalloy.aggregation.robust import bounded
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, like
-from fedalloy.generators import ConditionalGenerator
-from fedalloy.losses import ce, kl
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, like
+from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
 from fedalloy.methods.fedavg import CacheInit, FedAvg
-from fedalloy.models import FeatureNet, in_two_parts
-from fedalloy.optimisers import adam
-from fedalloy.robust import bounded
-from fedalloy.training import aside, batches, fit, frozen, load, params
-from fedalloy.tree import Tree
-from fedalloy.trifreqs import Frequency, Mean, tri_freqs
+from fedalloy.nets.ensemble import stacked_heads
+from fedalloy.nets.generators import ConditionalGenerator
+from fedalloy.nets.models import FeatureNet, in_two_parts
+from fedalloy.train.fit import aside, batches, fit, frozen, load, params
+from fedalloy.train.losses import ce, kl
+from fedalloy.train.optimisers import adam
 
 
 @method(

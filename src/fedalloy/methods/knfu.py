@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from fedalloy.core import Card, Federation, Message, method
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.fusion import Direction, divergences, epd, fuse, fusion_weights
+from fedalloy.federation.core import Card, Federation, Message, method
+from fedalloy.knowledge.fusion import Direction, divergences, epd, fuse, fusion_weights
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.tree import Tree
 
 
 @method(

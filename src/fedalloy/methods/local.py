@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedalloy.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract
-from fedalloy.losses import ce
-from fedalloy.pretraining import rounds_until_converged
-from fedalloy.training import fit, params
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract
+from fedalloy.knowledge.pretraining import rounds_until_converged
+from fedalloy.train.fit import fit, params
+from fedalloy.train.losses import ce
 
 
 class Alone(Method):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedalloy.core import Card, Client, Message, Reply, action, method, reply
-from fedalloy.costs import Meter
 from fedalloy.errors import UsageError
-from fedalloy.losses import ce
+from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.models import FeatureNet, in_two_parts
-from fedalloy.training import fit, frozen, params
+from fedalloy.nets.models import FeatureNet, in_two_parts
+from fedalloy.train.costs import Meter
+from fedalloy.train.fit import fit, frozen, params
+from fedalloy.train.losses import ce
 
 
 @method(

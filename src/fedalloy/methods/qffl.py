@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 import torch
 
-from fedalloy.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.aggregation.robust import bounded
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
-from fedalloy.gate import Contract, array
-from fedalloy.losses import ce
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.gate import Contract, array
 from fedalloy.methods.fedavg import FedAvg, Weights
-from fedalloy.robust import bounded
-from fedalloy.training import fit, params, predict
-from fedalloy.tree import Tree
+from fedalloy.train.fit import fit, params, predict
+from fedalloy.train.losses import ce
 
 MOST_GUESSES = 50  # times the loss of a model that guesses: no client may report more
 LARGEST_Q = 100.0  # beyond it a loss to that power cannot be computed

@@ -10,16 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedalloy.core import Card, Client, Federation, Message, Reply, action, method, reply
+from fedalloy.base.registry import refuse_idle
+from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
-from fedalloy.density import REFERENCE_WIDTH, Width, select
 from fedalloy.errors import UsageError
-from fedalloy.exchange import numbered, public_part
-from fedalloy.gate import Contract, Sized, array, probabilities
-from fedalloy.losses import ce, soft_ce
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, action, method, reply
+from fedalloy.federation.gate import Contract, Sized, array, probabilities
+from fedalloy.knowledge.density import REFERENCE_WIDTH, Width, select
+from fedalloy.knowledge.exchange import numbered, public_part
 from fedalloy.methods.soft_labels import SoftLabels
-from fedalloy.registry import refuse_idle
-from fedalloy.tree import Tree
+from fedalloy.train.losses import ce, soft_ce
 
 Labels = Literal["soft", "hard"]
 DROPPED = -1  # stands in the place of a label where there is none
@@ -66,7 +66,7 @@ class SelectiveFD(SoftLabels):
     Client-side, `client_selector`:
 
     * `"kulsif"`, the paper's: samples whose density ratio is above the `q`-quantile of the client's own, by
-      `fedalloy.density`, where `width`, `lam`, `auxiliary`, `known_share` and `known_least` are explained. It is
+      `knowledge.density`, where `width`, `lam`, `auxiliary`, `known_share` and `known_least` are explained. It is
       estimated once, in the client's first round, for the whole public set and in the space of the inputs; the paper
       takes features of a pretrained network for natural images.
     * `"label_match"`: in each round, the samples whose label its model predicts, which needs a labelled public set.

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedalloy.core import Client, Federation, Message, Reply, State, action, reply
+from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.errors import UsageError
-from fedalloy.exchange import OnPublicSamples, digest
-from fedalloy.gate import Contract, probabilities
-from fedalloy.losses import ce, kl
-from fedalloy.training import batches, fit, params, predict
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, reply
+from fedalloy.federation.gate import Contract, probabilities
+from fedalloy.knowledge.exchange import OnPublicSamples, digest
+from fedalloy.train.fit import batches, fit, params, predict
+from fedalloy.train.losses import ce, kl
 
 FLOOR = 1e-12  # below it a probability counts as this, so that its logarithm exists
 

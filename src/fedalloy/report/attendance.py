@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.report.format import listed
-from fedalloy.results import Run
+from fedalloy.base.text import listed
+from fedalloy.storage.results import Run
 
 NAMED = 6  # clients or classes that a sentence names; of more it gives the number
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy import disclosure
-from fedalloy.config import build_method, recorded
-from fedalloy.core import methods
+from fedalloy.base.text import human_bytes, human_seconds, listed
+from fedalloy.config.experiment import build_method, recorded
 from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
+from fedalloy.federation import disclosure
+from fedalloy.federation.core import methods
 from fedalloy.report.attendance import unheard
-from fedalloy.report.format import human_bytes, human_seconds, listed
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.spent import private
-from fedalloy.results import Run
+from fedalloy.storage.results import Run
 
 SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
 

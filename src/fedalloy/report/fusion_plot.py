@@ -15,8 +15,8 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
+from fedalloy.base.text import shortened
 from fedalloy.report.canvas import INK, QUIET, styled, widest
-from fedalloy.report.format import shortened
 from fedalloy.report.partition_plot import BLUES
 from fedalloy.report.series import HUES, Floats
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedalloy.base.text import series_names
 from fedalloy.errors import UsageError
-from fedalloy.report.format import series_names
-from fedalloy.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
+from fedalloy.storage.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names

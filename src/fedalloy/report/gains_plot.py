@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from fedalloy.base.text import shortened
 from fedalloy.report.canvas import INK, NARROW, WIDE, styled
-from fedalloy.report.format import shortened
 from fedalloy.report.gains import Floats, Gains
 from fedalloy.report.gains_table import signed
 

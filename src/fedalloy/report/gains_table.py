@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.report.format import MISSING, all_shortened, number, shortened
+from fedalloy.base.text import MISSING, all_shortened, number, shortened
 from fedalloy.report.gains import Gains, leading
 
 ALL, ENDS = 30, 10  # so many clients are listed in a terminal; of more than that, so many from either end

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from fedalloy.data.samples import Samples, Scale
-from fedalloy.generators import ImageGenerator
-from fedalloy.training import predict
+from fedalloy.nets.generators import ImageGenerator
+from fedalloy.train.fit import predict
 
 
 @torch.no_grad()

@@ -15,9 +15,9 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedalloy.base.text import shortened
 from fedalloy.errors import UsageError
 from fedalloy.report.canvas import GRID, QUIET, WIDE, styled, widest
-from fedalloy.report.format import shortened
 
 Pixels = NDArray[np.float64]
 EDGE, HEAD, GAP = 0.15, 0.62, 0.05  # inches: around everything, for title and subtitle, between rows

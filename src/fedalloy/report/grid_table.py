@@ -9,11 +9,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.report.facts import warnings
-from fedalloy.report.format import MISSING, printable, view_name
 from fedalloy.report.published import holding
 from fedalloy.report.table import FIGURES
-from fedalloy.results import CombinedRow, Run, combine, rows
+from fedalloy.storage.results import CombinedRow, Run, combine, rows
 
 BEST = ""  # no view's name
 

@@ -11,11 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from fedalloy import __version__, disclosure
-from fedalloy.differences import told_apart, unequal
+from fedalloy import __version__
+from fedalloy.base.files import write_atomically
 from fedalloy.errors import DataError, StorageError
-from fedalloy.files import write_atomically
-from fedalloy.privacy import SECRET
+from fedalloy.federation import disclosure
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
 from fedalloy.report.gains import Gains, gains, leading
@@ -28,7 +27,9 @@ from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
-from fedalloy.results import Run, Selection, check_selection, rows
+from fedalloy.storage.differences import told_apart, unequal
+from fedalloy.storage.results import Run, Selection, check_selection, rows
+from fedalloy.train.privacy import SECRET
 
 # Characters that no page should have: controls, and those that turn the direction of text around.
 UNFIT = re.compile(

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from fedalloy.base.text import number, shortened
 from fedalloy.report.canvas import GRID, INK, QUIET, WIDE, styled, widest
-from fedalloy.report.format import number, shortened
 from fedalloy.report.partition_plot import BLUES, Counts
 from fedalloy.report.series import Floats
 

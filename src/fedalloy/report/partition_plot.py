@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedalloy.report.format import shortened
+from fedalloy.base.text import shortened
 from fedalloy.report.svg import plain_text
 
 Counts = NDArray[np.int64]

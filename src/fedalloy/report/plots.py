@@ -14,11 +14,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from fedalloy.base.text import TIMES, human_bytes
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
-from fedalloy.report.format import TIMES, human_bytes
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.report.svg import save, to_svg
-from fedalloy.results import Run
+from fedalloy.storage.results import Run
 
 __all__ = ["client_picture", "cost_picture", "learning_curves", "save", "to_svg"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
-from fedalloy.report.format import MISSING, human_seconds
-from fedalloy.results import Run
+from fedalloy.base.text import MISSING, human_seconds
+from fedalloy.storage.results import Run
 
 PHASES = {
     "client": "clients train",

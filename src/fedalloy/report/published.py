@@ -10,12 +10,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.checked import shown
+from fedalloy.base.checked import shown
+from fedalloy.base.registry import suggest
+from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.errors import DataError
-from fedalloy.registry import suggest
-from fedalloy.report.format import MISSING, printable, view_name
 from fedalloy.report.table import FIGURES
-from fedalloy.results import Row, Run, combine
+from fedalloy.storage.results import Row, Run, combine
 
 
 @dataclass(frozen=True)

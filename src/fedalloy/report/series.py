@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedalloy.report.format import all_shortened, series_names
-from fedalloy.results import Run
+from fedalloy.base.text import all_shortened, series_names
+from fedalloy.storage.results import Run
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""A picture of how close generated features come to real ones, class by class, by `fedalloy.similarity`."""
+"""A picture of how close generated features come to real ones, class by class, by `fedalloy.knowledge.similarity`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedalloy.base.text import shortened
 from fedalloy.report.canvas import INK, QUIET, styled, widest
-from fedalloy.report.format import shortened
 from fedalloy.report.series import HUES
 
 

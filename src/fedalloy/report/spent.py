@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedalloy.privacy import SECRET
-from fedalloy.results import Run
+from fedalloy.storage.results import Run
+from fedalloy.train.privacy import SECRET
 
 WHY = (
     "The epsilon of a rehearsal protects nobody: in a simulation the noise follows from the experiment's seed, and "

@@ -16,8 +16,8 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedalloy.base.files import write_atomically
 from fedalloy.errors import UsageError
-from fedalloy.files import write_atomically
 
 # Text stays text (small, sharp, selectable); ids come from content and not from a random draw.
 SAVING: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fedalloy", "pdf.fonttype": 42}

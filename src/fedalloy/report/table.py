@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.report.format import (
+from fedalloy.base.text import (
     MISSING,
     TIMES,
     all_shortened,
@@ -21,12 +21,11 @@ from fedalloy.report.format import (
     listed,
     number,
     plus_minus,
-    role,
     view_name,
 )
 from fedalloy.report.trained import MARKS, Doubts
-from fedalloy.report.verdict import verdict
-from fedalloy.results import COLUMNS, CombinedRow, Row, combine
+from fedalloy.report.verdict import role, verdict
+from fedalloy.storage.results import COLUMNS, CombinedRow, Row, combine
 
 __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 

@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedalloy.base.text import listed, number
 from fedalloy.errors import UsageError
-from fedalloy.report.format import listed, number
 from fedalloy.report.series import Floats, Series, series_of
-from fedalloy.results import Run, Selection
+from fedalloy.storage.results import Run, Selection
 
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}

@@ -11,10 +11,10 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
 from fedalloy.report.canvas import INK, QUIET, WIDE, styled
 from fedalloy.report.partition_plot import BLUES
 from fedalloy.report.series import HUES, Floats, spread
-from fedalloy.trifreqs import Frequency, Mean, tri_freqs
 
 
 def weights_over_rounds(

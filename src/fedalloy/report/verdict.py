@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedalloy.report.format import listed, number, role, series_names
+from fedalloy.base.text import listed, number, series_names
+from fedalloy.federation.core import methods
 from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
 from fedalloy.report.trained import Doubts
-from fedalloy.results import STAGES, CombinedRow, Row, combine
+from fedalloy.storage.results import STAGES, CombinedRow, Row, combine
 
 NAMED = 4  # more clients than that are counted instead
 
@@ -211,3 +212,13 @@ def _points(one: CombinedRow, other: CombinedRow) -> str:
 def _named(points: float) -> str:
     text = number(points, 1)
     return f"{text} point{'' if text == '1.0' else 's'}"
+
+
+def role(label: str, names: Mapping[str, str] | None = None) -> str:
+    """The registered method behind a label: "local-converged", "local" and "centralised" are the bounds.
+
+    >>> role("Local, equal rounds"), role("no federation", {"no federation": "local"})
+    ('local', 'local')
+    """
+    by_label = {method.label: name for name, method in methods.items()}
+    return (names or {}).get(label) or by_label.get(label, label.casefold())

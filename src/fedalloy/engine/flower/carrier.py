@@ -18,11 +18,10 @@ from flwr.app import Array, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedalloy import tree
-from fedalloy.checkpoints import CHAINS
-from fedalloy.config import Experiment
-from fedalloy.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
-from fedalloy.disclosure import OFF
+from fedalloy.base import tree
+from fedalloy.base.files import as_json
+from fedalloy.base.tree import Tree
+from fedalloy.config.experiment import Experiment
 from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
@@ -30,13 +29,14 @@ from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
-from fedalloy.evaluation import announced, distinct, from_clients, miscounted, unevaluated
-from fedalloy.files import as_json
-from fedalloy.gate import Room
-from fedalloy.privacy import LEDGER
-from fedalloy.setting import Setting
-from fedalloy.store import Say
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.federation.disclosure import OFF
+from fedalloy.federation.evaluation import announced, distinct, from_clients, miscounted, unevaluated
+from fedalloy.federation.gate import Room
+from fedalloy.federation.setting import Setting
+from fedalloy.storage.checkpoints import CHAINS
+from fedalloy.storage.store import Say
+from fedalloy.train.privacy import LEDGER
 
 PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
 HURRY = 600.0  # seconds after which it is said who is waited for, where there is no deadline, and again

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fedalloy.costs import Meter
+from fedalloy.base.tree import Tree
 from fedalloy.engine.base import REFERENCE
 from fedalloy.errors import DataError
-from fedalloy.gate import Check, real, refusal, whole
-from fedalloy.privacy import LEDGER, Privacy, Spent, epsilon
-from fedalloy.setting import Setting
-from fedalloy.tree import Tree
+from fedalloy.federation.gate import Check, real, refusal, whole
+from fedalloy.federation.setting import Setting
+from fedalloy.train.costs import Meter
+from fedalloy.train.privacy import LEDGER, Privacy, Spent, epsilon
 
 Header = Mapping[str, Any]
 

@@ -25,23 +25,23 @@ from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
-from fedalloy import tree
-from fedalloy.config import Experiment, build_method, experiment
-from fedalloy.core import Message, Method, act
-from fedalloy.costs import Meter
-from fedalloy.disclosure import OFF
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
+from fedalloy.config.experiment import Experiment, build_method, experiment
 from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
-from fedalloy.evaluation import announced, at_client, unfit
-from fedalloy.gate import Contract, refusal, whole
-from fedalloy.privacy import LEDGER, charged
-from fedalloy.setting import Setting
-from fedalloy.training import one_thread
-from fedalloy.tree import Tree
+from fedalloy.federation.core import Message, Method, act
+from fedalloy.federation.disclosure import OFF
+from fedalloy.federation.evaluation import announced, at_client, unfit
+from fedalloy.federation.gate import Contract, refusal, whole
+from fedalloy.federation.setting import Setting
+from fedalloy.train.costs import Meter
+from fedalloy.train.fit import one_thread
+from fedalloy.train.privacy import LEDGER, charged
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
 LONGEST = 300  # letters of an error that is sent back

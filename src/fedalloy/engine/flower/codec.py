@@ -14,10 +14,10 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fedalloy import tree
+from fedalloy.base import tree
+from fedalloy.base.tree import Tree
 from fedalloy.errors import DataError
-from fedalloy.gate import Room
-from fedalloy.tree import Tree
+from fedalloy.federation.gate import Room
 
 HEADER, BODY = "fedalloy", "tree"
 KIND = "safetensors"  # Flower's own reader of arrays, which knows another kind only, refuses it

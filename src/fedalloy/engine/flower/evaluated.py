@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalloy.checkpoints import CHAINS
-from fedalloy.config import Experiment
+from fedalloy.base.files import append_line, locked, make_folder, read_file
+from fedalloy.config.experiment import Experiment
 from fedalloy.engine.flower.memory import PRIVATE_FOLDER
 from fedalloy.errors import UsageError
-from fedalloy.files import append_line, locked, make_folder, read_file
-from fedalloy.store import experiment_digest
+from fedalloy.storage.checkpoints import CHAINS
+from fedalloy.storage.store import experiment_digest
 
 ANEW = "if this is a new run, remove evaluated.jsonl at this site"
 SETS = 2  # of models in one round: a run that was resumed may come to other ones than before
@@ -29,7 +29,7 @@ class EvaluationLog:
     """The log of one site, in the folder of its memory.
 
     >>> import tempfile
-    >>> from fedalloy.config import experiment
+    >>> from fedalloy.config.experiment import experiment
     >>> log = EvaluationLog(Path(tempfile.mkdtemp()), experiment({"rounds": 5}))
     >>> log.take_part(1)
     >>> log.admit(1, {"aca": "the digest of a model"}, memory="")

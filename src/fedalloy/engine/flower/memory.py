@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedalloy import tree
+from fedalloy.base import tree
+from fedalloy.base.files import PRIVATE, make_folder, remove_file, temporary_of, write_atomically
+from fedalloy.base.tree import Tree
 from fedalloy.errors import DataError
-from fedalloy.files import PRIVATE, make_folder, remove_file, temporary_of, write_atomically
-from fedalloy.privacy import Spent, larger
-from fedalloy.tree import Tree
+from fedalloy.train.privacy import Spent, larger
 
 PRIVATE_FOLDER = 0o700
 _NAME = re.compile(r"(\d{6,})-([0-9a-f]{64})\.safetensors")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from fedalloy.gate import Contract, Room, room
-from fedalloy.setting import Setting
+from fedalloy.federation.gate import Contract, Room, room
+from fedalloy.federation.setting import Setting
 
 TIMES = 4  # how often what is known may come, where no contract says it
 LEAST = Room(1 << 24, 1 << 20)  # bytes that are then read in any case

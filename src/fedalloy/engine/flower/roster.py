@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedalloy.config import Experiment
+from fedalloy.config.experiment import Experiment
 from fedalloy.engine.flower.claims import Introduction, introduction
 from fedalloy.engine.flower.client import INTRODUCE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records
 from fedalloy.errors import DataError
-from fedalloy.gate import LEAST, Room
-from fedalloy.store import Say
+from fedalloy.federation.gate import LEAST, Room
+from fedalloy.storage.store import Say
 
 PAUSE = 0.05  # seconds between two looks at who is there
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again

@@ -26,19 +26,19 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedalloy.build import build
-from fedalloy.config import Experiment, experiment
-from fedalloy.core import Message, Method, State
+from fedalloy.base.files import as_json
+from fedalloy.base.plugins import load_file, loaded_files
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Experiment, experiment
 from fedalloy.engine.base import Answer, Failure
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import one_line
 from fedalloy.errors import FedalloyError, UsageError
-from fedalloy.files import as_json
-from fedalloy.plugins import load_file, loaded_files
-from fedalloy.setting import Setting
-from fedalloy.store import FREE, Say
+from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.setting import Setting
+from fedalloy.storage.store import FREE, Say
 
 # Ray turns 127.0.0.1 into the machine's own address, on which others could reach it, unless it is told that there will
 # be no cluster; it reads this when it is imported.

@@ -1,0 +1,131 @@
+"""How numbers and names are written; the terminal, the files and the HTML page all write them this way."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+MISSING = "\N{EN DASH}"  # what a cell shows when nothing was measured
+TIMES = "\N{MULTIPLICATION SIGN}"
+
+
+def number(value: float | None, decimals: int = 2) -> str:
+    """A number with a fixed count of decimals, or a dash where there is none.
+
+    >>> number(84.068), number(None), number(float("nan"))
+    ('84.07', '–', '–')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    # Adding zero turns -0.0 into 0.0, so that a rounded-away loss is not shown as "-0.00".
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"
+
+
+def plus_minus(mean: float | None, std: float | None = None, decimals: int = 2) -> str:
+    """A mean with its standard deviation over seeds; one seed has no deviation to show.
+
+    >>> plus_minus(84.068, 0.123), plus_minus(84.068), plus_minus(None, 0.1)
+    ('84.07 ± 0.12', '84.07', '–')
+    """
+    text = number(mean, decimals)
+    if text == MISSING or std is None or not math.isfinite(std):
+        return text
+    return f"{text} ± {number(std, decimals)}"
+
+
+def human_bytes(count: float | None) -> str:
+    """A size in bytes with three significant digits, in steps of 1000.
+
+    >>> human_bytes(0), human_bytes(999), human_bytes(1234), human_bytes(56_700_000), human_bytes(2.5e9)
+    ('0 B', '999 B', '1.23 kB', '56.7 MB', '2.50 GB')
+    >>> human_bytes(999_999)
+    '1.00 MB'
+    """
+    if count is None or not math.isfinite(count):
+        return MISSING
+    if count < 999.5:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        for decimals, limit in ((2, 9.995), (1, 99.95), (0, 999.5)):
+            if count < limit:
+                return f"{count:.{decimals}f} {unit}"
+    return f"{count:.0f} TB"
+
+
+def human_seconds(seconds: float | None) -> str:
+    """A duration in the unit a person would choose.
+
+    >>> human_seconds(3.21), human_seconds(75), human_seconds(7500), human_seconds(None)
+    ('3.2 s', '1.2 min', '2.1 h', '–')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return MISSING
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3597 else f"{seconds / 3600:.1f} h"
+
+
+def view_name(view: str) -> str:
+    """A view as it is written in the papers: the two cache aggregations in capitals, the rest as words.
+
+    >>> view_name("oca"), view_name("student")
+    ('OCA', 'student')
+    """
+    return view.upper() if view in ("aca", "oca") else shortened(view, 60)
+
+
+def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Name each (label, view): a method whose one view is the obvious one needs no word for it.
+
+    >>> list(series_names([("FedAvg", "aca"), ("FedAvg", "oca"), ("Local", "personal")]).values())
+    ['FedAvg (ACA)', 'FedAvg (OCA)', 'Local']
+    """
+    pairs = list(dict.fromkeys(pairs))
+    views = Counter(label for label, _ in pairs)
+    plain = {(label, view) for label, view in pairs if views[label] == 1 and view in ("personal", "global")}
+    return {pair: pair[0] if pair in plain else f"{pair[0]} ({view_name(pair[1])})" for pair in pairs}
+
+
+def printable(text: str) -> str:
+    r"""Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
+
+    >>> printable("a\x1b[2J\nb")
+    'a [2J b'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def shortened(name: str, most: int = 32) -> str:
+    """A name on one line of at most this many characters; what is too long loses its middle.
+
+    >>> shortened("FedAvg"), shortened("a label that somebody wrote at length", 20)
+    ('FedAvg', 'a label that…length')
+    """
+    name = " ".join(printable(name).split())
+    head = most * 3 // 5
+    return name if len(name) <= most else f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
+
+
+def all_shortened(names: Iterable[str]) -> dict[str, str]:
+    """Each name shortened, but no more than leaves different names different.
+
+    >>> names = [f"FedAvg, training.lr = {lr}, training.batch = 32" for lr in (0.1, 0.01)]
+    >>> list(all_shortened(names).values())
+    ['FedAvg, training.lr = 0.1,…aining.batch = 32', 'FedAvg, training.lr = 0.01…aining.batch = 32']
+    """
+    names = list(dict.fromkeys(names))
+    most, longest = 32, max(map(len, names), default=0)
+    while most < longest and len({shortened(name, most) for name in names}) < len(names):
+        most += 4
+    return {name: shortened(name, most) for name in names}
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -1,0 +1,312 @@
+"""Attacks: what hostile clients send, or learn from, in the place of what honest ones would.
+
+Most attacks are functions of what an honest client would send and of what it was sent; one changes its labels instead.
+`Attacked` puts them between the clients and the server, so that methods and engines stay as they are. Attackers train
+and remember like everybody; what they say is the only difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedalloy.base import rng
+from fedalloy.base.tree import Tree
+from fedalloy.data.samples import Samples
+from fedalloy.engine.base import Answer, Failure, Round
+from fedalloy.engine.choose import AnyEngine
+from fedalloy.errors import UsageError
+from fedalloy.federation.core import Generation, Message, Method, Reply
+from fedalloy.federation.setting import Setting
+
+Kind = Literal["parameters", "answers", "scores", "data"]
+Forge = Callable[[Tree, Tree], Tree]
+"""From what an honest client would send, and the newest of everything that it was sent, to what an attacker sends."""
+
+ANSWERS = ("logits", "soft")  # the names under which logits and probabilities travel
+BOOST = 4.0  # by which a flipped update is longer than an honest one
+LARGE = 1e4  # a logit that no honest network reaches
+
+
+def parameters(body: Tree, sent: Tree) -> list[str]:
+    """The names under which tables of tensors come back that were sent: models, and perhaps generators.
+
+    >>> parameters({"model": {"w": torch.ones(1)}, "n": 5}, {"model": {"w": torch.zeros(1)}})
+    ['model']
+    """
+    tables = [name for name, value in body.items() if isinstance(value, Mapping)]
+    return [name for name in tables if isinstance(sent.get(name), Mapping) and sent[name].keys() == body[name].keys()]
+
+
+def answers(body: Tree) -> list[str]:
+    """The names of logits and probabilities among what is sent.
+
+    >>> answers({"soft": torch.ones(1, 1), "n": 5})
+    ['soft']
+    """
+    return [name for name in ANSWERS if isinstance(body.get(name), Tensor)]
+
+
+def claims(body: Tree) -> list[str]:
+    """The names of what says how much the client's answers should count, in each form in which DaFKD sends it.
+
+    These are scores, the discriminator's head that gives them, or probabilities times scores, which do not sum to 1.
+
+    >>> claims({"scores": torch.ones(1)}), claims({"soft": torch.tensor([[0.25, 0.25]])})
+    (['scores'], ['soft'])
+    """
+    soft = body.get("soft")
+    found = {
+        "scores": isinstance(body.get("scores"), Tensor),
+        "head": isinstance(body.get("head"), Mapping),
+        "soft": isinstance(soft, Tensor) and bool(((soft.sum(1) - 1).abs() > 1e-3).any()),
+    }
+    return [name for name, claimed in found.items() if claimed]
+
+
+def sign_flip(body: Tree, sent: Tree, boost: float = BOOST) -> Tree:
+    """Parameters moved the other way: w_server - boost (w_k - w_server).
+
+    Flipped updates that are no longer than honest ones only slow a mean down while attackers are a minority.
+
+    >>> sign_flip({"model": {"w": torch.tensor([3.0])}}, {"model": {"w": torch.tensor([1.0])}}, boost=1.0)
+    {'model': {'w': tensor([-1.])}}
+    """
+
+    def away(new: Tensor, old: Tensor) -> Tensor:
+        return old - boost * (new - old) if new.is_floating_point() else new
+
+    flipped = {
+        name: {key: away(new, sent[name][key]) for key, new in body[name].items()} for name in parameters(body, sent)
+    }
+    return {**body, **flipped}
+
+
+def scaled_logits(body: Tree, _: Tree) -> Tree:
+    """All certainty on the class that the client holds for least likely: a logit of 1e4 there, or a probability of 1.
+
+    This is LMA, the loss maximisation attack (Roux et al., ICLR 2025), by an attacker that knows its own answer only.
+
+    >>> scaled_logits({"logits": torch.tensor([[0.5, 3.0, -1.0]])}, {})
+    {'logits': tensor([[    0.,     0., 10000.]])}
+    """
+    wrong = {name: _one_hot(body[name], LARGE if name == "logits" else 1.0) for name in answers(body)}
+    return {**body, **wrong}
+
+
+def _one_hot(rows: Tensor, height: float) -> Tensor:
+    return F.one_hot(rows.argmin(1), rows.shape[1]).to(rows.dtype) * height
+
+
+def rank_flip(body: Tree, _: Tree) -> Tree:
+    """Every row turned upside down: the likeliest class gets the smallest number, and so on (FDLA).
+
+    >>> rank_flip({"soft": torch.tensor([[0.5, 0.375, 0.125]])}, {})
+    {'soft': tensor([[0.1250, 0.3750, 0.5000]])}
+    """
+    return {**body, **{name: _upside_down(body[name]) for name in answers(body)}}
+
+
+def _upside_down(rows: Tensor) -> Tensor:
+    values, places = rows.sort(dim=1, stable=True)
+    return torch.empty_like(rows).scatter_(1, places, values.flip(1))
+
+
+def inflated_scores(body: Tree, _: Tree) -> Tree:
+    """Every sample is claimed with the highest score there is, for a classifier that answers upside down.
+
+    Where the server computes the score itself, the discriminator's head has a bias that no sample outweighs. The
+    classifier's output layer is negated, and so are its logits; products of scores and probabilities are turned upside
+    down, with a sum of 1.
+
+    >>> inflated_scores({"scores": torch.tensor([0.1, 0.7])}, {})
+    {'scores': tensor([1., 1.])}
+    >>> inflated_scores({"soft": torch.tensor([[0.375, 0.125]])}, {})  # a score of 0.5
+    {'soft': tensor([[0.2500, 0.7500]])}
+    """
+    forge: dict[str, Callable[[Any], Any]] = {
+        "scores": torch.ones_like,
+        "head": lambda head: _last_layer(head, lambda name, t: torch.full_like(t, LARGE) if name == "bias" else t),
+        "soft": lambda soft: _certain(_upside_down(soft)),
+    }
+    wrong = {name: forge[name](body[name]) for name in claims(body)}
+    if isinstance(body.get("model"), Mapping):
+        wrong["model"] = _last_layer(body["model"], lambda _, t: -t)
+    return {**body, **wrong}
+
+
+def _last_layer(weights: Tree, change: Callable[[str, Tensor], Tensor]) -> Tree:
+    """A network's weights after a change of its last layer, if they say which is its head."""
+    last = [name.rpartition(".")[0] for name in weights if name.startswith("head.")][-1:]
+    layers = {name: name.rpartition(".") for name in weights}
+    return {name: change(layers[name][2], t) if layers[name][0] in last else t for name, t in weights.items()}
+
+
+def _certain(rows: Tensor) -> Tensor:
+    """Rows that sum to 1; those that sum to nothing become equal probabilities."""
+    mass = rows.sum(1, keepdim=True)
+    return torch.where(mass > 0, rows / torch.where(mass > 0, mass, 1), 1 / rows.shape[1])
+
+
+def nan(body: Tree, sent: Tree) -> Tree:
+    """No number is one; the gate must set this aside.
+
+    >>> nan({"model": {"w": torch.tensor([3.0])}, "n": 5}, {})
+    {'model': {'w': tensor([nan])}, 'n': 5}
+    """
+
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return nan(value, sent)
+        if isinstance(value, Tensor):
+            return torch.full_like(value, math.nan) if value.is_floating_point() else value
+        return math.nan if isinstance(value, float) else value
+
+    return {name: spoilt(value) for name, value in body.items()}
+
+
+def free_rider(body: Tree, sent: Tree) -> Tree:
+    """The echo of one that does not work: the model it was sent, the last consensus, or equal probabilities.
+
+    What it was never sent it makes as an honest client does, such as DaFKD's head.
+
+    >>> free_rider({"logits": torch.tensor([[0.5, 3.0]])}, {})
+    {'logits': tensor([[0., 0.]])}
+    """
+    echoes = {name: sent[name] for name in parameters(body, sent)}
+    return {**body, **echoes, **{name: _echo(body, sent, name) for name in answers(body)}}
+
+
+def _echo(body: Tree, sent: Tree, name: str) -> Tensor:
+    own, last = body[name], sent.get(name)
+    if isinstance(last, Tensor) and last.shape == own.shape:
+        return last
+    return torch.full_like(own, 0.0 if name == "logits" else 1 / own.shape[1])
+
+
+def label_flip(setting: Setting, attackers: Collection[int]) -> Setting:
+    """The setting in which attackers learn that y is classes - 1 - y; nobody's test or validation samples change."""
+    flipped: dict[int, Tensor] = {}  # one for each pool of labels, which clients share
+
+    def wrong(samples: Samples) -> Samples:
+        y = flipped.setdefault(id(samples.y), setting.classes - 1 - samples.y)
+        return Samples(samples.x, y, samples.index)
+
+    sites = [replace(site, train=wrong(site.train)) if k in attackers else site for k, site in enumerate(setting.sites)]
+    return replace(setting, sites=sites)
+
+
+def honest(body: Tree, _: Tree) -> Tree:
+    """What an honest client sends."""
+    return body
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A way to attack: what it changes (`on`), and how - what is sent, by `forge`, or the data, by `poison`.
+
+    It is of use against methods that send such things, and leaves others as they are.
+    """
+
+    name: str
+    on: tuple[Kind, ...]
+    forge: Forge = honest
+    poison: Callable[[Setting, Collection[int]], Setting] | None = None
+
+
+ATTACKS: Mapping[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Attack("sign-flip", ("parameters",), sign_flip),
+        Attack("scaled-logits", ("answers",), scaled_logits),
+        Attack("rank-flip", ("answers",), rank_flip),
+        Attack("inflated-scores", ("scores",), inflated_scores),
+        Attack("label-flip", ("data",), poison=label_flip),
+        Attack("free-rider", ("parameters", "answers"), free_rider),
+        Attack("nan", ("parameters", "answers"), nan),
+    )
+}
+
+
+def how_many(clients: int, fraction: float) -> int:
+    """How many of the clients attack: round(fraction * K).
+
+    >>> how_many(10, 0.25)
+    3
+    """
+    return math.floor(fraction * clients + 0.5) if math.isfinite(fraction) else 0
+
+
+def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
+    """Who attacks, ascending: the first round(fraction * K) of a permutation; fewer than half, and at least one.
+
+    >>> choose_attackers(10, 0.3, seed=0), choose_attackers(10, 0.1, seed=0)
+    ([1, 8, 9], [1])
+    """
+    count = how_many(clients, fraction)
+    if count < 1 or 2 * count >= clients:
+        raise UsageError(
+            f"a fraction of {fraction} makes {count} of {clients} clients attackers; at least one must be, and fewer "
+            "than half, since no combination of all withstands a majority"
+        )
+    order: list[int] = rng.numpy_generator(seed, "attackers").permutation(clients).tolist()
+    return sorted(order[:count])
+
+
+class Attacked:
+    """An engine some of whose clients attack: their replies are changed on the way to the server, before the gate.
+
+    `kinds` collects what has been sent up by anybody, so that one knows which attacks could change it.
+    """
+
+    def __init__(self, engine: AnyEngine, forge: Forge = honest, attackers: Collection[int] = ()) -> None:
+        self.engine, self.setting, self.workers = engine, engine.setting, engine.workers
+        self.forge, self.attackers = forge, frozenset(attackers)
+        self.kinds: set[Kind] = set()
+        self._sent: dict[int, Tree] = {}  # to each attacker, the newest under each name
+
+    @property
+    def memories(self) -> dict[int, Tree]:
+        """What the clients remember."""
+        return self.engine.memories
+
+    @memories.setter
+    def memories(self, memories: dict[int, Tree]) -> None:
+        self.engine.memories = memories
+
+    @property
+    def trusted(self) -> Generation | None:
+        """What the run can go back to."""
+        return self.engine.trusted
+
+    @trusted.setter
+    def trusted(self, trusted: Generation | None) -> None:
+        self.engine.trusted = trusted
+
+    def open(self, method: Method, round: int) -> Round:
+        """Begin a round."""
+        return Round(self, method, round)
+
+    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
+        """Let clients act, and attackers change what they say."""
+        sent = {message.client: message.body for message in messages}
+        for k in self.attackers & sent.keys():
+            self._sent[k] = {**self._sent.get(k, {}), **sent[k]}
+        for answer in self.engine.carry(method, round, messages):
+            if isinstance(answer, Failure):
+                yield answer
+                continue
+            body = answer.reply.body
+            self.kinds |= {"parameters"} if parameters(body, sent[answer.client]) else set()
+            self.kinds |= {"answers"} if answers(body) else set()
+            self.kinds |= {"scores"} if claims(body) else set()
+            if answer.client in self.attackers:
+                forged = Reply(self.forge(body, self._sent[answer.client]), answer.reply.keep)
+                answer = replace(answer, reply=forged)
+            yield answer

@@ -1,0 +1,146 @@
+"""The commands of `fedalloy deploy`; what they need is imported when one of them runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedalloy.cli.terminal import as_typed, load_plugins, parted, resumable, say, screen, show, write_page
+from fedalloy.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.deploy.folder import Deployment
+
+FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
+
+
+@click.command("init")
+@click.argument("file", metavar="EXPERIMENT.toml")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--out", "-o", metavar="FOLDER", required=True, help="Where to write; a folder that is not there yet.")
+@click.option("--sites", type=int, required=True, help="How many sites take part.")
+@click.option("--address", default="127.0.0.1:8443", show_default=True, help="Where sites will reach the SuperLink.")
+@click.option("--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that each site is handed.")
+def init_command(
+    file: str, overrides: tuple[str, ...], out: str, sites: int, address: str, plugins: tuple[str, ...]
+) -> None:
+    """Make a deployment's folder: app, certificates, keys, start scripts, one folder for each site.
+
+    An experiment on a named data set makes a rehearsal, in which each site takes its share of that data. With
+    data.name = "sites" each site names data of its own.
+    """
+    from fedalloy.deploy.link import need_flower
+
+    need_flower()
+    from fedalloy.config.experiment import override, read_toml
+    from fedalloy.deploy.agreed import AGREED
+    from fedalloy.deploy.init import CAP, init
+
+    if parted(file, overrides)[0] is None:
+        raise UsageError(f"deploy init needs an experiment file first, and '{file}' is an override")
+    load_plugins(plugins)
+    values = override(read_toml(file), overrides)
+    made = init(values, out, sites, address, plugins)
+    own = values.get("data", {}).get("name") == AGREED
+    say(f"written: {out}, with a folder for each site in {Path(out) / 'sites'}")
+    if "cap" not in values.get("aggregation", {}):
+        say(f"aggregation.cap = {CAP} was added: no site weighs more than that; write 1.0 to believe reported sizes")
+    if own:
+        say("hand each site its folder by a channel you trust; it names its data in site.toml and runs start.sh")
+        say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
+    else:
+        say(f"rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
+
+
+@click.command("up")
+@FOLDER
+@click.option("--local", type=int, default=0, metavar="N", help="Also start the first N sites here, for a rehearsal.")
+def up_command(folder: str, local: int) -> None:
+    """Start the SuperLink and its SuperExec and register the sites' keys; what runs already is left alone."""
+    from fedalloy.deploy.control import up
+    from fedalloy.deploy.folder import read_deployment
+
+    up(read_deployment(folder), local, say)
+
+
+@click.command("run")
+@FOLDER
+def run_command(folder: str) -> None:
+    """Run the experiment at the sites and show it as `fedalloy run` does; a run that had begun goes on."""
+    from fedalloy.deploy.folder import read_deployment
+
+    _conduct(read_deployment(folder), "run", folder)
+
+
+@click.command("resume")
+@FOLDER
+def resume_command(folder: str) -> None:
+    """Start again what has died here, and go on with the run from its last round."""
+    from fedalloy.deploy.control import revive
+    from fedalloy.deploy.folder import read_deployment
+    from fedalloy.errors import UsageError
+    from fedalloy.storage.store import begun
+
+    deployment = read_deployment(folder)
+    if not begun(deployment.run):
+        raise UsageError(f"'{folder}' has no run to go on with; `fedalloy deploy run {folder}` begins one")
+    revive(deployment, say)
+    _conduct(deployment, "resume", folder)
+
+
+@click.command("status")
+@FOLDER
+def status_command(folder: str) -> None:
+    """Show the link, which sites are there, the round, and the last fault."""
+    from rich.table import Table
+
+    from fedalloy.deploy.control import status
+    from fedalloy.deploy.folder import read_deployment
+
+    table = Table(show_header=False)
+    for what, how in status(read_deployment(folder)):
+        table.add_row(what, how)
+    screen().print(table, highlight=False, markup=False)
+
+
+@click.command("down")
+@FOLDER
+def down_command(folder: str) -> None:
+    """End everything that `up` has started."""
+    from fedalloy.deploy.control import down
+    from fedalloy.deploy.folder import read_deployment
+
+    down(read_deployment(folder), say)
+
+
+def _conduct(deployment: Deployment, command: str, folder: str) -> None:
+    """Submit the app, or follow what is under way, and show the run in the end."""
+    from fedalloy.base.plugins import load_file, load_installed
+    from fedalloy.config.experiment import build_method, read
+    from fedalloy.deploy.control import follow, submitted
+    from fedalloy.report.progress import Display
+    from fedalloy.storage.results import read as read_run
+    from fedalloy.storage.store import begun, described
+
+    load_installed()
+    for plugin in deployment.plugins:
+        load_file(plugin)
+    exp = read(deployment.experiment)
+    if begun(deployment.run) and described(deployment.run)["status"] == "done":
+        say("the run is finished and is not run again")
+    else:
+        run = submitted(deployment, say)
+        with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):
+            follow(deployment, run, display.begin(build_method(exp.method).label, exp.seed), say)
+    show([read_run(deployment.run)])
+    write_page(
+        [read_run(deployment.run)], deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name)
+    )
+
+
+COMMANDS: dict[str, click.Command] = {
+    str(each.name): each
+    for each in (init_command, up_command, run_command, status_command, resume_command, down_command)
+}

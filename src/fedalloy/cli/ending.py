@@ -1,0 +1,118 @@
+"""How the command ends: what went wrong is one sentence on stderr, with an exit code of its kind."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NoReturn
+
+import click
+
+from fedalloy.cli.terminal import ENDINGS, orderly_end
+from fedalloy.errors import FedalloyError, InterruptionError, PluginError, Signalled
+
+DEBUG = "--debug"
+WHOLE = "--debug shows the whole traceback"
+
+
+def carry_out(command: click.Command, given: list[str]) -> NoReturn:
+    """Run a command with what was given to it, and leave."""
+    debug = DEBUG in given  # before the command or after it
+    with orderly_end():
+        try:
+            command.main([word for word in given if word != DEBUG], prog_name="fedalloy", standalone_mode=False)
+        except FedalloyError as error:
+            _fail(_refusal(error), error.code, debug, error)
+        except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
+            cause = error.__cause__ or error
+            _fail(*_interruption(cause), debug, cause)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+        except click.NoSuchOption as error:
+            _fail(_as_override(error, given), 2, debug, error)
+        except click.ClickException as error:
+            _fail(error.format_message(), 2, debug, error)
+        except BaseException as error:
+            _fail(*_fault(error), debug, error)
+    sys.exit(0)
+
+
+def _refusal(error: FedalloyError) -> str:
+    """The sentence of a refusal; what failed at a client has a note, and more to show."""
+    from fedalloy.base.plugins import sentence
+
+    noted = error.code == FedalloyError.code and hasattr(error, "__notes__")
+    return f"{sentence(error)}; {WHOLE}" if noted else sentence(error)
+
+
+def _interruption(error: BaseException) -> tuple[str, int]:
+    """What to say after an interruption, and its exit code; a plug-in may have raised what only signals should."""
+    from fedalloy.base.plugins import blamed
+
+    if isinstance(error, Signalled):
+        return "interrupted", ENDINGS[error.number].code
+    return ("interrupted", InterruptionError.code) if blamed(error) is None else _fault(error)
+
+
+def _fault(error: BaseException) -> tuple[str, int]:
+    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
+    from fedalloy.base.plugins import blamed, named
+
+    if (sentence := blamed(error)) is not None:
+        return f"{sentence}; {WHOLE}", PluginError.code
+    if isinstance(error, SystemExit):
+        raise error  # a command's own
+    if isinstance(error, BrokenPipeError):
+        sys.exit(0)
+    if isinstance(error, OSError):
+        behind = error.__context__
+        while behind is not None:  # where the terminal was closed, what is said on the way out fails too
+            if isinstance(behind, InterruptionError):
+                return f"{behind}", behind.code
+            if isinstance(behind, Signalled):
+                return _interruption(behind)
+            behind = behind.__context__
+        return f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4
+    return f"{named(error)} - a bug of fedalloy's; --debug shows where", 1
+
+
+def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
+    """What is wrong with an unknown option, and how to write it where it is a key of the experiment."""
+    key = error.option_name.lstrip("-")
+    takes_keys = error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params)
+    if not takes_keys or key.split(".")[0] not in _keys():
+        return error.format_message()
+    words = [*(part for word in given for part in word.split("=", 1)), "..."]
+    value = words[words.index(error.option_name) + 1]
+    return f"{error.option_name} is a key of the experiment, not an option; write {key}={value}"
+
+
+def _keys() -> list[str]:
+    from dataclasses import fields
+
+    from fedalloy.config.experiment import Experiment
+
+    return [f.name for f in fields(Experiment)]
+
+
+def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:
+    with suppress(OSError):  # the terminal may be gone
+        if debug and error is not None:
+            import traceback
+
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                click.echo(_printable(line.expandtabs()), err=True)
+        click.echo(f"fedalloy: {_printable(sentence)}", err=True)
+    sys.exit(code)
+
+
+def _printable(sentence: str) -> str:
+    """A sentence as a screen may have it: what it quotes can neither end a line, move the cursor nor fill the page.
+
+    >>> _printable("there is no 'a\\x1bb\\nc'; these are:\\n  one")
+    "there is no 'a?b?c'; these are:\\n  one"
+    """
+    lines = re.split(r"\n(?=  )", re.sub(r"\S{300,}", lambda word: f"{word[0][:297]}...", sentence))
+    return "\n".join("".join(letter if letter.isprintable() else "?" for letter in line) for line in lines)

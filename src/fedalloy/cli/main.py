@@ -1,0 +1,491 @@
+"""The command line: demo, run, compare, resume, list, partition, report, draw, export, check, doctor.
+
+Heavy imports stay inside the commands, so that `fedalloy --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from fedalloy import __version__
+from fedalloy.cli.deploy import COMMANDS as DEPLOY
+from fedalloy.cli.ending import carry_out
+from fedalloy.cli.terminal import (
+    as_typed,
+    chosen_seeds,
+    fresh,
+    given_experiment,
+    load_plugins,
+    parted,
+    plugged,
+    read_runs,
+    refuse_idle_method,
+    resumable,
+    say,
+    screen,
+    show,
+    words_of,
+    write_page,
+)
+from fedalloy.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.config.experiment import Experiment
+    from fedalloy.storage.results import Run
+
+FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+PLUGIN = click.option(
+    "--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that registers things of your own."
+)
+OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+
+
+class NearestGroup(click.Group):
+    """A group that answers an unknown command with the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command or say which was meant."""
+        from fedalloy.base.registry import suggest
+
+        if args and self.get_command(ctx, args[0]) is None:
+            raise UsageError(f"there is no command '{args[0]}'; {suggest(args[0], list(self.commands))}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedalloy")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def cli(debug: bool) -> None:
+    """Federated learning when clients differ, by knowledge distillation and fusion.
+
+    Begin with `fedalloy demo`.
+    """
+
+
+@cli.command()
+@OUT
+def demo(out: str | None) -> None:
+    """Compare methods on built-in data, offline.
+
+    It takes less than a minute.
+    """
+    from fedalloy.base.files import write_atomically
+    from fedalloy.config import experiment as config
+
+    folder = Path(out) if out else fresh(Path(), "fedalloy-demo")
+    source = Path(__file__).with_name("demo.toml")
+    exp = config.read(source)
+    _compare(exp, None, [exp.seed], folder, "demo")
+    write_atomically(folder / "demo.toml", source.read_bytes())
+    say(f"""
+What next?
+  Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
+  fedalloy compare {folder / "demo.toml"} --seeds 3     the same with three splits; change anything in the file
+  fedalloy list                                   what else there is to compare
+  fedalloy export {folder / "runs" / f"fedavg-seed{exp.seed}"} --view oca     the trained model as a file""")
+
+
+@cli.command("run")
+@FILE
+@OVERRIDES
+@OUT
+@PLUGIN
+@click.option("--profile", is_flag=True, help="Say where the time went: clients, server, evaluation, checkpoints.")
+def run_command(
+    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
+) -> None:
+    """Run one method.
+
+    Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
+    A run that was interrupted goes on where it stopped when it is given the same folder.
+    """
+    file, overrides = parted(file, overrides)
+    exp = given_experiment(file, overrides, plugins)
+    from fedalloy.config.build import build
+    from fedalloy.config.experiment import build_method
+    from fedalloy.report.progress import Display
+    from fedalloy.run.comparison import key_of, label_of, slug
+    from fedalloy.run.runner import resume as go_on
+    from fedalloy.run.runner import settled, simulate
+
+    key = key_of(exp)
+    label = label_of(key, exp.method)
+    folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
+    method = build_method(exp.method)
+    built = build(exp)  # before the clock starts: the first round's time is the first estimate
+    begun = _begun(settled(exp, built, method), folder)
+    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
+        watch = display.begin(label, exp.seed)
+        if begun:
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
+        else:
+            run = simulate(exp, folder, label=label, built=built, watch=watch, say=say)
+    show([run])
+    if profile:
+        from fedalloy.report.profile import profile_table
+
+        screen().print(profile_table(run))
+    write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+
+
+@cli.command()
+@FILE
+@OVERRIDES
+@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@OUT
+@PLUGIN
+def compare(
+    file: str | None,
+    overrides: tuple[str, ...],
+    methods: str | None,
+    seeds: str,
+    out: str | None,
+    plugins: tuple[str, ...],
+) -> None:
+    """Compare methods on one experiment.
+
+    All have the same data and the same clients in every round; the table shows mean and spread over seeds. A comparison
+    that was interrupted goes on where it stopped when it is given the same folder.
+    """
+    file, overrides = parted(file, overrides)
+    exp = given_experiment(file, overrides, plugins)
+    names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    refuse_idle_method(exp, overrides, names)
+    if names is None and not exp.methods:
+        # With the bounds beside it; under [privacy] neither of these two can be had.
+        beside = ("local-converged", "centralised") if exp.privacy is None else ("local",)
+        names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
+    folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
+    words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
+    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)
+
+
+@cli.command("table")
+@click.argument("file", metavar="EXPERIMENT.toml")
+@OVERRIDES
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@OUT
+@PLUGIN
+def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | None, plugins: tuple[str, ...]) -> None:
+    """Run an experiment in every cell of its [[axes]].
+
+    The table is like a paper's, with our figures beside the published ones. A table that was interrupted goes on where
+    it stopped when it is given the same folder.
+    """
+    load_plugins(plugins)
+    from fedalloy.base.files import make_folder, write_atomically
+    from fedalloy.config.experiment import experiment, override, read_toml
+    from fedalloy.config.grid import cells
+    from fedalloy.report.grid_table import grid
+    from fedalloy.report.progress import Display
+    from fedalloy.run import comparison
+
+    axes, found = cells(override(read_toml(file), overrides))
+    experiments = [experiment(cell.values) for cell in found]
+    refuse_idle_method(experiments[0], overrides, has_names=False)
+    folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
+    chosen = chosen_seeds(seeds, experiments[0].seed)
+    plan = [
+        (cell, exp, comparison.chosen(exp), folder / comparison.slug(cell.name))
+        for cell, exp in zip(found, experiments, strict=True)
+    ]
+    comparison.refuse(  # the last cell's mistake is better found now than after all others have run
+        {
+            ", ".join(filter(None, [f"cell '{cell.name}'", what])): error
+            for cell, exp, choices, place in plan
+            for what, error in comparison.examined(exp, choices, chosen, place)[0].items()
+        }
+    )
+    make_folder(folder)
+    runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
+    words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
+    lines = []
+    with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
+        for cell, exp, choices, place in plan:
+            begin = partial(_begin_cell, display.begin, cell.name)
+            done = comparison.run_methods(exp, choices, chosen, folder=place, begin=begin, say=say)
+            lines.append((cell.labels, done))
+    result = grid(axes, lines)
+    screen().print(result.table())
+    for note in result.notes:
+        say(note)
+    write_atomically(folder / "table.md", result.markdown().encode())
+    say(f"written: {folder / 'table.md'}")
+
+
+def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
+    return begin(f"{cell}: {label}", seed)
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN")
+@click.option("--rounds", type=int, help="Go on to this round instead of the one that was planned.")
+@PLUGIN
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
+    """Go on with an interrupted run.
+
+    The end result has the same bits as if it had never stopped.
+    """
+    load_plugins(plugins)
+    from fedalloy.report.progress import Display
+    from fedalloy.run.runner import completed
+    from fedalloy.run.runner import resume as go_on
+    from fedalloy.storage.store import described
+
+    before = described(folder)
+    if rounds is not None and 0 < rounds < (done := completed(folder)):
+        raise UsageError(f"'{folder}' has completed {done} rounds; write --rounds {done} or more")
+    total = rounds or before["experiment"]["rounds"]
+    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
+        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
+    show([run])
+    write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+
+
+@cli.command("list")
+@click.argument("what", type=click.Choice(["methods", "models", "data", "partitions"]), default="methods")
+@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
+@click.option("--privacy", is_flag=True, help="Say of each method what leaves a client, and what it is sent.")
+@PLUGIN
+def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
+    """List methods, models, data sets or partitions.
+
+    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. Of an entry that is a
+    text, yes means that there is one, no that there is none, and any other word is searched for in it.
+    """
+    load_plugins(plugins)
+    from fedalloy.report.listing import listing
+
+    table = listing(what, filters, privacy=privacy)
+    if filters and not table.row_count:
+        say(f"no method fits {' and '.join(filters)}; `fedalloy list` shows them all")
+    else:
+        screen().print(table)
+
+
+@cli.command()
+@FILE
+@OVERRIDES
+@OUT
+@PLUGIN
+def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+    """Show how an experiment's data is split among clients.
+
+    It prints numbers and draws pictures.
+    """
+    exp = given_experiment(*parted(file, overrides), plugins)
+    from fedalloy.base.files import make_folder, write_json
+    from fedalloy.config.build import build
+    from fedalloy.report.partition_plot import bubble_plot, heat_map
+    from fedalloy.report.plots import save
+
+    built = build(exp)
+    say(built.card.describe())
+    folder = Path(out or "partition")
+    make_folder(folder)
+    names = built.dataset.label_names
+    for name, draw in (("bubbles", bubble_plot), ("heatmap", heat_map)):
+        for kind in ("png", "svg"):
+            save(draw(built.card.counts, names), folder / f"{name}.{kind}")
+    write_json(folder / "partition.json", built.card.to_json(indices=True))
+    say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+
+
+@cli.command()
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--select",
+    type=click.Choice(["last", "best on validation", "best on test"]),
+    default="last",
+    show_default=True,
+    help="Which round stands for a run.",
+)
+@click.option(
+    "--target", type=click.FloatRange(0, 1, min_open=True), help="Show how many rounds each took to this AMP (0.75)."
+)
+@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
+def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
+    """Write one page about finished runs.
+
+    A folder of runs counts as all of them.
+    """
+    runs = read_runs(folders)
+    show(runs, select, target)
+    write_page(runs, Path(out), as_typed("report", *folders), select, target)
+
+
+@cli.command("draw")
+@click.argument("folder", metavar="RUN")
+@click.option("--client", type=int, help="Whose generator, if clients have their own; default: the first that has one.")
+@click.option("--central", metavar="RUN", help="A run of centralised on the same data, for KDIA's real features.")
+@click.option("--out", "-o", metavar="FOLDER", help="Where to write; default: the run's folder.")
+@PLUGIN
+def draw_command(
+    folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
+) -> None:
+    """Draw what a run makes besides a model.
+
+    Images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD).
+    """
+    load_plugins(plugins)
+    from fedalloy.report.draw import draw
+
+    paths = draw(folder, client, out, central=central, say=say)
+    say(f"written: {', '.join(map(str, paths))}")
+
+
+@cli.command()
+@click.argument("folder", metavar="RUN")
+@click.option("--view", help="Which model: aca, oca, global, personal, ...; default: the first.")
+@click.option("--client", type=int, help="Whose model, if the view is personal.")
+@click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write; default: in the run's folder.")
+@PLUGIN
+def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
+    """Write a trained model as safetensors.
+
+    The lines that load it are shown.
+    """
+    load_plugins(plugins)
+    from fedalloy.report.export import export_model
+
+    path, lines = export_model(Path(folder), view, client, Path(out) if out else None)
+    again = f"`fedalloy run EXPERIMENT.toml start={path}`"
+    say(f"written: {path}\n\n{lines}\n\nA run with the same model starts from it: {again}.")
+
+
+@cli.command()
+@click.argument("name", metavar="METHOD")
+@PLUGIN
+def check(name: str, plugins: tuple[str, ...]) -> None:
+    """Check that a method keeps the contract.
+
+    Exactness and resuming rest on it.
+    """
+    load_plugins(plugins)
+    from fedalloy.check.method import checks_passed
+    from fedalloy.config.experiment import Choice, build_method
+    from fedalloy.methods import methods
+
+    options = methods[name].card.quick
+    if options:
+        say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
+    for line in checks_passed(build_method(Choice(name=name, options=dict(options)))):
+        say(f"ok  {line}")
+
+
+@cli.command()
+@click.argument("paths", metavar="[FOLDER]...", nargs=-1)
+@PLUGIN
+def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+    """Check this machine and its data, or folders.
+
+    A folder may hold a run, several runs or data sets. Nothing is written.
+    """
+    from fedalloy.base.plugins import load_file
+    from fedalloy.check.doctor import examine, exit_code
+
+    for file in plugins:
+        load_file(file)  # an installed plug-in that fails is a finding, not an end
+    findings = examine(paths)
+    for finding in findings:
+        say(str(finding))
+    sys.exit(exit_code(findings))
+
+
+@cli.command("bench-attacks")
+@FILE
+@OVERRIDES
+@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
+@click.option("--attacks", "-a", help="Names of attacks, separated by commas; default: all.")
+@click.option("--fraction", default=0.3, show_default=True, help="The share of the clients that attack.")
+@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@click.option("--out", "-o", metavar="FILE.json", help="Where to write the figures.")
+def bench_attacks(
+    file: str | None,
+    overrides: tuple[str, ...],
+    methods: str | None,
+    attacks: str | None,
+    fraction: float,
+    seeds: str,
+    out: str | None,
+) -> None:
+    """Measure how much accuracy methods keep under attack.
+
+    Each method runs with and without the options that bound an attacker, once without attackers and once under each
+    attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.
+    """
+    from fedalloy.check.attack_bench import bench_experiment, report_attacks
+
+    file, overrides = parted(file, overrides)
+    exp = bench_experiment(file, overrides)
+    some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
+    refuse_idle_method(exp, overrides, some[0])
+    report_attacks(
+        exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
+    )
+
+
+cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites, by Flower. Each keeps its data."))
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
+    carry_out(cli, list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
+    from fedalloy.base.files import make_folder, write_json
+    from fedalloy.report.partition_plot import bubble_plot
+    from fedalloy.report.plots import save
+    from fedalloy.report.progress import Display
+    from fedalloy.report.table import records
+    from fedalloy.run import comparison
+    from fedalloy.storage.results import rows
+
+    choices = comparison.chosen(exp, names)
+    refused, first = comparison.examined(exp, choices, seeds, folder / "runs")
+    comparison.refuse(refused)  # before anything is written
+    assert first is not None
+    say(first.card.describe())
+    make_folder(folder)
+    save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
+    say(f"picture of the split: {folder / 'split.png'}\n")
+    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
+        runs = comparison.run_methods(
+            exp, choices, seeds, folder=folder / "runs", first=first, begin=display.begin, say=say
+        )
+    show(runs)
+    write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
+    write_page(runs, folder / "report.html", as_typed(*words))
+    return runs
+
+
+def _begun(exp: Experiment, folder: Path) -> bool:
+    """Whether a folder holds a run of this experiment, which is then said; another's is refused."""
+    from fedalloy.run.runner import is_whole, refuse_other, refuse_shorter
+    from fedalloy.storage.store import begun, described
+
+    if not begun(folder):
+        return False
+    refuse_other(exp, folder)
+    refuse_shorter(exp.rounds, folder)
+    meta = described(folder)
+    enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
+    if not (meta["status"] == "done" and enough):
+        said = "going on with it"
+    elif is_whole(folder):
+        said = "it was finished and is not run again"
+    else:
+        said = "it was finished, but the end of it is damaged and is made again"
+    say(f"'{folder}' holds this run: {said}")
+    return True

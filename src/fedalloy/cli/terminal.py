@@ -1,0 +1,229 @@
+"""What the commands share: what was given on the command line, how results are shown, and how a run is interrupted.
+
+Heavy imports stay inside the functions, so that `fedalloy --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from fedalloy.base.text import printable
+from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.config.experiment import Experiment
+    from fedalloy.storage.results import Run
+
+
+def parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """The file and the overrides; without a file, the first override stood in its place."""
+    if file is not None and "=" in file and not file.endswith(".toml"):
+        return None, (file, *overrides)
+    return file, overrides
+
+
+def given_experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
+    """The experiment of a file, or of the defaults, with overrides; plug-ins are loaded first."""
+    load_plugins(plugins)
+    from fedalloy.config.experiment import experiment, override, read_toml
+
+    return experiment(override(read_toml(file) if file else {}, overrides))
+
+
+def refuse_idle_method(
+    exp: Experiment, overrides: Sequence[str], names: Sequence[str] | None = None, *, has_names: bool = True
+) -> None:
+    """Refuse a change of `method` where others are compared: those that --methods names, or those under [methods].
+
+    `has_names` says whether the command has the option --methods.
+    """
+    from fedalloy.run.comparison import chosen
+
+    if exp.method in chosen(exp, names).values() and (names is not None or not exp.methods):
+        return
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key in ("method", "method.name"):
+            listed = ",".join([*(names or []), value])
+            instead = f"--methods {listed}" if has_names else f"[methods.{value}] in the file"
+            compared = "[methods]" if names is None else "--methods"
+            raise UsageError(f"{text} has no effect: what is compared is {compared}; write {instead}")
+        if key.startswith("method."):
+            option = text.removeprefix("method.")
+            raise UsageError(f"{text} has no effect on what is compared; write methods.{exp.method.name}.{option}")
+
+
+def load_plugins(files: Sequence[str]) -> None:
+    """Load what is installed, and these files."""
+    from fedalloy.base.plugins import load_file, load_installed
+
+    load_installed()
+    for file in files:
+        load_file(file)
+
+
+def chosen_seeds(text: str, first: int) -> list[int]:
+    """The seeds that a text means: a count from the first on, or a list.
+
+    >>> chosen_seeds("3", 5), chosen_seeds("0,7", 5)
+    ([5, 6, 7], [0, 7])
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds {text} must be a count (3) or a list (0,1,7)") from error
+    seeds = numbers if "," in text else list(range(first, first + numbers[0]))
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise UsageError(f"--seeds {text} must be a positive count (3) or a list of different seeds (0,1,7)")
+    return seeds
+
+
+# What a signal makes of a command that it ends; Windows has no SIGHUP.
+ENDINGS: dict[int, type[InterruptionError]] = {signal.SIGINT: InterruptionError, signal.SIGTERM: TerminationError}
+if hasattr(signal, "SIGHUP"):
+    ENDINGS[signal.SIGHUP] = HangupError
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind what is inside, as Ctrl-C does: workers are ended, shared memory is given back.
+
+    Only the first signal does; a second one must not stop the first from being answered. Under `nohup` nobody minds
+    that the terminal is closed.
+    """
+
+    def end(number: int, _: object) -> NoReturn:
+        for each in ENDINGS:
+            signal.signal(each, signal.SIG_IGN)
+        raise Signalled(number)
+
+    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
+        yield
+        return
+    before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDINGS}
+    if before.get(hangup := getattr(signal, "SIGHUP", 0)) == signal.SIG_IGN:
+        del before[hangup]
+    for number in before:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def resumable(*words: str) -> Iterator[None]:
+    """Say how to go on if the user stops what is inside: at once, since the last completed round is on disk."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        from fedalloy.base.plugins import blamed
+
+        if not isinstance(error, Signalled) and blamed(error) is not None:
+            raise  # a plug-in's own
+        kind = ENDINGS[error.number] if isinstance(error, Signalled) else InterruptionError
+        raise kind(f"interrupted; `{as_typed(*words)}` goes on from the last round") from error
+
+
+def show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
+    """Print the comparison of runs, with published figures and what each client gains."""
+    from fedalloy.report.facts import warnings
+    from fedalloy.report.gains import gains
+    from fedalloy.report.gains_table import ALL, each_client, summary
+    from fedalloy.report.published import beside
+    from fedalloy.report.table import comparison_table
+    from fedalloy.report.trained import doubts, told
+    from fedalloy.report.verdict import verdict
+    from fedalloy.storage.differences import told_apart, unequal
+    from fedalloy.storage.results import check_selection, rows
+
+    runs = [run for run in runs if run.views]
+    check_selection(runs, select)
+    differences = unequal(runs)
+    runs = told_apart(runs)
+    table = [row for run in runs for row in rows(run, select, target)]
+    names = {run.label: run.name for run in runs}
+    console = screen()
+    console.print()
+    doubted = doubts(runs, select)
+    console.print(comparison_table(table, width=console.width, names=names, doubts=doubted))
+    for sentence in [*told(doubted), *warnings(runs), *differences]:
+        say(sentence)
+    for other in beside(runs, table):
+        console.print()
+        console.print(other.table())
+    if len(names) > 1:
+        found = gains(runs, select)
+        for listing in [summary(found), each_client(found, ALL)] if found else []:
+            console.print()
+            console.print(listing.table())
+        console.print()
+        console.print(verdict(table, names=names, clients=found, doubts=doubted), highlight=False, markup=False)
+
+
+def write_page(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:
+    """Write the report on runs, and say where."""
+    from fedalloy.report.html import write_report
+
+    say(f"report: {write_report(runs, path, command=command, selection=select, target=target)}")
+
+
+def read_runs(folders: Sequence[str]) -> list[Run]:
+    """The runs in folders; a folder of runs counts as all of them."""
+    from fedalloy.storage.results import read
+
+    found: list[Path] = []
+    for folder in map(Path, folders):
+        inside = sorted(file.parent for file in folder.glob("**/run.json"))
+        found += inside or [folder]
+    return [read(folder) for folder in found]
+
+
+def fresh(parent: Path, name: str) -> Path:
+    """A folder that does not exist yet: name, name-2, name-3, ..."""
+    tried = parent / name
+    number = 2
+    while tried.exists():
+        tried, number = parent / f"{name}-{number}", number + 1
+    return tried
+
+
+def words_of(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> list[str]:
+    """What was typed after the name of a command."""
+    return [*([file] if file else []), *overrides, *plugged(plugins)]
+
+
+def plugged(plugins: Sequence[str]) -> list[str]:
+    """The options that name plug-ins."""
+    return [word for file in plugins for word in ("--plugin", file)]
+
+
+def as_typed(*words: str) -> str:
+    """A command as it would be typed.
+
+    >>> as_typed("resume", "my run")
+    "fedalloy resume 'my run'"
+    """
+    import shlex
+
+    return shlex.join(["fedalloy", *words])
+
+
+def screen() -> Any:
+    """What tables are printed on."""
+    from rich.console import Console
+
+    return Console()
+
+
+def say(text: str) -> None:
+    """Print some lines; what they quote from files cannot steer the terminal."""
+    click.echo("\n".join(map(printable, text.split("\n"))))

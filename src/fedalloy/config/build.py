@@ -1,0 +1,392 @@
+"""From an experiment to its setting: load the data, split it, make the networks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedalloy.base import rng
+from fedalloy.base.files import read_weights
+from fedalloy.config.experiment import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
+from fedalloy.data.augment import augmentation
+from fedalloy.data.card import PartitionCard, card, fingerprint
+from fedalloy.data.catalogue import load, reader, up_to_the_last_class
+from fedalloy.data.label_space import LabelSpace
+from fedalloy.data.partition import Partition, complete, partitions, split
+from fedalloy.data.public import PublicSet, assert_disjoint
+from fedalloy.data.samples import Dataset, Samples, tensors
+from fedalloy.errors import UsageError
+from fedalloy.federation.core import Augmentation, Network, initial
+from fedalloy.federation.setting import SERVER, Setting, Site
+from fedalloy.nets import models
+from fedalloy.nets.architectures import ModelPart, assign
+from fedalloy.nets.models import parameter_count
+from fedalloy.train.costs import forward_flops
+from fedalloy.train.fit import load as load_weights
+
+
+@dataclass(frozen=True)
+class Built:
+    """A setting with what it was made from; `data` and `model` name what was used, also where it was the user's own."""
+
+    setting: Setting
+    data: DataPart
+    model: Choice
+    dataset: Dataset
+    partition: Partition
+    card: PartitionCard
+    digests: Mapping[str, str]
+
+
+def build(exp: Experiment, dataset: Dataset | None = None, network: Network | None = None) -> Built:
+    """Build what an experiment names; a data set or a network of your own replaces the one it names."""
+    _refuse_other_kinds(dataset, network)
+    data = _load(exp.data) if dataset is None else dataset
+    pool, holdout = tensors(data, size=exp.data.size)
+    pool, holdout = _moved(pool, exp.device), _moved(holdout, exp.device) if holdout is not None else None
+    aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
+    rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
+    part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
+    public, space = public_of(exp.public, data, pool, aside, exp)
+    everywhere = exp.partition.test == "global"
+    setting = setting_of(
+        exp,
+        data,
+        pool,
+        [_site(pool, holdout, rows, part, k, everywhere) for k in range(part.clients)],
+        public,
+        space,
+        network=network,
+        holdout=None if everywhere else holdout,
+    )
+    if public is not None and aside is not None:
+        assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
+    digests = {"data": _data_digest(data), "partition": fingerprint(part)}
+    if public is not None:
+        digests["public set"] = _digest(public.inputs.cpu().numpy(), public.samples.labels.cpu().numpy())
+    return Built(
+        setting=setting,
+        data=exp.data if dataset is None else replace(exp.data, name=dataset.name, options={}),
+        model=exp.model if network is None else Choice(name=_name(network)),
+        dataset=data,
+        partition=part,
+        card=card(part, data.y[rows], data.classes),
+        digests=digests,
+    )
+
+
+def setting_of(
+    exp: Experiment,
+    data: Dataset,
+    pool: Samples,
+    sites: Sequence[Site],
+    public: PublicSet | None,
+    space: LabelSpace | None,
+    *,
+    network: Network | None = None,
+    holdout: Samples | None = None,
+) -> Setting:
+    """The setting of an experiment with these sites; of `data` and `pool` only the form of a sample matters."""
+    outputs = data.classes if space is None else space.outputs
+    server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
+    return Setting(
+        sites=sites,
+        networks=networks_of(exp, data, pool, outputs, len(sites)) if exp.models else [server],
+        server=server if exp.models else None,
+        classes=data.classes,
+        seed=exp.seed,
+        work=exp.training,
+        participation=exp.participation,
+        quorum=exp.quorum,
+        aggregation=exp.aggregation,
+        privacy=exp.privacy,
+        public=public,
+        holdout=holdout,
+        augment=augmentation(exp.data.augment, data.black),
+        layout=exp.layout,
+        scale=data.scale,
+        space=space,
+        private_answers=exp.public is not None and exp.public.answers == "private",
+    )
+
+
+def _refuse_other_kinds(dataset: object, network: object) -> None:
+    if dataset is not None and not isinstance(dataset, Dataset):
+        raise UsageError(
+            f"dataset is a {type(dataset).__name__}; write dataset=from_arrays(x, y), from_torch(pairs) or load(name)"
+        )
+    if network is not None and (isinstance(network, nn.Module) or not callable(network)):
+        raise UsageError(
+            f"network is a {type(network).__name__}, but must be a function that makes one, since the server and every "
+            "client need their own; write network=lambda: nn.Sequential(...), or the name of a class of yours"
+        )
+
+
+def _moved(samples: Samples, device: str) -> Samples:
+    try:
+        return samples.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown name, or no such hardware
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise UsageError(f"device = '{device}', but this machine has no CUDA device; write \"cpu\"") from error
+        reason = str(error).splitlines()[0]
+        raise UsageError(f'device = \'{device}\' cannot be used here: {reason}; write "cpu" or "cuda"') from error
+
+
+def check_names(exp: Experiment) -> None:
+    """Refuse names and options that do not exist; no data is loaded for it.
+
+    >>> check_names(Experiment(partition=PartitionPart(name="iid", options={"alhpa": 1.0})))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: partition has no key 'alhpa'; choose one of: clients, name, seed, test, \
+test_fraction, test_samples, validation
+    """
+    check_options(exp.data, reader(exp.data.name), "data")
+    augmentation(exp.data.augment, ())
+    options = _partition_options(exp.partition)
+    complete(exp.partition.name, options if exp.partition.name != "natural" else {**options, "ids": ()})
+    for part in exp.models:
+        _model_options(part, "models")
+    _model_options(exp.model, "model")
+    if exp.public is not None:
+        _public_options(exp.public)
+
+
+def _partition_options(part: PartitionPart) -> dict[str, Any]:
+    return check_options(part, partitions[part.name], "partition", ("labels", "clients", "seed", "ids"))
+
+
+def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
+    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+
+
+def _public_options(part: PublicPart) -> dict[str, Any]:
+    # Rows of the private data have no options.
+    return check_options(part, reader(part.data) if part.data != "own" else lambda: None, "public")
+
+
+def _load(part: DataPart) -> Dataset:
+    return _read(part.name, check_options(part, reader(part.name), "data"))
+
+
+def _read(name: str, options: Mapping[str, Any]) -> Dataset:
+    try:
+        return load(name, **options)
+    except OSError as error:
+        raise UsageError(f"the data set '{name}' cannot be read: {error.strerror}") from error
+
+
+def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
+    """Each client's network; equal ones are one object, by which they are told to be equal."""
+    exp.participation.check(clients)  # its tiers may say who has which
+    makers = [network_of(part, data, pool, outputs, "models") for part in exp.models]
+    costs: list[float] = []
+    if exp.budget is not None:
+        example = pool.take([0])[0]
+        size = parameter_count if exp.budget.unit == "parameters" else partial(forward_flops, example=example)
+        costs = [size(initial(maker, exp.seed, device=example.device)) for maker in makers]
+    dealt = assign(exp.models, clients, exp.budget, costs, exp.participation.tiers or ())
+    return [makers[number] for number in dealt]
+
+
+def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
+    """What makes the chosen network for these samples and this many outputs."""
+    options = _model_options(choice, where)
+    _, channels, height, width = pool.x.shape
+
+    if height != width:
+        raise UsageError(
+            f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
+            f"write data.size = {max(height, width)}"
+        )
+    # A partial, because it can be sent to another process and a nested function cannot.
+    return partial(_created, choice.name, classes=outputs, channels=channels, size=height, **options)
+
+
+def _created(name: str, **options: Any) -> nn.Module:
+    try:
+        return models.create(name, **options)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it is too large"
+        raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error
+
+
+def _name(network: Network) -> str:
+    name = getattr(network, "__name__", "")
+    return name if name.isidentifier() else "network"
+
+
+def tried(setting: Setting) -> nn.Module:
+    """The server's initial network, after one sample went through it and through every client's.
+
+    What does not fit is thus found before a run begins.
+    """
+    x = setting.sites[0].train.take([0])[0]
+    if setting.augment is not None:
+        x = _augmented(setting.augment, x, setting.seed)
+    for client in {network: k for k, network in enumerate(setting.networks)}.values():
+        _answers(setting.build(client), x, setting.outputs)
+    return _answers(setting.build(SERVER), x, setting.outputs)
+
+
+def _answers(net: nn.Module, x: Tensor, classes: int) -> nn.Module:
+    try:
+        with torch.no_grad():
+            out = net.eval()(x)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(f"the network cannot take inputs of shape {_shape(x)}: {error}") from error
+    if tuple(out.shape) != (1, classes):
+        raise UsageError(
+            f"the network answers an input with an output of shape {_shape(out)}; "
+            f"it must be one number for each of the {classes} classes"
+        )
+    return net
+
+
+def _augmented(augment: Augmentation, x: Tensor, seed: int) -> Tensor:
+    try:
+        return augment(x, rng.generator(seed, "trial"))
+    except RuntimeError as error:
+        raise UsageError(f"data.augment does not work on inputs of shape {_shape(x)}: {error}") from error
+
+
+def _shape(batch: Tensor) -> str:
+    return " x ".join(str(n) for n in batch.shape[1:]) or "one number"
+
+
+def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: int) -> Partition:
+    given = _partition_options(part)
+    clients = part.clients
+    if part.name == "natural":
+        if data.client_ids is None:
+            raise UsageError(
+                f"the data set '{data.name}' does not say which client a row belongs to; use another partition"
+            )
+        given["ids"] = data.client_ids[rows]
+        clients = len(np.unique(given["ids"]))
+    if part.test != "local":
+        if data.y_test is None:
+            raise UsageError(f"partition.test = '{part.test}', but the data set '{data.name}' has no test split")
+        given["test_labels"], given["test_samples"] = data.y_test, part.test_samples
+    if part.test_samples is not None and part.test != "official":
+        raise UsageError("partition.test_samples goes with partition.test = 'official'; write test_fraction instead")
+    divided = split(
+        data.y[rows],
+        name=part.name,
+        clients=clients,
+        seed=seed,
+        test_fraction=part.test_fraction,
+        validation=part.validation,
+        **given,
+    )
+    if part.test == "global":
+        assert data.y_test is not None
+        return replace(divided, test=(np.arange(len(data.y_test)),) * divided.clients)
+    return divided
+
+
+def _site(
+    pool: Samples, holdout: Samples | None, rows: NDArray[np.int64], part: Partition, k: int, everywhere: bool
+) -> Site:
+    def of(positions: NDArray[np.int64]) -> Samples:
+        return pool.subset(torch.from_numpy(rows[positions]))
+
+    if part.test_from == "official":
+        assert holdout is not None
+        test = holdout if everywhere else holdout.subset(torch.from_numpy(part.test[k]))
+    else:
+        test = of(part.test[k])
+    return Site(of(part.train[k]), test, of(part.val[k]) if len(part.val[k]) else None)
+
+
+def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
+    """Rows of the private data for a public set: equally many of each class, drawn at random."""
+    assert exp.public is not None
+    _public_options(exp.public)
+    wanted = exp.public.samples
+    if wanted >= len(data.y):
+        raise UsageError(f"public.samples = {wanted} leaves nothing of the {len(data.y)} rows for the clients")
+    stream = rng.numpy_generator(exp.seed, "public rows")
+    shuffled = stream.permutation(len(data.y))
+    # Take the first of every class, then the second of every class, and so on.
+    rank = np.empty(len(data.y), dtype=np.int64)
+    for label in range(data.classes):
+        mine = np.flatnonzero(data.y[shuffled] == label)
+        rank[mine] = np.arange(len(mine))
+    return np.sort(shuffled[np.argsort(rank, kind="stable")[:wanted]])
+
+
+def public_of(
+    part: PublicPart | None, data: Dataset, pool: Samples, aside: NDArray[np.int64] | None, exp: Experiment
+) -> tuple[PublicSet | None, LabelSpace | None]:
+    """The public set and, if its classes are not the private ones, what the networks' outputs mean."""
+    if part is None:
+        return None, None
+    if aside is not None:
+        return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
+    other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
+    if np.array_equal(other.x, data.x):  # another shape is seen without looking at a single sample
+        raise UsageError(
+            f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
+            'would give theirs away; write public.data = "own", which sets rows of it aside, or name another data set'
+        )
+    if other.x.shape[1] != data.x.shape[1]:
+        raise UsageError(
+            f"the public set '{part.data}' has {other.x.shape[1]} channels and '{data.name}' {data.x.shape[1]}; "
+            "choose one with the same number"
+        )
+    if part.samples > len(other.y):
+        raise UsageError(
+            f"public.samples = {part.samples}, but '{part.data}' has {len(other.y)}; write that many or fewer"
+        )
+    # Private statistics, so that all networks see one scale of inputs.
+    size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
+    everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)
+    space = None
+    if part.classes == "added":
+        space = LabelSpace((("private", data.classes), ("public", other.classes)))
+        everything = replace(everything, y=everything.y + space.index("public", 0))
+    elif part.labelled and other.classes > data.classes:
+        raise UsageError(
+            f"the public set '{part.data}' has {other.classes} classes and '{data.name}' {data.classes}; "
+            "write public.classes = 'added' to give them outputs of their own"
+        )
+    everything = _moved(everything, exp.device)
+    order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
+    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder), space
+
+
+def _started(network: Network, start: str | None) -> Network:
+    if start is None:
+        return network
+    return partial(_load_into, network, read_weights(start))
+
+
+def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
+    return load_weights(network(), weights)
+
+
+def _all_rows(site: Site) -> Tensor:
+    shared = [s for s in (site.train, site.validation, site.test) if s is not None and s.x is site.train.x]
+    return torch.cat([s.index for s in shared])
+
+
+def _data_digest(data: Dataset) -> str:
+    scale = np.array([data.classes, *data.mean, *data.std])
+    return _digest(scale, *(a for a in (data.x, data.y, data.x_test, data.y_test) if a is not None))
+
+
+def _digest(*arrays: NDArray[Any]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(str((array.shape, array.dtype)).encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()

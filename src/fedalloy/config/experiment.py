@@ -1,0 +1,483 @@
+"""Experiments: TOML files and key=value overrides, checked before anything runs; unknown keys name the nearest one."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
+from fedalloy.base.layout import Layout
+from fedalloy.base.registry import LONGEST
+from fedalloy.errors import UsageError
+from fedalloy.federation.core import Method, methods
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.nets.architectures import Budget, ModelPart
+from fedalloy.storage.spill import parse_size
+from fedalloy.train.fit import LocalWork
+from fedalloy.train.privacy import Privacy
+
+T = TypeVar("T")
+
+LARGEST_FILE = 1_000_000  # bytes; the longest of our own has a few thousand
+LEAST_MEMORY = 10**6  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataPart:
+    """Which data: a registered name or the path of an .npz file; other keys are options of that data set."""
+
+    name: str = "fashion-mini"
+    size: int | None = None
+    augment: str = "none"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.size is not None and not 1 <= self.size <= 1024:
+            raise UsageError(f"data.size = {self.size} must lie between 1 and 1024 pixels, or be left out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionPart:
+    """How the data is split among clients; other keys are options of that partition.
+
+    `test = "local"` keeps `test_fraction` of each client's rows for its local test; `"official"` draws each client's
+    local test from the data's own test split by the client's classes, `"global"` tests every client on all of it.
+    `seed` is the experiment's unless it is given.
+    """
+
+    name: str = "dirichlet"
+    clients: int = 10
+    seed: int | None = None
+    test: Literal["local", "official", "global"] = "local"
+    test_fraction: float = 0.2
+    test_samples: int | None = None
+    validation: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:
+            _check_seed("partition.seed", self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A registered name and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPart:
+    """A public set: another data set by name, or `data = "own"` to set rows of the private data aside.
+
+    `classes = "added"` gives another data set's classes outputs of their own, after the private ones. A prediction on
+    private data is then the best of all outputs, or with `answers = "private"` of the private ones.
+    """
+
+    data: str = "own"
+    samples: int = 1000
+    labelled: bool = False
+    holder: Literal["server", "all"] = "all"
+    classes: Literal["shared", "added"] = "shared"
+    answers: Literal["all", "private"] = "all"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UsageError(f"public.samples = {self.samples} must be at least 1")
+        if self.classes == "added" and self.data == "own":
+            raise UsageError("public.classes = 'added' needs another data set; write public.data, or leave it out")
+        if self.answers == "private" and self.classes == "shared":
+            raise UsageError("public.answers = 'private' goes with public.classes = 'added'; leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a run ends early: a target is met, nothing improved for `patience` rounds, or a budget is used up.
+
+    The metric is a share of 1, that of the best of the method's views.
+    """
+
+    metric: Literal["amp", "wlp", "alma", "test", "validation"] = "amp"
+    target: float | None = None
+    patience: int | None = None
+    bytes: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("target", "patience", "bytes", "seconds"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"stop.{name} = {value} must be positive; leave it out to have no such limit")
+        if self.target is not None and self.target > 1:
+            raise UsageError(f"stop.target = {self.target} must be a share of 1; 0.8 means 80 %")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A paper's table, shown beside our figures; `where` says for which values of other keys it holds.
+
+    Each row is a method's label, its view, and one text for each metric as the paper prints it, in our table's units.
+    """
+
+    source: str
+    metrics: tuple[Literal["amp", "alma", "fm", "wlp", "test"], ...]
+    rows: tuple[tuple[str, ...], ...]
+    where: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != 2 + len(self.metrics):
+                raise UsageError(
+                    f"published: the row {list(row)} has {len(row)} entries; give the method, the view "
+                    f"and {len(self.metrics)} figures ({', '.join(self.metrics)})"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that is needed to repeat a run.
+
+    >>> experiment({"method": {"name": "fedprox", "mu": 0.1}, "rounds": 5}).method.options
+    {'mu': 0.1}
+    >>> experiment({"round": 5})
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the experiment has no key 'round'; did you mean 'rounds'?
+    """
+
+    rounds: int = 20
+    seed: int = 0
+    evaluate_every: int = 1
+    start: str | None = None
+    engine: Literal["auto", "pool", "threads", "serial", "flower"] = "auto"
+    workers: int | None = None
+    memory: str | int | None = None
+    layout: Layout = "auto"
+    device: str = "cpu"
+    data: DataPart = field(default_factory=DataPart)
+    partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
+    model: Choice = field(default_factory=lambda: Choice(name="lenet5"))
+    models: tuple[ModelPart, ...] = ()
+    budget: Budget | None = None
+    method: Choice = field(default_factory=lambda: Choice(name="fedavg"))
+    methods: Mapping[str, Choice] = field(default_factory=dict)
+    training: LocalWork = field(default_factory=LocalWork)
+    participation: Participation = field(default_factory=Participation)
+    quorum: Quorum = field(default_factory=Quorum)
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    privacy: Privacy | None = None
+    public: PublicPart | None = None
+    stop: Stop = field(default_factory=Stop)
+    published: tuple[Published, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UsageError(f"rounds = {self.rounds} must be at least 1")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers = {self.workers} must be at least 1; leave it out for one per core")
+        if self.memory is not None:
+            _check_memory(self.memory)
+        if self.evaluate_every < 1:
+            raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
+        _check_seed("seed", self.seed)
+        if self.budget is not None and not self.models:
+            raise UsageError("[budget] chooses among several networks; give them under [[models]]")
+        self._check_tiers()
+        waits = self.stop.target is not None or self.stop.patience is not None
+        if waits and self.stop.metric == "validation" and self.partition.validation == 0:
+            raise UsageError("stop.metric = 'validation' needs a validation share; write partition.validation = 0.1")
+
+    def _check_tiers(self) -> None:
+        by_tier = [part for part in self.models if part.tier is not None]
+        if self.participation.tiers is None and by_tier:
+            raise UsageError(
+                f"models: '{by_tier[0].name}' has tier = {by_tier[0].tier}, but no client has a tier; "
+                "write participation.tiers, one number for each client"
+            )
+        if self.participation.tiers is not None and not by_tier and self.participation.policy != "weakest":
+            raise UsageError(
+                f'participation.tiers has no effect with policy = "{self.participation.policy}"; write '
+                'participation.policy = "weakest", give a [[models]] table a tier, or leave tiers out'
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The experiment as it would stand in a file, defaults written out."""
+        return {key: value for key, value in _plain(self).items() if value not in (None, {}, [])}
+
+
+# Sections whose other keys are options of the thing they name.
+_OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
+_CLOSED = {
+    "training": LocalWork,
+    "participation": Participation,
+    "quorum": Quorum,
+    "aggregation": Aggregation,
+    "privacy": Privacy,
+    "stop": Stop,
+    "budget": Budget,
+}
+_NAMED_BY = {"public": "data"}  # the others have their name under `name`
+
+
+def experiment(values: Mapping[str, Any]) -> Experiment:
+    """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
+    refuse_unwritable(values, "the experiment")
+    values = {key: value for key, value in values.items() if key != "axes"}
+    known = [f.name for f in dataclasses.fields(Experiment)]
+    _refuse_misplaced(values, known)
+    refuse_unknown(values, known, "the experiment")
+    built: dict[str, Any] = {}
+    for key, value in values.items():
+        value = _table(key, value)
+        if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
+            raise UsageError(f"{key} = {shown(value)} must be a table; write [{key}]")
+        if key in _OPEN:
+            built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
+        elif key in _CLOSED:
+            built[key] = construct(_CLOSED[key], value, key)
+        elif key in _LISTS:
+            built[key] = tuple(_LISTS[key](part) for part in _tables(key, value))
+        elif key == "methods":
+            built[key] = {name: _labelled(name, part) for name, part in value.items()}
+        else:
+            built[key] = value
+    if "partition" in values and "alpha" not in built["partition"].options and built["partition"].name == "dirichlet":
+        built["partition"] = dataclasses.replace(
+            built["partition"], options={"alpha": 0.1, **built["partition"].options}
+        )
+    exp = construct(Experiment, built, "")
+    for choice in (exp.method, *exp.methods.values()):
+        build_method(choice)
+    return exp
+
+
+def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Refuse a key that belongs into a section, and name the section."""
+    sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
+    for key in values:
+        homes = [
+            f"{name}.{key}" for name, part in sections.items() if key in {f.name for f in dataclasses.fields(part)}
+        ]
+        if key not in known and homes and key not in ("name", "options"):
+            raise UsageError(f"the experiment has no key {shown(key)}; write {' or '.join(homes)}")
+
+
+def recorded(meta: Mapping[str, Any]) -> Experiment:
+    """The experiment of a run as its `run.json` has it; a method that is unknown here was a plug-in's."""
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
+    part = meta["experiment"].get("method")
+    name = part.get("name") if isinstance(part, Mapping) else part
+    if isinstance(name, str) and name not in methods:
+        raise UsageError(
+            f"the run's method {name[:LONGEST]!r} is none of fedalloy's; a plug-in's method needs --plugin FILE.py, "
+            "and in Python its file must be imported first"
+        )
+    return experiment(meta["experiment"])
+
+
+def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(value, Sequence) or not all(isinstance(part, Mapping) for part in value):
+        raise UsageError(f"{key} must be tables; write [[{key}]]")
+    return value
+
+
+def _published(part: Mapping[str, Any]) -> Published:
+    rows = part.get("rows", ())
+    if isinstance(rows, list):
+        rows = tuple(tuple(row) if isinstance(row, list) else row for row in rows)
+    return construct(Published, {**part, "rows": rows}, "published")
+
+
+def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
+    return _open_section(ModelPart, part, "models")
+
+
+_LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _published, "models": _one_of_several}
+
+
+def build_method(choice: Choice) -> Method:
+    """The method that a choice names, with its options checked.
+
+    >>> build_method(Choice(name="fedprox", options={"mu": 0.1})).mu
+    0.1
+    """
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
+    cls = methods[choice.name]
+    return construct(cls, choice.options, choice.name)
+
+
+def check_options(
+    part: DataPart | PartitionPart | PublicPart | Choice | ModelPart,
+    maker: Callable[..., Any],
+    where: str,
+    given: Collection[str] = (),
+) -> dict[str, Any]:
+    """The options of a section, refused unless they are keywords of what makes the thing it names, of the right types.
+
+    `given` are those of its keywords that are not a user's to choose.
+
+    >>> def ring(*, classes: int, radius: float = 1.0): ...
+    >>> check_options(Choice(name="ring", options={"radius": 2}), ring, "model", given=["classes"])
+    {'radius': 2.0}
+    >>> check_options(Choice(name="ring", options={"raduis": 2}), ring, "model", given=["classes"])
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
+    """
+    takes = [key for key in inspect.signature(maker).parameters if key not in given]
+    refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
+    hints = type_hints(maker)
+    return {key: typed_value(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
+
+
+def read(path: str | Path, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment file and apply key=value overrides."""
+    return experiment(override(read_toml(path), overrides))
+
+
+def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
+    """The values in a TOML file."""
+    name = f"the {what} {shown(str(path))}"
+    try:
+        look = os.stat(path)
+        if look.st_size > LARGEST_FILE:
+            raise UsageError(f"{name} has {look.st_size:,} bytes; it may have {LARGEST_FILE:,}")
+        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading could last for ever
+            raise UsageError(f"{name} cannot be read: it is a pipe or a device")
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except UsageError:
+        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no {what} {shown(str(path))}") from error
+    except OSError as error:
+        raise UsageError(f"{name} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{name} has too many brackets within each other") from error
+    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits, a path that cannot be one
+        raise UsageError(f"{name} cannot be read: {error}") from error
+
+
+def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Apply `key=value` texts; a dotted key reaches into a table, and `method=fedprox` chooses a name.
+
+    A method that stands under [methods] is chosen with the options it has there.
+
+    >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
+    {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
+    >>> override({"partition": {"name": "dirichlet", "alpha": 0.1, "clients": 5}}, ["partition=iid"])
+    {'partition': {'name': 'iid', 'clients': 5}}
+    >>> override({"methods": {"mild": {"name": "fedprox", "mu": 0.001}}}, ["method=mild"])["method"]
+    {'name': 'fedprox', 'mu': 0.001}
+    """
+    out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
+    for text in overrides:
+        key, sign, raw = text.partition("=")
+        if not sign or not key:
+            raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
+        put(out, key, _value(raw))
+    return out
+
+
+def put(values: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under a dotted key; tables on the way are copied, not changed.
+
+    >>> values = {"training": {"lr": 0.1}}
+    >>> put(values, "training.batch", 8)
+    >>> values
+    {'training': {'lr': 0.1, 'batch': 8}}
+    """
+    *path, last = key.split(".")
+    if not path and key in _OPEN and isinstance(value, str):
+        path, last = [key], _NAMED_BY.get(key, "name")
+        before = values.get(key, {})
+        if isinstance(before, Mapping) and before.get(last) != value:
+            # The number of clients carries over to another partition, but not the options of the old one.
+            values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
+            listed = values.get("methods") if key == "method" else None
+            if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
+                values[key], value = own, own.get("name", value)
+    node = values
+    for part in path:
+        inner = node.get(part, {})
+        if not isinstance(inner, Mapping):
+            raise UsageError(f"'{key}' cannot be set: {part} is not a table")
+        node[part] = dict(inner)
+        node = node[part]
+    node[last] = value
+
+
+def _table(key: str, value: Any) -> Any:
+    """`method = "fedprox"` is short for a table with that name alone."""
+    return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
+
+
+def _default_name(key: str) -> dict[str, str]:
+    """`method.momentum = 0.5` alone is an option of the method that is the default."""
+    return {"name": getattr(Experiment(), key).name} if key in ("method", "model") else {}
+
+
+def _value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except (ValueError, RecursionError):
+        return raw  # a bare word is a string; so is what cannot be read at all, and is refused as one
+
+
+def _own_keys(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls) if f.name != "options"]
+
+
+def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    known = _own_keys(cls)
+    own = {key: value for key, value in values.items() if key in known}
+    return construct(cls, {**own, "options": {k: v for k, v in values.items() if k not in known}}, where)
+
+
+def _labelled(label: str, part: Any) -> Choice:
+    if not isinstance(part, Mapping):
+        raise UsageError(f"methods.{label} must be a table; write [methods.{label}]")
+    return _open_section(Choice, {"name": label, **part}, f"methods.{label}")
+
+
+def _check_memory(size: str | int) -> None:
+    found = parse_size(size)
+    if 0 < found < LEAST_MEMORY:  # 4 was meant as 4GB
+        raise UsageError(
+            f'memory = {size!r} is {found:,} bytes; give at least 1 MB, for instance memory = "4GB", or 0 to keep '
+            "nothing in RAM"
+        )
+
+
+def _check_seed(where: str, seed: int) -> None:
+    if not 0 <= seed < 2**32:  # what numpy's legacy generator takes, which some published splits were made with
+        raise UsageError(f"{where} = {seed} must lie between 0 and {2**32 - 1}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, DataPart | PartitionPart | Choice | PublicPart | ModelPart):
+        own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
+        # An option may be None where that is not its default, so those are kept.
+        return {k: v for k, v in own.items() if v is not None} | _plain(value.options)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {k: v for k, v in own.items() if v is not None}
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(v) for v in value]
+    return value

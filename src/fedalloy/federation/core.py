@@ -1,0 +1,551 @@
+"""The core types and the loop: a method acts on clients only through messages, whatever engine carries them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.base import rng, tree
+from fedalloy.base.layout import Layout, laid_out
+from fedalloy.base.plugins import by_signal, named
+from fedalloy.base.registry import Registry, refuse_unknown_choices
+from fedalloy.base.tree import Tree
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples, Scale
+from fedalloy.errors import UsageError
+from fedalloy.federation.gate import Contract, finite
+from fedalloy.federation.quorum import QuorumError
+from fedalloy.train.costs import Meter, metered
+from fedalloy.train.fit import LocalWork, address_dropout, load
+from fedalloy.train.noise import secret_seed
+from fedalloy.train.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
+
+Network = Callable[[], nn.Module]
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What travels between the server and one client; its content is checked when it is made.
+
+    >>> Message("train", 3, {"n": 5})["n"]
+    5
+    """
+
+    action: str
+    client: int
+    body: Tree
+
+    def __post_init__(self) -> None:
+        tree.check(self.body, f"message '{self.action}' of client {self.client}")
+
+    def __getitem__(self, key: str) -> Any:
+        return self.body[key]
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.body
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client's action returns: the answer, and what the client remembers (None: as before)."""
+
+    body: Tree
+    keep: Tree | None = None
+
+    def __post_init__(self) -> None:
+        tree.check(self.body, "reply")
+        tree.check(self.keep or {}, "memory")
+
+
+def reply(*, keep: Tree | None = None, **body: Any) -> Reply:
+    """Answer the server with `body` and replace the client's memory by `keep`."""
+    return Reply(body, keep)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What a client action sees: its own data, its memory and its streams; nothing of it leaves the device."""
+
+    id: int
+    round: int
+    seed: int
+    train: Samples
+    classes: int
+    work: LocalWork
+    steps: int
+    network: Network
+    memory: Tree = field(default_factory=dict)
+    public: PublicSet | None = None
+    augment: Augmentation | None = None
+    layout: Layout = "auto"
+    scale: Scale = field(default_factory=Scale)
+    meter: Meter = field(default_factory=Meter)
+    account: Account | None = None
+    outputs: int = 0  # of a network; 0: as many as there are classes
+
+    def __post_init__(self) -> None:
+        if self.outputs == 0:
+            object.__setattr__(self, "outputs", self.classes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: channels, height, width."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def n(self) -> int:
+        """Number of training samples."""
+        return len(self.train)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """This client's random stream for a purpose in this round; where its noise is secret, nobody can repeat it."""
+        return rng.generator(self.secret_or(self.seed), purpose, self.round, self.id)
+
+    def secret_or(self, seed: int) -> int:
+        """The seed, or one that nobody knows.
+
+        Dropout's masks go by the place of a sample in its batch. Who knows them sees who else was drawn, and the
+        sampling no longer amplifies privacy.
+        """
+        return secret_seed() if self.account is not None and self.account.secret else seed
+
+    def build(self) -> nn.Module:
+        """The client's network as it is before any training; the same for all clients of one architecture."""
+        net = address_dropout(initial(self.network, self.seed, self.layout, self.train.x.device), self.rng("dropout"))
+        return metered(net, self.meter)
+
+    def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The client's network holding a copy of these weights."""
+        return load(self.build(), weights)
+
+    def generator(self, make: Network) -> nn.Module:
+        """A generator as it is before any training, the same for all clients and the server."""
+        return initial_generator(make, self.seed, self.layout, self.train.x.device, self.meter)
+
+
+@dataclass(frozen=True)
+class State:
+    """The server's whole memory; together with the clients' memories it is the checkpoint."""
+
+    round: int
+    body: Tree
+
+    def __getitem__(self, key: str) -> Any:
+        return self.body[key]
+
+    def next(self, **changes: Any) -> State:
+        """The state after this round: one round further, with some entries replaced."""
+        return State(self.round + 1, {**self.body, **changes})
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A state and the clients' memories that belong to it: what a run can go back to."""
+
+    state: State
+    memories: Mapping[int, Tree]
+
+
+class Federation(Protocol):
+    """The server's only way to act during one round."""
+
+    @property
+    def round(self) -> int:
+        """The round's number; rounds count from 1, and 0 is the start."""
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a network: the classes, and those of a public set with classes of its own."""
+
+    @property
+    def work(self) -> LocalWork:
+        """The clients' local work."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Training samples of each client: the server's roster."""
+
+    def label_counts(self, client: int) -> Tensor:
+        """A client's training samples of each class, where the method's clients tell them (`tells_counts`)."""
+
+    @property
+    def cap(self) -> float | None:
+        """The largest share that one client's size may give it, if there is one; see `robust.bounded`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input: channels, height, width."""
+
+    @property
+    def scale(self) -> Scale:
+        """How inputs were normalised."""
+
+    @property
+    def public(self) -> PublicSet | None:
+        """The public set, if there is one."""
+
+    @property
+    def meter(self) -> Meter:
+        """Counts the server's own passes."""
+
+    @property
+    def groups(self) -> Sequence[Sequence[int]]:
+        """The clients whose networks are equal in structure, names and shapes, group by group."""
+
+    def build(self, client: int | None = None) -> nn.Module:
+        """The server's network as it is before any training, or a client's."""
+
+    def generator(self, make: Network) -> nn.Module:
+        """A generator as it is before any training, the same for all clients and the server."""
+
+    def sample(self, *, by_size: bool = False) -> list[int]:
+        """The clients of this round, ascending; the same for every method of a comparison."""
+
+    def steps(self, client: int) -> int:
+        """How many optimiser steps this client takes in a round."""
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """The server's random stream for a purpose in this round."""
+
+    def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
+        """Send every client the body (and its own part of a mapping); replies come in ascending id, perhaps fewer."""
+
+    def skip(self, reason: str) -> NoReturn:
+        """End the round: it is recorded as skipped, and everything stays as it was before."""
+
+    @property
+    def trained(self) -> bool:
+        """Whether a client has answered soundly in this round, and so could act on what it was sent."""
+
+    @property
+    def untrainable(self) -> bool:
+        """Whether more clients failed on what they were sent in this round than could act on it."""
+
+    def go_back(self, trusted: Generation) -> State:
+        """The state of this round is that of an earlier one, which is recorded."""
+
+    def pool(self) -> Samples:
+        """All clients' training data in one place; only a simulation can do this, and it is counted as upload."""
+
+    def learner(self, samples: Samples, steps: int) -> Client:
+        """The server as a learner on samples of its own, with this experiment's local work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a method is, for lists, docs and checks; a card never executes.
+
+    `quick` holds options with which the method's checks take seconds; everything it does must still be done.
+    `private` says that clients learn from their own samples only by `fit`, from a loss that is a mean of one term for
+    each sample (and terms without data), and send nothing else of them but their number: [privacy] then covers what
+    the method does, except with the options in `private_except`. `once` says that all is done in the first round, and a
+    run ends with it.
+    """
+
+    paper: str
+    up: str
+    down: str
+    distils: str = "no"
+    leaves_client: str = "model weights, number of samples"
+    public: bool = False
+    clients_hold_public: bool = False
+    any_network: bool = False
+    features: bool = False
+    remembers: str = "nothing"
+    private: bool = False
+    private_except: Mapping[str, Any] = field(default_factory=dict)
+    once: bool = False
+    quick: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Method:
+    """A federated method: a server part and client actions, with hyper-parameters and no state of its own."""
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    card: ClassVar[Card]
+
+    def __post_init__(self) -> None:
+        refuse_unknown_choices(self, self.name)
+
+    def init(self, fed: Federation) -> Tree:
+        """The server's memory before the first round."""
+        raise UsageError(f"the method {self.name} has no init(self, fed); it returns the server's first memory")
+
+    def round(self, s: State, fed: Federation) -> State:
+        """One round: ask clients, combine, return the next state."""
+        raise UsageError(f"the method {self.name} has no round(self, s, fed); it returns s.next(...)")
+
+    def leaves(self) -> str:
+        """What leaves a client, in words; a method whose options change it says more here than on its card."""
+        return self.card.leaves_client
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients say how many samples of each class they hold; they then say it once, and cannot change it."""
+        return False
+
+    def uncovered(self) -> str | None:
+        """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""
+        for option, value in self.card.private_except.items():
+            if getattr(self, option) == value:
+                return f"{self.name}.{option} = {value!r} uses a client's samples"
+        return None
+
+    def expects(self, message: Message, fed: Federation) -> Contract | None:
+        """What the reply to a message must hold, key by key, made of the checks in gate.py; None: finite numbers.
+
+        A reply that is otherwise never reaches `round`; the client counts as absent.
+        """
+        return None
+
+    def accepts(self, action: str, me: Client) -> Contract | None:
+        """What a client must be sent with an action, as `expects` has it for replies, made of what the client knows.
+
+        A client on another machine refuses what is otherwise, and does not act.
+        """
+        return None
+
+    def models(self, s: State) -> Mapping[str, Tree]:
+        """The models that could be deployed now, by the name of their view.
+
+        A view called `group 1` belongs to that group of `fed.groups`, and so to its network; others are the server's.
+        Clients on other machines evaluate at most three, beside one for each group.
+        """
+        return {}
+
+    def personal(self, me: Client) -> Tree | None:
+        """The model this client would use itself, if the method gives it one of its own."""
+        return None
+
+    def stages(self, me: Client) -> Mapping[str, Tree]:
+        """Other models of this client that are worth measuring, such as the one before its local update, by view."""
+        return {}
+
+
+def group_of(view: str) -> int | None:
+    """The number of the group whose model a view is, if its name says so.
+
+    >>> group_of("group 1"), group_of("global")
+    (1, None)
+    """
+    word, _, number = view.partition(" ")
+    return int(number) if word == "group" and number.isdecimal() else None
+
+
+methods: Registry[type[Method]] = Registry("method")
+M = TypeVar("M", bound=Method)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]:
+    """Register a method under its name; the class becomes a frozen dataclass of its hyper-parameters."""
+
+    def add(cls: type[M]) -> type[M]:
+        frozen = dataclass(frozen=True, kw_only=True)(cls)
+        frozen.name, frozen.label, frozen.card = name, label, card
+        methods.register(name)(frozen)
+        return frozen
+
+    return add
+
+
+def quick(method: type[Method]) -> Method:
+    """A method with the options that make a trial of it quick."""
+    return method(**method.card.quick)
+
+
+def hyper_parameters(method: Method) -> dict[str, Any]:
+    """A method's hyper-parameters by name."""
+    return {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
+
+
+F = TypeVar("F", bound=Callable[..., Reply])
+
+
+def action(function: F) -> F:
+    """Mark a method's function as something a client may be asked to do; nothing else can be asked for."""
+    function.__dict__["is_action"] = True
+    return function
+
+
+def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
+    """Let a client carry out a message; every engine does it through this function.
+
+    A client that is alone in its process has torch's global stream seeded, for layers that know no other. Under
+    [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone. What goes
+    wrong gets a note of whose action it was; what would end more than that, such as SystemExit, is an error like any.
+    """
+    do = getattr(method, message.action, None)
+    if not getattr(do, "is_action", False):
+        raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
+    assert do is not None
+    if me.account is not None:
+        me.account.run = run_address(method, me.work, me.account.privacy)
+    with rng.seeded(me.secret_or(me.seed), message.action, me.round, me.id) if alone else nullcontext():
+        try:
+            answer = do(me, message)
+        except BudgetSpentError as spent:
+            answer = Reply({LEDGER: str(spent)})
+        except BaseException as error:
+            if by_signal(error):
+                raise
+            raise _told(error, f"client {me.id}, action '{message.action}'")  # noqa: B904  # mostly the same error
+    if not isinstance(answer, Reply):
+        raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
+    return answer if me.account is None else Reply(answer.body, closed(me.account, me.memory, answer.keep))
+
+
+def _told(error: BaseException, note: str) -> Exception:
+    """An error of client code as every engine can raise it, with a note."""
+    if isinstance(error, Exception) and not isinstance(error, _MEANS_ELSE):
+        told: Exception = error
+    else:
+        told = RuntimeError(f"it raised {named(error)}")
+        told.__cause__ = error
+    BaseException.add_note(told, note)  # its own class may have other ideas
+    return told.with_traceback(error.__traceback__)
+
+
+_MEANS_ELSE = (StopIteration, QuorumError, EOFError, BrokenPipeError)  # to a loop, to `run` and to the command line
+_BUILDING = threading.Lock()  # clients in threads share the one global stream that layers are initialised from
+
+
+def initial(
+    network: Network,
+    seed: int,
+    layout: Layout = "auto",
+    device: str | torch.device = "cpu",
+    purpose: str = "init",
+) -> nn.Module:
+    """Build a network with its initial weights, which depend on the seed only, in its memory layout on its device."""
+    with _BUILDING, rng.seeded(seed, purpose):
+        return laid_out(network().to(device), layout)
+
+
+def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
+    """Build a generator from a stream of its own; its passes are counted apart from the classifier's."""
+    return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
+
+
+class Engine(Protocol):
+    """Carries messages to clients and keeps their memories; serial, pool and flower are engines.
+
+    `trusted` is the newest generation that clients are known to have trained from, while that is not the present one.
+    """
+
+    memories: dict[int, Tree]
+    trusted: Generation | None
+
+    def open(self, method: Method, round: int) -> Federation:
+        """Begin a round."""
+
+
+def run(
+    method: Method,
+    engine: Engine,
+    rounds: int,
+    state: State | None = None,
+    watch: Callable[[State, Federation], bool | None] | None = None,
+    settle: Callable[[State], State] = lambda state: state,
+) -> State:
+    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
+
+    A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy; so does
+    one after which the server's state is not finite. Where clients could not train what they were sent, the run goes
+    back, once, to the newest generation that clients could: somebody's reply may have spoiled what came after it.
+    `settle` is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
+    """
+    if state is None:
+        fed = engine.open(method, 0)
+        with rng.seeded(fed.seed, "server", 0):
+            state = State(0, method.init(fed))
+    state = settle(state)
+    while state.round < rounds:
+        fed = engine.open(method, state.round + 1)
+        before = Generation(state, dict(engine.memories))
+        with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
+            try:
+                state = _after(method, state, fed)
+                counts = fed.trained
+            except QuorumError:  # the federation has noted it; nothing of the round stays
+                state, engine.memories = state.next(), rolled_back(before.memories, engine.memories)
+                counts = False
+        if counts:
+            engine.trusted = before
+        elif fed.untrainable and engine.trusted is not None:
+            state, engine.memories = fed.go_back(engine.trusted), rolled_back(engine.trusted.memories, engine.memories)
+            engine.trusted = None
+        del before  # nobody else may hold on to what this round replaced
+        state = settle(state)
+        if watch is not None and watch(state, fed):
+            break
+    return state
+
+
+def _after(method: Method, before: State, fed: Federation) -> State:
+    """The state after a round; one that leaves the server with numbers that no later round could mend is skipped."""
+    state = method.round(before, fed)
+    if not isinstance(state, State) or state.round != fed.round:
+        raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
+    if (place := _not_finite(state.body, before.body)) is not None:
+        fed.skip(
+            f"the server's {place} is not finite, though every reply was; lower training.lr, or bound what a client "
+            "can do by clip or combine"
+        )
+    return state
+
+
+def _not_finite(now: Tree, before: Tree) -> str | None:
+    """Where a tree is not finite, if it is not; what is the same object as before has been looked at before."""
+    for key, value in sorted(now.items()):  # a state that was restored has its keys in this order
+        old = before.get(key)
+        if value is old:
+            continue
+        if isinstance(value, Mapping):
+            inner = _not_finite(value, old if isinstance(old, Mapping) else {})
+            if inner is not None:
+                return f"{key}/{inner}"
+        elif not finite(value):
+            return key
+    return None
+
+
+__all__ = [
+    "Augmentation",
+    "Card",
+    "Client",
+    "Engine",
+    "Federation",
+    "Generation",
+    "Message",
+    "Method",
+    "Network",
+    "Reply",
+    "State",
+    "act",
+    "action",
+    "hyper_parameters",
+    "initial",
+    "initial_generator",
+    "method",
+    "methods",
+    "quick",
+    "reply",
+    "run",
+]

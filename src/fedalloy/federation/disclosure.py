@@ -1,0 +1,63 @@
+"""What every client sends besides its method's replies, key by key: the one source of lists, reports and docs.
+
+A test holds it against the messages of real runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedalloy.federation.core import Method
+
+OFF = "not evaluated: evaluation on private rows is off under [privacy]"
+
+INTRODUCTION = {
+    "client": "its number",
+    "train": "how many training rows it has",
+    "test": "how many test rows",
+    "validation": "how many validation rows",
+    "shape": "the shape of one row",
+    "classes": "the number of classes",
+    "counts": "how many training rows of each class, if the method's replies tell that too",
+}
+"""Sent once, where clients are on other machines."""
+
+REPLY = {
+    "meter": "how many steps and passes it made",
+    "seconds": "how long it took",
+    "digest": "the digest of what it remembers",
+    "ledger": "what it has spent of its privacy",
+}
+"""Sent with each reply, where clients are on other machines."""
+
+EVALUATION = {
+    "confusion": "the confusion matrix on its test rows, and with it how many it has of each class",
+    "loss": "the summed loss on them",
+    "validation": "the accuracy on its validation rows, if it has any",
+}
+"""Sent in each round that is evaluated, for each of the models that `evaluated` names."""
+
+
+def evaluated(method: type[Method]) -> str:
+    """Which models a client evaluates under a method.
+
+    >>> from fedalloy.methods import FedAvg, Local
+    >>> evaluated(FedAvg), evaluated(Local)
+    ("the server's", 'its own')
+    """
+    shared, own = method.models is not Method.models, method.personal is not Method.personal
+    return " and ".join([*(["the server's"] if shared else []), *(["its own"] if own else [])])
+
+
+def always() -> list[str]:
+    """What every client sends besides its method's replies, in sentences."""
+    return [
+        f"Evaluation sends, for each model that a client evaluates: {_all(EVALUATION)}. Under [privacy], real sites "
+        "evaluate nothing and send none of this; a simulation does, as a rehearsal.",
+        f"A client on another machine also sends, once: {_all(INTRODUCTION)}; with each reply: {_all(REPLY)}; and a "
+        "sentence if something fails.",
+    ]
+
+
+def _all(sent: Mapping[str, str]) -> str:
+    return ", ".join(sent.values())

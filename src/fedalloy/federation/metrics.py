@@ -1,0 +1,271 @@
+"""How well a federation does: pure functions on the clients' accuracies and confusion counts.
+
+Accuracies are fractions, one per client, of every client, active or not. A client without test samples has no
+accuracy: it is `nan`, and every function leaves it out. Where no client is left, the answer is `nan`.
+AMP, FM and WLP are defined in FedKF (Zhou et al.), ALMA in KnFu (Seyedmohammadi et al.).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedalloy.base.rng import numpy_generator
+from fedalloy.errors import UsageError
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+# Far below one test sample among a billion, far above the rounding of a sum: for >= between accuracies.
+TINY = 1e-12
+
+
+def accuracy_per_client(confusion: Counts) -> Floats:
+    """The share of right predictions from confusion counts (rows true, columns predicted), `nan` where there are none.
+
+    >>> accuracy_per_client(np.array([[[3, 1], [0, 4]], [[0, 0], [0, 0]]]))
+    array([0.875,   nan])
+    """
+    return _ratio(_diagonal(confusion).sum(-1), confusion.sum((-2, -1)))
+
+
+def amp(acc: ArrayLike, sizes: ArrayLike) -> float:
+    """Average model performance: the mean accuracy weighted by test size, which is all right answers over all samples.
+
+    FedKF's code computes it so; its Definition 1 writes the sizes of the clients' whole data instead.
+
+    >>> round(amp([0.6, 0.7, 0.8], [10, 10, 80]), 9)
+    0.77
+    """
+    a, u = _pair(acc, sizes)
+    held = u > 0
+    return float(u[held] @ a[held] / u[held].sum()) if held.any() else math.nan
+
+
+def alma(acc: ArrayLike) -> float:
+    """Average local model accuracy: the unweighted mean over clients.
+
+    >>> round(alma([0.6, 0.7, 0.8]), 9)
+    0.7
+    """
+    a = _measured(acc)
+    return float(a.mean()) if a.size else math.nan
+
+
+def fm(acc: ArrayLike) -> float:
+    """Fairness: the population variance of the clients' accuracies around their unweighted mean; smaller is fairer.
+
+    The three cases of FedKF's Table II:
+
+    >>> [round(fm(a), 7) for a in ([0.6, 0.7, 0.8], [0.65, 0.65, 0.8], [0.7, 0.8, 0.9])]
+    [0.0066667, 0.005, 0.0066667]
+    """
+    a = _measured(acc)
+    return float(a.var()) if a.size else math.nan
+
+
+def wlp(acc: ArrayLike) -> float:
+    """Worst local performance: the lowest accuracy of any client.
+
+    >>> wlp([0.65, float("nan"), 0.8])
+    0.65
+    """
+    a = _measured(acc)
+    return float(a.min()) if a.size else math.nan
+
+
+def worst_client(acc: ArrayLike) -> int:
+    """The id of the client with the lowest accuracy, the first of equals; -1 where no client was measured.
+
+    >>> worst_client([0.7, float("nan"), 0.6, 0.6])
+    2
+    """
+    a = np.asarray(acc, dtype=np.float64)
+    return -1 if np.isnan(a).all() else int(np.nanargmin(a))
+
+
+def bottom(acc: ArrayLike, share: float = 0.1) -> float:
+    """The mean accuracy of the worst `share` of the clients, rounded up to whole clients.
+
+    >>> round(bottom([0.9, 0.2, 0.4, 0.8], share=0.5), 9)
+    0.3
+    """
+    if not 0 < share <= 1:
+        raise UsageError(f"bottom: the share of clients is {share}; write a number above 0 and up to 1")
+    a = np.sort(_measured(acc))
+    # Rounded first, because 0.07 * 100 is 7.000000000000001 and must not become eight clients.
+    return float(a[: math.ceil(round(share * a.size, 9))].mean()) if a.size else math.nan
+
+
+def quantiles(acc: ArrayLike, at: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> Floats:
+    """The accuracies below which these shares of the clients lie, linear between clients.
+
+    >>> quantiles([0.0, 0.5, 1.0]).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    a = _measured(acc)
+    return np.quantile(a, np.asarray(at)) if a.size else np.full(len(at), math.nan)
+
+
+def agnostic_lower_bound(acc: ArrayLike) -> float:
+    """The accuracy that no mixture of the clients' test sets can fall below (FedKF, Lemma 1 and Theorem 5.1).
+
+    The bound is WLP, and the mixture that is all worst client reaches it. It holds for any model: a mean with
+    weights >= 0 that sum to one is never below its smallest term. For fresh samples it holds in expectation only.
+
+    >>> agnostic_lower_bound([0.6, 0.7, 0.8])
+    0.6
+    """
+    return wlp(acc)
+
+
+def mixtures(acc: ArrayLike, q: int, seed: int, concentration: float = 1.0) -> tuple[float, float, float]:
+    """The minimum, mean and population variance of the accuracy on `q` Dirichlet mixtures of the clients.
+
+    The mixtures depend on the seed and the number of measured clients only, so methods and rounds meet the same ones.
+
+    >>> lowest, mean, variance = mixtures([0.6, 0.7, 0.8], q=100, seed=0)
+    >>> 0.6 <= lowest < mean < 0.8
+    True
+    """
+    if q < 1 or concentration <= 0:
+        raise UsageError(f"mixtures: q is {q} and the concentration {concentration}; write q >= 1 and one above 0")
+    a = _measured(acc)
+    if not a.size:
+        return math.nan, math.nan, math.nan
+    reached = numpy_generator(seed, "mixtures").dirichlet(np.full(a.size, concentration), size=q) @ a
+    assert reached.min() >= agnostic_lower_bound(a) - TINY, "a mixture fell below the worst client"
+    return float(reached.min()), float(reached.mean()), float(reached.var())
+
+
+def balanced_accuracy(confusion: Counts) -> Floats:
+    """The mean recall over the classes that are present: per client for [K, C, C], pooled for their sum [C, C].
+
+    >>> float(balanced_accuracy(np.array([[9, 0, 0], [1, 1, 0], [0, 0, 0]])))
+    0.75
+    """
+    return _mean_of_known(_ratio(_diagonal(confusion), confusion.sum(-1)))
+
+
+def macro_f1(confusion: Counts) -> Floats:
+    """The mean F1 score over the classes that are present or predicted: per client for [K, C, C], pooled for [C, C].
+
+    >>> float(macro_f1(np.array([[1, 1, 0], [0, 2, 0], [0, 0, 0]]))) == (2 / 3 + 4 / 5) / 2
+    True
+    """
+    predicted = confusion.sum(-2)[..., : confusion.shape[-2]]
+    return _mean_of_known(_ratio(2 * _diagonal(confusion), confusion.sum(-1) + predicted))
+
+
+def gain(acc: ArrayLike, acc_local: ArrayLike) -> Floats:
+    """What each client gains over its own local model; `nan` where either was not measured.
+
+    >>> gain([0.75, 0.5], [0.5, 0.75]).tolist()
+    [0.25, -0.25]
+    """
+    a, alone = _pair(acc, acc_local)
+    return a - alone
+
+
+def stability(series: ArrayLike, last: int = 20) -> float:
+    """The population standard deviation over the last values of a series; `nan` for fewer than two.
+
+    >>> stability([0.0, 0.5, 0.75, 0.5, 0.75], last=4)
+    0.125
+    """
+    values = _measured(series)[-last:]
+    return float(values.std()) if values.size > 1 else math.nan
+
+
+def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> int | None:
+    """The first round, counted from 1, that reaches the target, or None.
+
+    With `smoothing` it is the mean of that many rounds, this one the last of them, that must reach it.
+
+    >>> rounds_to_target([0.1, 0.6, 0.4, 0.5, 0.7], target=0.5)
+    2
+    >>> rounds_to_target([0.1, 0.6, 0.4, 0.5, 0.7], target=0.5, smoothing=3)
+    4
+    """
+    if smoothing < 1:
+        raise UsageError(
+            f"rounds to target: smoothing is {smoothing}; write the number of rounds to average, 1 or more"
+        )
+    values = np.asarray(series, dtype=np.float64)
+    if values.size < smoothing:
+        return None
+    means = np.lib.stride_tricks.sliding_window_view(values, smoothing).mean(-1)
+    hits = np.flatnonzero(means >= target - TINY)
+    return int(hits[0]) + smoothing if hits.size else None
+
+
+def speedup(reference_rounds: int | None, rounds: int | None) -> float | None:
+    """How many times fewer rounds than the reference; None where either never reached the target.
+
+    >>> speedup(100, 40)
+    2.5
+    """
+    return None if reference_rounds is None or rounds is None else reference_rounds / rounds
+
+
+def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:
+    """Everything that one view earns in one round, from counts [K, C, C] and the sum of losses over each test set [K].
+
+    The loss is per sample, over all samples; `balanced` and `macro_f1` are pooled; `worst_client` is an id (see there).
+    There may be more columns than rows: a network that also knows classes which no test has can answer with one.
+
+    >>> counts = np.array([[[3, 1], [0, 4]], [[1, 1], [0, 0]]])
+    >>> row = summarise(counts, np.array([4.0, 1.0]), seed=0)
+    >>> row["amp"], row["alma"], row["wlp"], row["worst_client"], row["loss"]
+    (0.8, 0.6875, 0.5, 1, 0.5)
+    """
+    if confusion.ndim != 3 or confusion.shape[1] > confusion.shape[2] or loss_sum.shape != confusion.shape[:1]:
+        raise UsageError(
+            f"the counts have the shape {confusion.shape} and the losses {loss_sum.shape}; give [K, C, C] and [K]"
+        )
+    acc, sizes, pooled = accuracy_per_client(confusion), confusion.sum((1, 2)), confusion.sum(0)
+    lowest, mean, variance = mixtures(acc, q, seed)
+    return {
+        "amp": amp(acc, sizes),
+        "fm": fm(acc),
+        "wlp": wlp(acc),
+        "alma": alma(acc),
+        "bottom10": bottom(acc),
+        "balanced": float(balanced_accuracy(pooled)),
+        "macro_f1": float(macro_f1(pooled)),
+        "loss": float(loss_sum[sizes > 0].sum() / sizes.sum()) if sizes.any() else math.nan,
+        "mixture_min": lowest,
+        "mixture_mean": mean,
+        "mixture_var": variance,
+        "worst_client": worst_client(acc),
+    }
+
+
+def _measured(values: ArrayLike) -> Floats:
+    a = np.asarray(values, dtype=np.float64)
+    return a[~np.isnan(a)]
+
+
+def _pair(left: ArrayLike, right: ArrayLike) -> tuple[Floats, Floats]:
+    a, b = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if a.shape != b.shape:
+        raise UsageError(f"two values per client are needed, but there are {a.size} and {b.size}; give one of each")
+    return a, b
+
+
+def _diagonal(confusion: Counts) -> Counts:
+    return np.diagonal(confusion, axis1=-2, axis2=-1)
+
+
+def _ratio(part: ArrayLike, whole: ArrayLike) -> Floats:
+    part, whole = np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64)
+    quotient = np.full(whole.shape, math.nan)
+    np.divide(part, whole, out=quotient, where=whole > 0)
+    return quotient
+
+
+def _mean_of_known(values: Floats) -> Floats:
+    return _ratio(np.nansum(values, -1), (~np.isnan(values)).sum(-1))

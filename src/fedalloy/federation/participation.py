@@ -1,0 +1,119 @@
+"""Who takes part in a round: a policy that depends on (seed, round) only, so every method meets the same clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedalloy.base import rng
+from fedalloy.base.registry import refuse_unknown_choices
+from fedalloy.errors import UsageError
+
+Policy = Literal["full", "fraction", "bernoulli", "weakest", "trace", "legacy"]
+USES_FRACTION = ("fraction", "bernoulli", "weakest", "legacy")  # the others refuse it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """A policy, and what may happen to the clients it chose.
+
+    * `full`: everybody. `fraction`: max(1, round(fraction * K)) without replacement. `bernoulli`: each with
+      probability `fraction`, at least one. `weakest`: the weakest clients never take part; round(fraction * K) stay.
+      `trace`: the given list of ids for each round, repeated from its start when it is used up. `legacy`: successive
+      draws of numpy's old generator, as in FedKF's code.
+    * `tiers`: how strong each client is, for `weakest`; an experiment can also give networks by them.
+    * `deadline`: a client whose local work would take longer than this many seconds never answers; its time is
+      FLOPs / speed. `late_drop`: a client trains, but its reply is lost with this probability.
+
+    >>> Participation(policy="weakest", fraction=0.4).active(sizes=[1] * 20, round=1, seed=0)
+    [12, 13, 14, 15, 16, 17, 18, 19]
+    """
+
+    policy: Policy = "full"
+    fraction: float = 1.0
+    late_drop: float = 0.0
+    deadline: float | None = None
+    speeds: Sequence[float] | None = None
+    tiers: Sequence[int] | None = None
+    trace: Sequence[Sequence[int]] | None = None
+
+    def __post_init__(self) -> None:
+        refuse_unknown_choices(self, "participation")
+        if not 0 < self.fraction <= 1:
+            raise UsageError(f"participation.fraction = {self.fraction} must lie in (0, 1]; 0.2 means a fifth")
+        if not 0 <= self.late_drop < 1:
+            raise UsageError(f"participation.late_drop = {self.late_drop} must lie in [0, 1)")
+        if (self.deadline is None) != (self.speeds is None):
+            raise UsageError("participation.deadline (seconds) and participation.speeds (FLOP/s a client) go together")
+        if self.deadline is not None and self.deadline <= 0:
+            raise UsageError(f"participation.deadline = {self.deadline} must be a positive number of seconds")
+        if (self.policy == "trace") != bool(self.trace):
+            raise UsageError("participation.policy = 'trace' and a non-empty participation.trace go together")
+        if self.fraction != 1 and self.policy not in USES_FRACTION:
+            raise UsageError(
+                f'participation.fraction has no effect with policy = "{self.policy}"; write participation.policy = '
+                '"fraction", or leave fraction at 1.0'
+            )
+
+    def check(self, clients: int) -> None:
+        """Refuse lists that do not fit the number of clients."""
+        for name, values in (("speeds", self.speeds), ("tiers", self.tiers)):
+            if values is not None and len(values) != clients:
+                raise UsageError(f"participation.{name} has {len(values)} entries for {clients} clients; give one each")
+        if self.speeds is not None and min(self.speeds) <= 0:
+            raise UsageError("participation.speeds must be positive")
+        for ids in self.trace or []:
+            wrong = [i for i in ids if not 0 <= i < clients]
+            if wrong:
+                raise UsageError(f"participation.trace names client {wrong[0]}; ids run from 0 to {clients - 1}")
+
+    def active(
+        self,
+        *,
+        sizes: Sequence[float],
+        round: int,
+        seed: int,
+        flops: Sequence[float] | None = None,
+        by_size: bool = False,
+    ) -> list[int]:
+        """Ids of the clients that are asked in this round, ascending; `flops` is each client's local work."""
+        chosen = self._chosen(sizes, round, seed, by_size)
+        if self.deadline is None or self.speeds is None or flops is None:
+            return chosen
+        return [i for i in chosen if flops[i] / self.speeds[i] <= self.deadline]
+
+    def lost(self, *, client: int, round: int, seed: int) -> bool:
+        """Whether this client's reply is lost after it has trained."""
+        return self.late_drop > 0 and rng.numpy_generator(seed, "late_drop", round, client).random() < self.late_drop
+
+    def _chosen(self, sizes: Sequence[float], round: int, seed: int, by_size: bool) -> list[int]:
+        clients = len(sizes)
+        count = max(1, int(np.floor(self.fraction * clients + 0.5)))
+        stream = rng.numpy_generator(seed, "sampling", round)
+        if self.policy == "fraction":
+            odds = np.asarray(sizes, dtype=float) / sum(sizes) if by_size else None
+            return sorted(stream.choice(clients, count, replace=False, p=odds).tolist())
+        if self.policy == "bernoulli":
+            drawn = np.flatnonzero(stream.random(clients) < self.fraction)
+            return drawn.tolist() if len(drawn) else [int(stream.integers(clients))]
+        if self.policy == "weakest":
+            strength = self.tiers if self.tiers is not None else [0] * clients
+            strongest_first = sorted(range(clients), key=lambda i: (strength[i], i), reverse=True)
+            return sorted(strongest_first[:count])
+        if self.policy == "trace":
+            assert self.trace is not None
+            return sorted(set(self.trace[(round - 1) % len(self.trace)]))
+        if self.policy == "legacy":
+            return _legacy_draw(seed, clients, count, round)
+        return list(range(clients))
+
+
+def _legacy_draw(seed: int, clients: int, count: int, round: int) -> list[int]:
+    """The draw of this round: a function of (seed, round), although the old generator itself is consumed."""
+    stream = np.random.RandomState(seed)
+    for _ in range(round):
+        drawn = stream.choice(clients, count, replace=False)
+    return sorted(drawn.tolist())

@@ -1,0 +1,294 @@
+"""The setting: everything an experiment fixes for all its methods - data, networks, local work, participation, seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.aggregation.robust import bounded
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.layout import Layout
+from fedalloy.base.tree import Tree
+from fedalloy.data.label_space import LabelSpace
+from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Samples, Scale
+from fedalloy.errors import UsageError
+from fedalloy.federation.core import Augmentation, Client, Method, Network, group_of, initial, methods
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.train.costs import Meter, forward_flops
+from fedalloy.train.fit import LocalWork, load
+from fedalloy.train.privacy import Privacy, check_method, check_network, opened
+
+SERVER = -1  # the server's id where it learns like a client
+
+
+@dataclass(frozen=True)
+class Site:
+    """One client's data: training, local test, and perhaps a validation share of the training data."""
+
+    train: Samples
+    test: Samples
+    validation: Samples | None = None
+
+
+class Kind(NamedTuple):
+    """What makes two networks one architecture: the layers as torch prints them, the names and shapes of weights."""
+
+    layers: str
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What every method of a comparison meets.
+
+    `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
+    `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
+    prediction is the best of the private classes, otherwise of all outputs. A setting made by hand has no `quorum`.
+    With `privacy`, clients train on their own data by DP-SGD; with `secret_noise`, as at the sites of a deployment,
+    nobody can repeat the noise.
+    """
+
+    sites: Sequence[Site]
+    networks: Sequence[Network]
+    classes: int
+    seed: int = 0
+    work: LocalWork = field(default_factory=LocalWork)
+    participation: Participation = field(default_factory=Participation)
+    public: PublicSet | None = None
+    holdout: Samples | None = None
+    augment: Augmentation | None = None
+    layout: Layout = "auto"
+    scale: Scale = field(default_factory=Scale)
+    server: Network | None = None
+    space: LabelSpace | None = None
+    quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    private_answers: bool = False
+    privacy: Privacy | None = None
+    secret_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sites:
+            raise UsageError("there is no client; give at least one site")
+        empty = [k for k, site in enumerate(self.sites) if len(site.train) == 0]
+        if empty:
+            raise UsageError(f"client {empty[0]} has no training data; use fewer clients or a milder partition")
+        if len(self.networks) not in (1, len(self.sites)):
+            raise UsageError(
+                f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each"
+            )
+        self._check_labels()
+        self.participation.check(len(self.sites))
+
+    def _check_labels(self) -> None:
+        owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
+        owned += [(f"client {k}", site.validation) for k, site in enumerate(self.sites) if site.validation is not None]
+        owned += [("the common test set", self.holdout)] if self.holdout is not None else []
+        # Clients share few pools: what holds for a whole pool need not be asked of each of its owners.
+        sound = {id(y) for y in {id(s.y): s.y for _, s in owned}.values() if _stray(y, self.classes) is None}
+        for where, samples in owned:
+            if id(samples.y) not in sound and (label := _stray(samples.labels, self.classes)) is not None:
+                raise UsageError(f"{where} has the label {label}; labels run from 0 to {self.classes - 1}")
+
+    @property
+    def ids(self) -> list[int]:
+        """All client ids."""
+        return list(range(len(self.sites)))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Training samples of each client."""
+        return [len(site.train) for site in self.sites]
+
+    @cached_property
+    def mean_size(self) -> float:
+        """Training samples of a client on average; kept, because adding them up for each client would take K^2."""
+        return sum(self.sizes) / len(self.sizes)
+
+    def network(self, client: int) -> Network:
+        """The network of a client, or of the server."""
+        if client == SERVER and self.server is not None:
+            return self.server
+        return self.networks[max(client, 0) % len(self.networks)]
+
+    def build(self, client: int) -> nn.Module:
+        """A client's network, or the server's, as it is before any training."""
+        return initial(self.network(client), self.seed, self.layout, self.device)
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a network has."""
+        return self.classes if self.space is None else self.space.outputs
+
+    @property
+    def answers(self) -> int:
+        """Among how many outputs a prediction is chosen."""
+        return self.classes if self.private_answers else self.outputs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data lies, and so where networks are trained."""
+        return self.sites[0].train.x.device
+
+    @cached_property
+    def kinds(self) -> dict[Network, Kind]:
+        """What each network is, found from the networks themselves; the server's is first.
+
+        Equal weights do not make equal networks: two may differ in dropout, or in the groups of a GroupNorm.
+        """
+        return {n: _kind(initial(n, self.seed)) for n in dict.fromkeys([self.network(SERVER), *self.networks])}
+
+    @property
+    def same_network(self) -> bool:
+        """Whether all networks, the server's too, are of one kind."""
+        return len(set(self.kinds.values())) == 1
+
+    @cached_property
+    def groups(self) -> list[list[int]]:
+        """The clients whose networks are of one kind, group by group."""
+        owners: dict[Network, list[int]] = {}
+        for k in self.ids:
+            owners.setdefault(self.network(k), []).append(k)
+        found: dict[Kind, list[int]] = {}
+        for network, ids in owners.items():  # a kind is long to compare: once for each network, not for each client
+            found.setdefault(self.kinds[network], []).extend(ids)
+        return [sorted(ids) for ids in found.values()]
+
+    def fitting(self, weights: Tree, view: str = "") -> nn.Module:
+        """The network that a view's weights belong to, holding them.
+
+        It is that of the group which the view names, otherwise the server's; where that one does not fit, the first
+        that does.
+        """
+        network = self.network(SERVER)
+        if any(other is not network for other in self.networks):
+            shapes, group = _shapes(weights), group_of(view)
+            named = [self.network(ids[0]) for number, ids in enumerate(self.groups) if number == group]
+            network = next((n for n in (*named, *self.kinds) if self.kinds[n].shapes == shapes), network)
+        return load(initial(network, self.seed, self.layout, self.device), weights)
+
+    def steps(self, client: int) -> int:
+        """Optimiser steps of one client in one round."""
+        return self.work.steps_for(n=self.sizes[client], mean_size=self.mean_size)
+
+    def cost(self, client: int) -> int:
+        """Samples that go through a client's network in one round: how long it takes, compared with others."""
+        return self.steps(client) * min(self.work.batch, self.sizes[client])
+
+    @cached_property
+    def flops(self) -> list[float]:
+        """FLOPs of one round of local work for each client: a step is a forward and a backward pass of a batch."""
+        example = self.sites[0].train.take(torch.zeros(1, dtype=torch.int64))[0]
+        per_sample = {
+            network: forward_flops(initial(network, self.seed, device=self.device), example)
+            for network in dict.fromkeys(self.networks)
+        }
+        return [3.0 * per_sample[self.network(k)] * self.cost(k) for k in self.ids]
+
+    def active(self, round: int, *, by_size: bool = False) -> list[int]:
+        """The clients of a round."""
+        flops = self.flops if self.participation.deadline is not None else None
+        sizes = bounded(self.sizes, self.aggregation.cap)
+        return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
+
+    @property
+    def usual_active(self) -> float:
+        """How many clients take part in a round, about."""
+        return len(self.sites) if self.participation.policy == "full" else self.participation.fraction * len(self.sites)
+
+    def client(self, id: int, round: int, memory: Tree) -> Client:
+        """A client as its actions see it in this round."""
+        memory, account = opened(self.privacy, memory, secret=self.secret_noise)
+        return Client(
+            id=id,
+            round=round,
+            seed=self.seed,
+            train=self.sites[id].train,
+            classes=self.classes,
+            work=self.work,
+            steps=self.steps(id),
+            network=self.network(id),
+            memory=memory,
+            public=self.public if self.public is not None and self.public.holder == "all" else None,
+            augment=self.augment,
+            layout=self.layout,
+            scale=self.scale,
+            account=account,
+            outputs=self.outputs,
+        )
+
+    def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
+        """The server as a learner on samples of its own."""
+        return Client(
+            id=SERVER,
+            round=round,
+            seed=self.seed,
+            train=samples,
+            classes=self.classes,
+            work=self.work,
+            steps=steps,
+            network=self.network(SERVER),
+            augment=self.augment,
+            layout=self.layout,
+            scale=self.scale,
+            meter=meter,
+            outputs=self.outputs,
+        )
+
+    def check(self, method: Method) -> None:
+        """Refuse a method that this setting cannot carry, and say which one could."""
+        if method.card.public and self.public is None:
+            raise UsageError(f"{method.name} needs a public set; add one under [public]")
+        if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":
+            raise UsageError(f"{method.name} needs clients that hold the public set; write public.holder = 'all'")
+        if not method.card.any_network and not self.same_network:
+            able = ", ".join(name for name, m in methods.items() if m.card.any_network)
+            raise UsageError(
+                f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}; "
+                "to compare with it all the same, run it from a file without [[models]] and put both folders side by "
+                "side: fedalloy report A B"
+            )
+        if method.card.features:
+            bare = [k for k in self.ids if not hasattr(self.build(k), "features")]
+            if bare:
+                raise UsageError(
+                    f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none"
+                )
+        if self.privacy is not None:
+            check_method(method, [name for name, m in methods.items() if m.card.private])
+            for network in dict.fromkeys(self.networks):
+                check_network(initial(network, self.seed))
+
+
+def pooled(parts: Sequence[Samples]) -> Samples:
+    """Several sample sets as one; nothing is copied if they are rows of the same data."""
+    first = parts[0]
+    if all(p.x is first.x and p.y is first.y for p in parts):
+        return Samples(first.x, first.y, torch.cat([p.index for p in parts]))
+    x, y = torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts])
+    return Samples(x, y, torch.arange(len(y)))
+
+
+def _kind(net: nn.Module) -> Kind:
+    return Kind(repr(net), _shapes(net.state_dict()))
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple(sorted((name, tuple(t.shape)) for name, t in weights.items()))
+
+
+def _stray(labels: Tensor, classes: int) -> int | None:
+    """A label that is no class, if there is one."""
+    if len(labels) == 0:
+        return None
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0:
+        return low
+    return high if high >= classes else None

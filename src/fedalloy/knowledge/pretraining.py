@@ -1,0 +1,118 @@
+"""Training until convergence: until samples that were held out are answered no better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedalloy.base.tree import Tree
+from fedalloy.data.samples import Samples
+from fedalloy.federation.core import Client
+from fedalloy.train.fit import Loss, fit, load, params, predict
+
+Round = Callable[[Client, Tree], Tree]  # one round of local work: the weights after it
+
+
+def train_until_converged(
+    net: nn.Module,
+    me: Client,
+    samples: Samples,
+    loss: Loss,
+    *,
+    epochs: int,
+    batch: int,
+    patience: int,
+    min_delta: float,
+    held_out: float,
+    stage: str = "pretraining",
+) -> int:
+    """Train a network on labelled samples until it has converged, and say how many epochs that took.
+
+    * A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
+      After each epoch the network is tried on it.
+    * The training has converged when the accuracy has not risen by more than `min_delta` for `patience` epochs, and
+      ends after `epochs` epochs in any case.
+    * The network is left as it was after the epoch of the highest accuracy; of equal ones, that of the lowest loss.
+      On the few samples that a client can spare, accuracies are often equal.
+    * Where nothing can be held out, because there are fewer than 1 / held_out samples, all `epochs` epochs are done
+      and the last weights stay.
+
+    The optimiser is that of the client's local work with the learning rate of the first round, whenever the client
+    comes in, and keeps its momentum from epoch to epoch. Trials on held-out samples are not counted as passes.
+
+    >>> from fedalloy.train.losses import ce
+    >>> from fedalloy.train.fit import LocalWork
+    >>> mine = Samples(torch.tensor([[-1.0], [1.0]] * 10), torch.tensor([0, 1] * 10), torch.arange(20))
+    >>> net = nn.Linear(1, 2)
+    >>> me = Client(0, 1, 0, mine, classes=2, work=LocalWork(lr=1.0), steps=1, network=lambda: net)
+    >>> how = {"epochs": 50, "batch": 4, "patience": 3, "min_delta": 0.001, "held_out": 0.2}
+    >>> train_until_converged(net, me, mine, lambda x, y: ce(net(x), y), **how) < 50
+    True
+    """
+    part, aside = _held_out(samples, held_out, me.rng(f"{stage}/held out"))
+    me = replace(me, work=replace(me.work, work="epochs", epochs=1, batch=batch, drop_last=False))
+    steps = me.work.steps_for(n=len(part), mean_size=len(part))
+    optimiser = me.work.optimiser_for(net, round=1)
+    best, found = (-1.0, 0.0), None  # worse than any trial
+    level, risen = -1.0, 0  # the accuracy of the last rise, and its epoch
+    for epoch in range(1, epochs + 1):
+        fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
+        if len(aside) == 0:
+            continue
+        trial = _trial(net, me, aside)
+        if trial > best:
+            best, found = trial, params(net)
+        if trial[0] - level > min_delta:
+            level, risen = trial[0], epoch
+        if epoch - risen >= patience:
+            break
+    if found is not None:
+        load(net, found)
+    return epoch if epochs else 0
+
+
+def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out: float) -> int:
+    """Train on a part of the client's own samples until the rest is answered no better, and say how many rounds to do.
+
+    `train(me, weights)` is one round of local work. A share `held_out` of the samples, rounded down and drawn at
+    random, is not trained on; no test set is touched. Training stops when the accuracy on them has not exceeded the
+    best for `patience` rounds in a row. That comes to an end without a limit, because an accuracy on n samples has
+    n + 1 values and cannot rise more than n times. Trials on held-out samples are not counted as passes.
+
+    The answer is the last round whose accuracy is within one standard error of the best. On the few samples that a
+    client can hold out the best round itself is a matter of luck, and mostly too early a one. Where there are too few
+    samples to hold one out, the answer is `patience`.
+    """
+    part, aside = _held_out(me.train, held_out, me.rng("converging/held out"))
+    if len(aside) == 0:
+        return patience
+    steps = me.work.steps_for(n=len(part), mean_size=len(part)) if me.work.work == "epochs" else me.steps
+    some = replace(me, train=part, steps=steps)
+    weights: Tree = params(me.build())
+    trials: list[float] = []
+    while not trials or len(trials) - (1 + trials.index(max(trials))) < patience:
+        weights = train(replace(some, round=len(trials) + 1), weights)
+        accuracy, _ = _trial(me.net(weights), me, aside)
+        trials.append(accuracy)
+    best = max(trials)
+    error = math.sqrt(best * (1 - best) / len(aside))
+    return max(round for round, accuracy in enumerate(trials, start=1) if accuracy >= best - error)
+
+
+def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[Samples, Samples]:
+    size = int(share * len(samples))
+    shuffled = torch.randperm(len(samples), generator=order)
+    return samples.subset(shuffled[size:]), samples.subset(shuffled[:size])
+
+
+def _trial(net: nn.Module, me: Client, samples: Samples) -> tuple[float, float]:
+    """Accuracy and negative loss, to be compared in this order."""
+    with me.meter.paused():
+        logits = predict(net, samples)
+    right = logits.argmax(1) == samples.labels
+    return float(right.double().mean()), -float(F.cross_entropy(logits, samples.labels))

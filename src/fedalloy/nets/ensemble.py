@@ -1,0 +1,56 @@
+"""Many clients' heads at once: one product for all of them instead of one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedalloy.nets.models.base import FeatureNet
+
+_SIMPLE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten, nn.Dropout)
+
+
+def stacked_heads(net: FeatureNet, models: Sequence[Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
+    """The heads of several models of one architecture as one function, from features to logits (K, B, classes).
+
+    Linear layers become one batched product; a head with other layers is evaluated model by model. The heads are
+    constants in eval mode: gradients flow to the features only.
+
+    >>> net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Linear(3, 2)), (3,))
+    >>> stacked_heads(net, [net.state_dict(), net.state_dict()])(torch.zeros(5, 3)).shape
+    torch.Size([2, 5, 2])
+    """
+    layers = list(net.head)
+    if all(isinstance(layer, (nn.Linear, *_SIMPLE)) for layer in layers):
+        return _products(layers, models)
+    heads = [{n.removeprefix("head."): t.detach() for n, t in m.items() if n.startswith("head.")} for m in models]
+    net.head.eval()
+    return lambda z: torch.stack([functional_call(net.head, head, (z,)) for head in heads])
+
+
+def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
+    weights, biases = {}, {}
+    for i, layer in enumerate(layers):
+        if isinstance(layer, nn.Linear):
+            stack = torch.stack([m[f"head.{i}.weight"].detach() for m in models]).transpose(1, 2)
+            weights[i] = stack.contiguous()
+            with_bias = layer.bias is not None
+            rows = [m[f"head.{i}.bias"].detach() if with_bias else stack.new_zeros(stack.shape[2]) for m in models]
+            biases[i] = torch.stack(rows)[:, None]
+
+    def logits(z: Tensor) -> Tensor:
+        x = z[None]  # K appears with the first linear layer; before it all models see the same
+        for i, layer in enumerate(layers):
+            if isinstance(layer, nn.Linear):
+                shared = x.expand(len(models), *x.shape[1:]) if len(x) == 1 else x
+                x = torch.baddbmm(biases[i], shared, weights[i])
+            elif isinstance(layer, nn.Flatten):
+                x = x.flatten(2)
+            elif not isinstance(layer, nn.Dropout):
+                x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # the features are the caller's
+        return x.expand(len(models), *x.shape[1:])
+
+    return logits

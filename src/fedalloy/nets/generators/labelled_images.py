@@ -1,0 +1,58 @@
+"""FedFTG's image generator: noise and a label in, images out that are standardised like normalised ones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedalloy.base.layout import in_layout_of
+from fedalloy.errors import UsageError
+from fedalloy.nets.generators.images import UpsampledConv
+
+
+class LabelledImageGenerator(nn.Module):
+    """Noise and one-hot label each become half of the channels of a small map, which two doublings enlarge.
+
+    The last layer is a BatchNorm without weights after the tanh: in training every channel has mean 0 and variance 1,
+    as normalised data has, whatever its constants.
+
+    >>> make = LabelledImageGenerator((3, 32, 32), classes=10)
+    >>> sum(p.numel() for p in make.parameters()), make(torch.randn(4, 100), torch.arange(4)).shape
+    (682499, torch.Size([4, 3, 32, 32]))
+    """
+
+    def __init__(self, shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 128) -> None:
+        super().__init__()
+        channels, height, across = shape
+        if height % 4 or across % 4:
+            raise UsageError(
+                f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
+                f"resize the images to a multiple of 4, such as [data] size = 32"
+            )
+        self.classes, self.noise = classes, noise
+        self.part = (width // 2, height // 4, across // 4)
+        self.from_noise = nn.Linear(noise, math.prod(self.part))
+        self.from_label = nn.Linear(classes, math.prod(self.part))
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(width),
+            UpsampledConv(width, width),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2, inplace=True),
+            UpsampledConv(width, width // 2),
+            nn.BatchNorm2d(width // 2),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.Conv2d(width // 2, channels, 3, padding=1),
+            nn.Tanh(),
+            nn.BatchNorm2d(channels, affine=False),
+        )
+
+    def forward(self, z: Tensor, labels: Tensor) -> Tensor:
+        """Images of these labels from noise."""
+        one_hot = F.one_hot(labels, self.classes).to(z.dtype)
+        halves = [made.view(-1, *self.part) for made in (self.from_noise(z), self.from_label(one_hot))]
+        small = in_layout_of(torch.cat(halves, 1), self.layers.get_parameter("1.weight"))
+        images: Tensor = self.layers(small)
+        return images

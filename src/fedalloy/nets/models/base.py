@@ -1,0 +1,123 @@
+"""What every network offers, and how a network is made from its name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.base.registry import Registry, suggest
+from fedalloy.errors import UsageError
+from fedalloy.nets.models.checks import whole
+
+
+class FeatureNet(nn.Module):
+    """A network in two parts: `features` turns images into features, `head` turns features into logits.
+
+    Methods that generate, compare or share features rely on this cut; the names in the state dict begin with
+    `features.` and `head.` accordingly. `feature_shape` is the shape of one feature, without the batch. The last layer
+    of the head is the output layer; `project` gives what enters it.
+
+    >>> net = FeatureNet(nn.Sequential(nn.Flatten()), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), (4,))
+    >>> [name for name, _ in net.named_parameters()]
+    ['head.0.weight', 'head.0.bias', 'head.1.weight', 'head.1.bias']
+    """
+
+    def __init__(self, features: nn.Sequential, head: nn.Sequential, feature_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self.feature_shape = feature_shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of a batch of images."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+    def project(self, x: Tensor) -> Tensor:
+        """The representation before the output layer; MOON's contrastive term (Li et al., 2021) compares these."""
+        z: Tensor = self.features(x)
+        for layer in list(self.head)[:-1]:
+            z = layer(z)
+        return z
+
+    @property
+    def projected_shape(self) -> tuple[int, ...]:
+        """The shape of one sample's projection, without the batch."""
+        device = next((p.device for p in self.parameters()), None)
+        z, mode = torch.zeros(1, *self.feature_shape, device=device), self.training
+        self.eval()  # no statistics and no streams are touched
+        with torch.no_grad():
+            for layer in list(self.head)[:-1]:
+                z = layer(z)
+        self.train(mode)
+        return tuple(z.shape[1:])
+
+    def output(self, z: Tensor) -> Tensor:
+        """The logits of a projected batch: `output(project(x))` is `forward(x)`, in one pass when both are needed."""
+        logits: Tensor = self.head[-1](z)
+        return logits
+
+
+def in_two_parts(net: nn.Module, method: str) -> FeatureNet:
+    """The network as one that knows its features; a method that needs their shape asks for it here.
+
+    >>> in_two_parts(nn.Linear(4, 2), "moon")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: moon needs a network in two parts; make Linear a FeatureNet(features, head, shape)
+    """
+    if not isinstance(net, FeatureNet):
+        kind = type(net).__name__
+        raise UsageError(f"{method} needs a network in two parts; make {kind} a FeatureNet(features, head, shape)")
+    return net
+
+
+ModelFactory = Callable[..., FeatureNet]
+"""Makes a network from the keywords `classes`, `channels`, `size` and options of its own, which have defaults."""
+
+models: Registry[ModelFactory] = Registry("model")
+model = models.register
+
+
+def create(name: str, *, classes: int, channels: int, size: int, **options: Any) -> FeatureNet:
+    """Make the named network for `classes` classes and square images of `channels` x `size` x `size`.
+
+    >>> create("wrn", classes=30, channels=3, size=32, depth=10).feature_shape
+    (64,)
+    >>> create("wrn", classes=30, channels=3, size=32, dept=10)
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the model 'wrn' has no option 'dept'; did you mean 'depth'?
+    >>> create("wrn", classes=30, channels=3, size=32, depth=12)
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the model 'wrn' cannot be built: depth=12 is not 6n + 4; write 10 or 16
+    """
+    factory = models[name]
+    known = [
+        option for option in inspect.signature(factory).parameters if option not in ("classes", "channels", "size")
+    ]
+    for option in options:
+        if option not in known:
+            advice = suggest(option, known) if known else "it takes no options"
+            raise UsageError(f"the model '{name}' has no option '{option}'; {advice}")
+    try:
+        classes, channels, size = whole("classes", classes), whole("channels", channels), whole("size", size)
+        return factory(classes=classes, channels=channels, size=size, **options)
+    except UsageError as error:
+        if size == 1 and str(error).startswith("size=1 "):  # the samples of a table are images of one pixel
+            raise UsageError(f"the model '{name}' takes images; for a table write model = 'mlp'") from None
+        raise UsageError(f"the model '{name}' cannot be built: {error}") from None
+
+
+def parameter_count(net: nn.Module) -> int:
+    """How many numbers are trained; buffers such as running means are not among them.
+
+    >>> parameter_count(nn.BatchNorm2d(8))
+    16
+    """
+    return sum(p.numel() for p in net.parameters())

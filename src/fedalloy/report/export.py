@@ -1,0 +1,159 @@
+"""Trained models as files: safetensors, readable by anybody, with the few lines that load them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedalloy.base.files import write_weights
+from fedalloy.base.registry import suggest
+from fedalloy.base.tree import Tree
+from fedalloy.config.build import build
+from fedalloy.config.experiment import Choice, Experiment, build_method, check_options, recorded
+from fedalloy.data.samples import Dataset, Scale
+from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.core import Network
+from fedalloy.federation.evaluation import PERSONAL
+from fedalloy.nets.models import create
+from fedalloy.nets.models import models as registered
+from fedalloy.run.comparison import slug
+from fedalloy.storage.store import Store, described
+
+
+def export_model(
+    folder: str | Path,
+    view: str | None = None,
+    client: int | None = None,
+    path: str | Path | None = None,
+    *,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+) -> tuple[Path, str]:
+    """Write one view's model of a run's last round; returns where, and the lines that load it.
+
+    A client's own model needs the run's setting, and so a data set or a network of your own if it had one.
+    """
+    folder = Path(folder)
+    meta = described(folder)
+    exp = recorded(meta)
+    method = build_method(exp.method)
+    saved = Store(folder).restore()
+    if saved is None:
+        raise DataError(f"the run in '{folder}' has not completed a round")
+    state, memories = saved
+    views: dict[str, Tree] = dict(method.models(state))
+    if client is not None:
+        setting = build(exp, dataset, network).setting
+        if client not in setting.ids:
+            raise UsageError(f"there is no client {client} in '{folder}'; clients go from 0 to {setting.ids[-1]}")
+        own = method.personal(setting.client(client, state.round, memories.get(client, {})))
+        if own is None:
+            raise UsageError(f"{method.name} gives no client a model of its own; leave out the client")
+        views = {PERSONAL: own}
+    if not views:
+        raise UsageError(f"{method.name} gives each client a model of its own; say whose with --client")
+    view = view or next(iter(views))
+    if view not in views:
+        raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
+    path = Path(path or folder / f"{slug(view)}{'' if client is None else f'-{client}'}.safetensors")
+    try:
+        channels, size, _ = meta["model"]["input"]
+        outputs = meta["model"].get("outputs", meta["model"]["classes"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
+    weights, name = views[view], view
+
+    def trained() -> nn.Module:
+        setting = build(exp, dataset, network).setting
+        return setting.fitting(weights, name) if client is None else setting.build(client)
+
+    model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)
+    scale = _scale(meta)
+    lines = loading_lines(path, model, outputs, channels, size, scale)
+    about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
+    if scale is not None:
+        about |= {"mean": json.dumps(scale.mean), "std": json.dumps(scale.std)}
+    write_weights(weights, path, about)
+    return path, lines
+
+
+def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module], **given: int) -> Choice:
+    """Which of the experiment's networks these weights are of; clients may have their own.
+
+    The names and shapes of parameters mostly tell. Where networks differ in less, it is the one that was `trained`,
+    which is asked for only then, because it needs the run's data.
+    """
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    fitting: dict[str, Choice] = {}
+    own = [Choice(name=part.name, options=part.options) for part in exp.models]
+    for choice in [exp.model, *own] if own else []:
+        if choice.name in registered:
+            net = create(choice.name, **given, **choice.options)
+            if {name: tensor.shape for name, tensor in net.state_dict().items()} == shapes:
+                fitting.setdefault(repr(net), choice)
+    kind = repr(trained()) if len(fitting) > 1 else next(iter(fitting), "")
+    return fitting.get(kind, exp.model)
+
+
+def _scale(meta: Mapping[str, Any]) -> Scale | None:
+    """How the run's inputs were normalised, where it says so in numbers."""
+    try:
+        mean, std = (tuple(map(float, meta["data"][name])) for name in ("mean", "std"))
+    except (LookupError, TypeError, ValueError):
+        return None
+    return Scale(mean, std)
+
+
+def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int, scale: Scale | None = None) -> str:
+    """The few lines of Python that load an exported model and ask it, with inputs normalised as in training.
+
+    >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32, Scale((0.5,), (0.25,))))
+    import torch
+    from safetensors.torch import load_file
+    from fedalloy.nets.models import create
+    <BLANKLINE>
+    net = create("lenet5", classes=26, channels=1, size=32)
+    net.load_state_dict(load_file("oca.safetensors"))
+    net.eval()
+    <BLANKLINE>
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ([0.5], [0.25]))
+    <BLANKLINE>
+    def probabilities(x):  # of N x 1 x 32 x 32; pixels from 0 to 1
+        return net((x - mean) / std).softmax(1)
+    """
+    given: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size}
+    known = model.name in registered
+    # Somebody will paste these lines, so that a run.json of somebody else's must not put words into them.
+    if known:
+        check_options(model, registered[model.name], "model", given)
+    elif not model.name.isidentifier():
+        raise DataError(f"the run's model is called {model.name!r}, which is no name of a network; mend its run.json")
+    options = {**given, **model.options}
+    keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    asking = (
+        []
+        if scale is None
+        else [
+            "",
+            f"mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ({[*scale.mean]}, {[*scale.std]}))",
+            "",
+            f"def probabilities(x):  # of N x {channels} x {size} x {size}; pixels from 0 to 1",
+            "    return net((x - mean) / std).softmax(1)",
+        ]
+    )
+    return "\n".join(
+        [
+            *(["import torch"] if asking else []),
+            "from safetensors.torch import load_file",
+            *(["from fedalloy.nets.models import create"] if known else []),
+            "",
+            f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own",
+            f"net.load_state_dict(load_file({json.dumps(path.as_posix(), ensure_ascii=False)}))",
+            "net.eval()",
+            *asking,
+        ]
+    )

@@ -1,0 +1,106 @@
+"""A live display of several runs with an honest estimate of the time that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fedalloy.base.text import human_seconds
+from fedalloy.report.spent import epsilon_of
+from fedalloy.run.runner import Watch
+
+MANY = 30  # runs whose bars would push each other off the screen
+
+
+class Display:
+    """Shows one bar for each run; the estimate rests on rounds that were really run.
+
+    Runs come one after the other. The pace of the one that is running is its own mean over its last five rounds; a run
+    that has not begun is given the mean of the runs so far. Before the first round there is no estimate. Of many
+    runs only the current one is shown.
+    """
+
+    def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
+        self._runs, self._rounds = runs, rounds
+        self._begun = self._round = 0
+        self._ended: list[float] = []  # seconds of each run before
+        self._seconds: list[float] = []  # of each round of the run that is running
+        self._task: TaskID | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[score]}", justify="right"),
+            TextColumn("[dim]{task.fields[left]}"),
+            console=console,
+        )
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._end()
+        elif (
+            not (self._ended or self._seconds) and self._task is not None
+        ):  # refused before it began: the sentence is enough
+            self._progress.update(self._task, visible=False)
+        self._progress.stop()
+
+    def begin(self, label: str, seed: int) -> Watch:
+        """Add a bar for a run and return what moves it."""
+        self._end()
+        self._begun, self._round, self._seconds = self._begun + 1, 0, []
+        name = f"{label}, seed {seed}"
+        task = self._progress.add_task(escape(f"{name:<22}"), total=self._rounds, score="", left=self._left())
+        self._task = task
+        last = time.perf_counter()
+
+        def watch(record: Mapping[str, Any]) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            self._seconds.append(now - last)
+            self._round, last = record["round"], now
+            self._progress.update(task, completed=self._round, left=self._left())
+            if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
+                score = [f"AMP {100 * max(amps):5.1f} %", epsilon_of(record)]
+                self._progress.update(task, score=", ".join(filter(None, score)))
+
+        return watch
+
+    def seconds_left(self) -> float | None:
+        """What is left of all runs at the pace seen so far; None before the first round."""
+        runs, recent = self._ended, self._seconds[-5:]
+        if recent:
+            left = (self._rounds - self._round) * sum(recent) / len(recent)
+            runs = [*runs, sum(self._seconds) + left]
+        if not runs:
+            return None
+        usual = sum(runs) / len(runs)
+        return (left if recent else usual) + (self._runs - self._begun) * usual
+
+    def _end(self) -> None:
+        """The run before is over, perhaps before its last round; or an earlier comparison had finished it."""
+        if self._task is None:
+            return
+        if self._seconds:
+            self._ended.append(sum(self._seconds))
+            self._progress.update(self._task, left="", total=self._round)
+        else:
+            self._progress.update(self._task, left="was finished")
+        self._progress.update(self._task, visible=self._runs <= MANY)
+
+    def _left(self) -> str:
+        left = self.seconds_left()
+        if left is None:
+            return "estimating"
+        return f"about {human_seconds(left)} left in all" if left else ""

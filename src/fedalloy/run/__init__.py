@@ -1,0 +1,4 @@
+"""Runs, and comparisons of several runs.
+
+May import everything up to engine.
+"""

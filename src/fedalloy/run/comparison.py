@@ -1,0 +1,213 @@
+"""Compare methods: the same setting, the same clients in every round, several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedalloy.config.build import Built, build, check_names, tried
+from fedalloy.config.experiment import Choice, Experiment, build_method, experiment
+from fedalloy.data.samples import Dataset
+from fedalloy.engine.choose import engine_for, kind_for
+from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
+from fedalloy.federation.core import Method, Network
+from fedalloy.run.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
+from fedalloy.storage.results import Run
+from fedalloy.storage.store import Say, begun
+from fedalloy.train.fit import one_thread
+
+Begin = Callable[[str, int], Watch]
+
+
+def compare(
+    exp: Experiment | Mapping[str, object],
+    methods: Sequence[str] | None = None,
+    *,
+    seeds: Sequence[int] | None = None,
+    folder: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    begin: Begin | None = None,
+    say: Say = lambda _: None,
+) -> list[Run]:
+    """Run several methods on one experiment; with a folder, finished runs are kept and unfinished ones go on.
+
+    `methods` chooses among the experiment's own and the registered ones; by default they are all of its own. `begin`
+    is called with the label and seed of each run and returns what watches its rounds.
+
+    >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
+    >>> [run.label for run in compare(exp, ["local", "fedprox"])]
+    ['Local, equal rounds', 'FedProx']
+    """
+    exp = exp if isinstance(exp, Experiment) else experiment(exp)
+    choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]
+    found, first = examined(exp, choices, each, folder, dataset, network)
+    refuse(found)
+    return run_methods(
+        exp, choices, each, folder=folder, dataset=dataset, network=network, first=first, begin=begin, say=say
+    )
+
+
+def run_methods(
+    exp: Experiment,
+    choices: Mapping[str, Choice],
+    seeds: Sequence[int],
+    *,
+    folder: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    first: Built | None = None,
+    begin: Begin | None = None,
+    say: Say = lambda _: None,
+) -> list[Run]:
+    """Run what `examined` has found nothing wrong with; `first` is what it built for the first seed."""
+    objects = [build_method(choice) for choice in choices.values()]
+    runs = []
+    for seed in seeds:
+        one = dataclasses.replace(exp, seed=seed, methods={})
+        with one_thread():
+            built = first if first is not None else build(one, dataset, network)
+        first = None
+        # What is finished is only read again, for which no workers need be started.
+        left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
+        with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
+            for key, choice in choices.items():
+                label = label_of(key, choice)
+                watch = begin(label, seed) if begin is not None else None
+                place = _place(folder, key, seed)
+                if place is not None and begun(place):
+                    runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
+                else:
+                    this = dataclasses.replace(one, method=choice)
+                    runs.append(simulate(this, place, label=label, built=built, engine=engine, watch=watch))
+    return runs
+
+
+def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Choice]:
+    """The methods of a comparison by the key they have in it: those named, or else all of the experiment's own.
+
+    >>> chosen(experiment({"methods": {"mild": {"name": "fedprox", "mu": 0.001}}}), ["mild", "local"])["mild"].name
+    'fedprox'
+    """
+    own = {exp.method.name: exp.method, **exp.methods}
+    if names is None:
+        return dict(exp.methods or own)
+    return {name: own.get(name, Choice(name=name)) for name in names}
+
+
+def key_of(exp: Experiment) -> str:
+    """The key that the experiment's method has under [methods]; if it does not stand there, its name.
+
+    >>> methods = {"mild": {"name": "fedprox", "mu": 0.001}}
+    >>> [key_of(experiment({"method": {"name": "fedprox", "mu": mu}, "methods": methods})) for mu in (0.001, 1.0)]
+    ['mild', 'fedprox']
+    """
+    keys = [key for key, choice in exp.methods.items() if choice == exp.method]
+    return keys[0] if keys and exp.method.name not in keys else exp.method.name
+
+
+def label_of(key: str, choice: Choice) -> str:
+    """How tables show a method: by its own label, or by a key that is not its name."""
+    return build_method(choice).label if key == choice.name else key
+
+
+Refusals = Mapping[str, FedalloyError]
+"""Why something cannot be carried out, by what it is: a method's key, a seed, or nothing, which means all of it."""
+
+
+def examined(
+    exp: Experiment,
+    choices: Mapping[str, Choice],
+    seeds: Sequence[int],
+    folder: str | Path | None = None,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+) -> tuple[Refusals, Built | None]:
+    """All that would be refused on the way, and what was built for the first seed; nothing is written.
+
+    Each method is made, and tried with each seed on its setting: what refuses only in its turn wastes the rounds of
+    those before it.
+    """
+    found: dict[str, FedalloyError] = {}
+    methods: dict[str, Method] = {}
+    first: Built | None = None
+    for key, choice in choices.items():
+        with _noted(found, key):
+            methods[key] = build_method(choice)
+    with _noted(found):
+        _refuse_shared_folders(choices)
+        if dataset is None and network is None:
+            check_names(exp)  # needs no data, which may take long to load
+    for seed in seeds if "" not in found else ():
+        one = dataclasses.replace(exp, seed=seed, methods={})
+        with _noted(found, "" if first is None else f"seed {seed}"), one_thread():
+            built = build(one, dataset, network)
+            tried(built.setting)
+            kind_for(list(methods.values()), built.setting, exp.rounds, exp.engine, exp.workers, one)
+            first = built if seed == seeds[0] else first
+            for key, method in methods.items():
+                with _noted(found, key):
+                    refuse_unfit(method, built.setting)
+                    place = _place(folder, key, seed)
+                    if place is not None and begun(place):
+                        refuse_other(settled(one, built, method), place)
+                        refuse_shorter(exp.rounds, place)
+    return found, first
+
+
+@contextmanager
+def _noted(found: dict[str, FedalloyError], what: str = "") -> Iterator[None]:
+    """Note a refusal instead of raising it; the first of each thing counts."""
+    try:
+        yield
+    except FedalloyError as error:
+        found.setdefault(what, error)
+
+
+def refuse(found: Refusals) -> None:
+    """Raise what was found, if anything was: a single refusal in its own words, several as a list."""
+    if not found:
+        return
+    if len(found) == 1:
+        ((what, error),) = found.items()
+        if what in str(error):  # it says itself what it is about
+            raise error
+        raise _kind(found)(f"{what}: {error}") from error
+    lines = [f"{what}: {error}" if what else f"{error}" for what, error in found.items()]
+    raise _kind(found)("\n  ".join(["this cannot be carried out as written:", *lines]))
+
+
+def _kind(found: Refusals) -> type[FedalloyError]:
+    kinds = (UsageError, CheckpointError, SecurityError, DataError, StorageError, FedalloyError)
+    return next(kind for kind in kinds if any(isinstance(error, kind) for error in found.values()))
+
+
+def _refuse_shared_folders(choices: Mapping[str, Choice]) -> None:
+    places: dict[str, str] = {}
+    for key in choices:
+        other = places.setdefault(slug(key), key)
+        if other != key:
+            raise UsageError(f"the methods '{other}' and '{key}' would share the folder '{slug(key)}'; rename one")
+
+
+def _place(folder: str | Path | None, key: str, seed: int) -> Path | None:
+    return Path(folder) / f"{slug(key)}-seed{seed}" if folder is not None else None
+
+
+def _done(place: Path | None) -> int:
+    return completed(place) if place is not None and begun(place) else 0
+
+
+def slug(label: str) -> str:
+    """A label as the name of a folder or file, which cannot lead out of where it is put.
+
+    >>> slug("FedProx mu=1"), slug("../../etc/passwd"), len(slug("long " * 100))
+    ('fedprox-mu-1', 'etc-passwd', 64)
+    """
+    name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
+    # What is cut off still tells two long labels apart.
+    return name if len(name) <= 64 else f"{name[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

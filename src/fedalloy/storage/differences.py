@@ -1,0 +1,114 @@
+"""In which keys experiments differ: which folder holds another run, how runs are told apart, which do not compare."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedalloy.errors import UsageError
+from fedalloy.storage.results import Run
+from fedalloy.storage.store import FREE
+
+# What runs of one line in a table may differ in. The number of rounds is not among it: the last round of a longer run
+# is another one.
+OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
+LONGEST = 60  # letters of a value in a sentence
+NAMED = 4  # keys in a sentence; more than that are counted
+
+
+def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = FREE) -> dict[str, list[Any]]:
+    """The dotted keys in which not all experiments agree, in their order, and the value in each; None if left out.
+
+    >>> one, other = ({"rounds": rounds, "training": {"lr": lr, "batch": 8}} for rounds, lr in ((1, 0.1), (2, 0.2)))
+    >>> differing([one, other])
+    {'training.lr': [0.1, 0.2]}
+    """
+    each = [_flat({key: value for key, value in one.items() if key not in free}) for one in experiments]
+    pairs = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
+    return {key: values for key, values in pairs.items() if any(value != values[0] for value in values)}
+
+
+def told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The same runs; those of one label that differ in more than the seed get what differs into their labels.
+
+    >>> run = lambda seed, lr: Run({"label": "FedAvg", "seed": seed, "experiment": {"training": {"lr": lr}}}, ())
+    >>> [one.label for one in told_apart([run(0, 0.1), run(1, 0.1)])]
+    ['FedAvg', 'FedAvg']
+    >>> [one.label for one in told_apart([run(0, 0.1), run(0, 0.5)])]
+    ['FedAvg, training.lr = 0.1', 'FedAvg, training.lr = 0.5']
+    """
+    labels = [run.label for run in runs]
+    for label in dict.fromkeys(labels):
+        places = [i for i, run in enumerate(runs) if run.label == label]
+        found = differing([_experiment(runs[i]) for i in places], OF_ONE_LINE)
+        for n, i in enumerate(places):
+            told = [f"{key} = {values[n]}" for key, values in found.items() if values[n] is not None]
+            labels[i] = ", ".join([label, *told])
+    named = [replace(run, meta={**run.meta, "label": label}) for run, label in zip(runs, labels, strict=True)]
+    _refuse_twice(named)
+    return named
+
+
+def unequal(runs: Sequence[Run]) -> list[str]:
+    """A sentence on the settings that methods do not share, if there are any: they do not compare.
+
+    >>> run = lambda label, lr: Run({"label": label, "experiment": {"training": {"lr": lr}}}, ())
+    >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.1)])
+    []
+    >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
+    'The methods were not run in the same settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
+    """
+    if len({run.label for run in runs}) < 2:
+        return []
+    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | {"method"})
+    told = [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
+    if not told:
+        return []
+    more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
+    told = [*told[: NAMED if more else None], *more]
+    return [f"The methods were not run in the same settings, so they do not compare: {'; '.join(told)}."]
+
+
+def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
+    labels: dict[str, tuple[Any, dict[str, None]]] = {}
+    for run, value in zip(runs, values, strict=True):
+        labels.setdefault(repr(value), (value, {}))[1][run.label] = None
+    return ", ".join(f"{_brief(value)} ({', '.join(names)})" for value, names in labels.values())
+
+
+def _brief(value: Any) -> str:
+    """A value in a sentence; a long list is counted, because half a list says nothing."""
+    if value is None:
+        return "left out"
+    if value and isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
+        return f"{len(value)} table{'s' if len(value) > 1 else ''}"
+    text = str(value)
+    if len(text) <= LONGEST:
+        return text
+    return f"{len(value)} values" if isinstance(value, list) else f"{text[: LONGEST - 3]}..."
+
+
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    first: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        other = first.setdefault((run.label, run.seed), run)
+        if other is not run:
+            where = f" ('{other.folder}' and '{run.folder}')" if other.folder and run.folder else ""
+            raise UsageError(
+                f"two runs of {run.label} have the same experiment and the seed {run.seed}{where}; "
+                "leave one of them out"
+            )
+
+
+def _experiment(run: Run) -> Mapping[str, Any]:
+    values: Mapping[str, Any] = run.meta.get("experiment", {})
+    return values
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found

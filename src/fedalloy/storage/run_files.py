@@ -1,0 +1,236 @@
+"""What `run.json` and a line of `rounds.jsonl` must be before anything is made of them.
+
+Keys that are not named here may hold anything that can be written down; those that are named are what reports, pictures
+and tables rely on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fedalloy.base.checked import shown
+from fedalloy.errors import DataError
+
+Shape = Callable[[Any], None]
+"""Looks at one value, and raises `_WrongError` if it is not what it must be."""
+
+DEEPEST = 20  # tables and lists inside each other
+MANY = 1 << 40  # samples, clients, rounds or classes
+LARGEST = (1 << 63) - 1
+LONGEST, LONGEST_PLACE = 40, 200  # characters of a key in a sentence, and of several that lead to a value
+
+
+class _WrongError(Exception):
+    """A value that is not what it must be; whoever holds it adds where it stands."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.place = what, ""
+
+    def under(self, place: str) -> _WrongError:
+        self.place = f"{place}{self.place}"
+        return self
+
+
+def check_description(where: str, meta: Mapping[str, Any]) -> None:
+    """Refuse a description of a run, the content of a `run.json`, that reports could not be made of."""
+    _checked(where, META, meta)
+    clients = meta.get("clients", {})
+    lengths = {len(clients[key]) for key in ("train_sizes", "test_sizes", "class_counts") if key in clients}
+    if len(lengths) > 1:
+        raise _refusal(where, "clients", "has lists of different lengths")
+    classes = {len(row) for row in clients.get("class_counts", ())} | ({len(clients.get("label_names", ()))} - {0})
+    if len(classes) > 1:
+        raise _refusal(where, "clients", "has class_counts and label_names of different lengths")
+    for place, table in enumerate(meta.get("experiment", {}).get("published", ())):
+        if any(len(row) != 2 + len(table["metrics"]) for row in table["rows"]):
+            raise _refusal(where, f"experiment.published[{place}].rows", "do not have one figure for each metric")
+
+
+def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
+    """Refuse a description that lacks what pictures of the run need."""
+    _checked(where, DRAWN, meta)
+
+
+def check_record(where: str, record: Any, clients: int | None) -> None:
+    """Refuse what is not the record of a round among this many clients, where that is known."""
+    _checked(where, RECORD, record)
+    ids = [k for key in ("active", "lost") for k in record.get(key, ())]
+    ids += [bad["client"] for bad in record.get("quarantined", ())]
+    if clients is not None and max(ids, default=0) >= clients:
+        raise _refusal(where, "", f"names client {max(ids)}, but there are {clients}, from 0 on")
+    for name, view in record.get("views", {}).items():
+        lengths = {len(values) for values in view["clients"].values()}
+        if lengths - {clients} if clients is not None else len(lengths) > 1:
+            raise _refusal(where, f"views.{_key(name)}.clients", "does not have one value for each client everywhere")
+
+
+def _checked(where: str, shape: Shape, value: Any) -> None:
+    try:
+        shape(value)
+    except _WrongError as wrong:
+        raise _refusal(where, wrong.place.removeprefix(".")[:LONGEST_PLACE], wrong.what) from None
+
+
+def _refusal(where: str, place: str, what: str) -> DataError:
+    return DataError(f"{where}: {f'{place} ' if place else ''}{what}; restore the file, or run the experiment again")
+
+
+# --- shapes -----------------------------------------------------------------------------------------------------------
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, whole: bool = False, empty: bool = False) -> Shape:
+    """A number within these bounds; `empty`: or null, which says that it was not measured."""
+    kinds = int if whole else int | float
+    low, high = max(low, -LARGEST if whole else -1e300), min(high, LARGEST if whole else 1e300)
+
+    def check(value: Any) -> None:
+        if value is None and empty:
+            return
+        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+            name = "a whole number" if whole else "a number"
+            raise _WrongError(f"is {shown(value)}, but must be {name} from {low:g} to {high:g}")
+
+    return check
+
+
+def text(value: Any) -> None:
+    """Text that can be written to a file."""
+    if not isinstance(value, str):
+        raise _WrongError(f"is {shown(value)}, but must be text")
+    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise _WrongError(f"is {shown(value)}, but half a character (a lone surrogate) cannot be written")
+
+
+def each(shape: Shape) -> Shape:
+    """A list of such values."""
+
+    def check(value: Any) -> None:
+        if not isinstance(value, list):
+            raise _WrongError(f"is {shown(value)}, but must be a list")
+        place = 0
+        try:
+            for place in range(len(value)):
+                shape(value[place])
+        except _WrongError as wrong:
+            raise wrong.under(f"[{place}]") from None
+
+    return check
+
+
+def table(needed: Sequence[str] = (), rest: Shape | None = None, **shapes: Shape) -> Shape:
+    """A table with these values by key; others are of the shape `rest`, or anything."""
+    other = rest or anything
+
+    def check(value: Any) -> None:
+        if not isinstance(value, dict):
+            raise _WrongError(f"is {shown(value)}, but must be a table")
+        for key in needed:
+            if key not in value:
+                raise _WrongError(f"lacks '{key}'")
+        key = ""
+        try:
+            for key, part in value.items():
+                text(key)
+                shapes.get(key, other)(part)
+        except _WrongError as wrong:
+            raise wrong.under(f".{_key(key)}") from None
+
+    return check
+
+
+def anything(value: Any, depth: int = 0) -> None:
+    """Whatever a JSON file holds, if it can be written again and is not nested too deeply."""
+    if depth > DEEPEST:
+        raise _WrongError(f"has more than {DEEPEST} tables or lists inside each other")
+    if isinstance(value, str):
+        text(value)
+    elif isinstance(value, int | float):
+        if not isinstance(value, bool):
+            number(whole=isinstance(value, int))(value)
+    elif isinstance(value, list):
+        each(lambda part: anything(part, depth + 1))(value)
+    elif value is not None:
+        table(rest=lambda part: anything(part, depth + 1))(value)
+
+
+def _key(key: str) -> str:
+    """A key in a sentence."""
+    return key if key.isprintable() and len(key) <= LONGEST else f"{shown(key)[:LONGEST]}"
+
+
+count = number(0, MANY, whole=True)
+share = number(0, 1, empty=True)
+measured = number(empty=True)
+costs = table(rest=measured)
+
+META = table(
+    needed=("format", "name", "label", "seed"),
+    name=text,
+    label=text,
+    seed=number(whole=True),
+    status=text,
+    stopped_by=text,
+    experiment=table(
+        rounds=number(1, MANY, whole=True),
+        evaluate_every=number(1, MANY, whole=True),
+        data=table(name=text),
+        method=table(name=text),
+        partition=table(),
+        published=each(
+            table(
+                needed=("source", "metrics", "rows"),
+                source=text,
+                metrics=each(text),
+                rows=each(each(text)),
+                where=table(),
+            )
+        ),
+    ),
+    clients=table(
+        train_sizes=each(count), test_sizes=each(count), class_counts=each(each(count)), label_names=each(text)
+    ),
+    data=table(name=text, note=text, rows=count, mean=each(number()), std=each(number())),
+    partition=table(name=text, options=table(), val=each(count)),
+    model=table(name=text, parameters=count, classes=count),
+    models=each(table()),
+    versions=table(rest=text),
+    digests=table(rest=text),
+)
+DRAWN = table(
+    needed=("clients", "data", "digests", "model"),
+    clients=table(needed=("train_sizes", "class_counts", "label_names")),
+    data=table(needed=("name",)),
+    digests=table(needed=("data",)),
+    model=table(needed=("input", "classes")),
+)
+
+METRICS = ("amp", "fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss")  # what every view was measured by
+VIEW = table(
+    needed=(*METRICS, "clients"),
+    **dict.fromkeys(("amp", "wlp", "bottom10", "test", "validation", "alma", "balanced", "macro_f1", "fm"), share),
+    worst_client=number(-1, MANY, whole=True, empty=True),
+    loss=measured,
+    clients=table(
+        needed=("accuracy", "size"), accuracy=each(share), size=each(count), loss=each(measured), rest=each(anything)
+    ),
+)
+RECORD = table(
+    needed=("round",),
+    round=number(1, MANY, whole=True),
+    active=each(count),
+    lost=each(count),
+    forgot=each(count),
+    spent=each(count),
+    quarantined=each(table(needed=("client", "reason"), client=count, reason=text)),
+    skipped=text,
+    epsilons=each(measured),
+    seconds=costs,
+    bytes=table(rest=table(rest=number(0, whole=True))),
+    passes=costs,
+    flops=number(0, empty=True),
+    memory=measured,
+    views=table(rest=VIEW),
+)

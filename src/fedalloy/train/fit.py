@@ -1,0 +1,370 @@
+"""Local work and the only training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.base.registry import refuse_unknown_choices
+from fedalloy.data.samples import Samples
+from fedalloy.errors import UsageError
+from fedalloy.train.optimisers import adam
+from fedalloy.train.privacy import PrivateSteps, is_private
+
+if TYPE_CHECKING:
+    from fedalloy.federation.core import Client
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+A = TypeVar("A")
+B = TypeVar("B")
+
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalWork:
+    """What a client does in one round of local training.
+
+    * `epochs`: passes over the client's own data. `equal_steps`: every client takes epochs * floor(mean size / batch)
+      steps, the number of FedKF's code, but for its q-FFL. `fixed_steps`: `steps` steps.
+    * The learning rate of round t is lr * lr_decay^(t-1), times the schedule: `cosine` falls to zero over `horizon`
+      rounds, `step` multiplies by `step_factor` every `step_every` rounds.
+
+    >>> LocalWork(work="epochs", epochs=2, batch=64).steps_for(n=130, mean_size=500)
+    6
+    >>> LocalWork(work="equal_steps", epochs=10, batch=64).steps_for(n=130, mean_size=499.2)
+    70
+    """
+
+    work: Literal["epochs", "equal_steps", "fixed_steps"] = "epochs"
+    epochs: int = 1
+    steps: int = 10
+    batch: int = 64
+    drop_last: bool = False
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    horizon: int = 100
+    step_every: int = 10
+    step_factor: float = 0.1
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        refuse_unknown_choices(self, "training")
+        for name in ("epochs", "steps", "batch", "horizon", "step_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"training.{name} = {getattr(self, name)} must be at least 1")
+        for name in ("lr", "lr_decay", "step_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"training.{name} = {getattr(self, name)} must be a positive number")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"training.momentum = {self.momentum} must lie in [0, 1)")
+        if self.weight_decay < 0:
+            raise UsageError(f"training.weight_decay = {self.weight_decay} must not be negative")
+        if self.clip is not None and self.clip <= 0:
+            raise UsageError(f"training.clip = {self.clip} must be positive; leave it out for no clipping")
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round (rounds count from 1)."""
+        rate = self.lr * self.lr_decay ** (round - 1)
+        if self.schedule == "cosine":
+            rate *= 0.5 * (1 + math.cos(math.pi * min(round - 1, self.horizon) / self.horizon))
+        elif self.schedule == "step":
+            rate *= self.step_factor ** ((round - 1) // self.step_every)
+        return rate
+
+    def steps_for(self, *, n: int, mean_size: float) -> int:
+        """How many optimiser steps a client with n samples takes in one round."""
+        if self.work == "fixed_steps":
+            return self.steps
+        if self.work == "equal_steps":
+            return self.epochs * max(1, int(mean_size // self.batch))
+        return self.epochs * len(_cuts(n, self.batch, self.drop_last))
+
+    def optimiser_for(self, net: nn.Module, round: int) -> Optimiser:
+        """A fresh optimiser over the trainable parameters: local optimiser state does not survive the round."""
+        parameters = [p for p in net.parameters() if p.requires_grad]
+        rate = self.lr_at(round)
+        if self.optimiser == "adam":
+            return adam(parameters, lr=rate, weight_decay=self.weight_decay)
+        if FlatSGD.fits(parameters):
+            return FlatSGD(parameters, rate, self.momentum, self.weight_decay)
+        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+
+
+class Optimiser(Protocol):
+    """What the training loop needs of an optimiser."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Move the parameters."""
+
+
+class FlatSGD:
+    """SGD over parameters and gradients that are views of one vector each: a step is a few operations, not many.
+
+    Its arithmetic is that of `torch.optim.SGD`, number by number.
+
+    >>> net = nn.Linear(1, 1, bias=False)
+    >>> _ = nn.init.constant_(net.weight, 1.0)
+    >>> sgd = FlatSGD(list(net.parameters()), lr=0.5, momentum=0.0, weight_decay=0.0)
+    >>> net(torch.ones(1, 1)).sum().backward()
+    >>> sgd.step()
+    >>> net.weight.item()
+    0.5
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        first = parameters[0]
+        self.values = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+        self.gradients = torch.zeros_like(self.values)
+        self.velocity: Tensor | None = None
+        at = 0
+        for p in parameters:
+            view = self.values.as_strided(p.shape, p.stride(), at)
+            view.copy_(p.data)
+            p.data, p.grad = view, self.gradients.as_strided(p.shape, p.stride(), at)
+            at += p.numel()
+
+    @staticmethod
+    def fits(parameters: Sequence[nn.Parameter]) -> bool:
+        """Whether the parameters are of one kind and without gaps, so that they can lie in one vector."""
+        dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in parameters)
+        return dense and len({(p.dtype, p.device) for p in parameters}) == 1
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self.gradients.zero_()
+
+    def step(self) -> None:
+        """Move the parameters."""
+        gradients = self.gradients
+        if self.weight_decay:
+            gradients = gradients.add(self.values, alpha=self.weight_decay)
+        if self.momentum:
+            if self.velocity is None:
+                self.velocity = gradients.clone()
+            else:
+                self.velocity.mul_(self.momentum).add_(gradients)
+            gradients = self.velocity
+        self.values.add_(gradients, alpha=-self.lr)
+
+
+def fit(
+    net: nn.Module,
+    me: Client,
+    loss: Loss,
+    *,
+    samples: Samples | None = None,
+    stage: str = "batches",
+    steps: int = 0,
+    optimiser: Optimiser | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Train a network for one round of local work on the client's data, or on other samples.
+
+    `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
+    phases draws two orders; `steps` replaces the number of steps; an `optimiser` of one's own goes on from where
+    it was; `after()` is called after each step, for a second network that learns beside this one.
+
+    With [privacy] the steps on a client's own data are private ones, with batches of another kind; see
+    `fedalloy.train.privacy`.
+    """
+    samples = me.train if samples is None else samples
+    optimiser = optimiser or me.work.optimiser_for(net, me.round)
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    order, noise = me.rng(stage), me.rng(f"{stage}/augment")
+    net.train()
+    if min(len(samples), me.work.batch) == 1:
+        _freeze_batch_norm(net)  # a batch of one sample has no variance
+
+    def take(positions: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = samples.take(positions)
+        return (x if me.augment is None else me.augment(x, noise)), y
+
+    steps = steps or me.steps
+    private = PrivateSteps(net, me, samples, steps) if is_private(me, samples) else None
+    plain = batches(len(samples), me.work.batch, steps, order, me.work.drop_last)
+    for positions in plain if private is None else private.batches():
+        optimiser.zero_grad()
+        if private is None:
+            loss(*take(positions)).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        else:
+            private.backward(loss, take, positions)
+        if me.work.clip is not None:
+            nn.utils.clip_grad_norm_(parameters, me.work.clip)
+        optimiser.step()
+        me.meter.steps += 1
+        if after is not None:
+            after()
+    if private is not None:
+        private.close()
+
+
+def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bool = False) -> Iterator[Tensor]:
+    """Positions of each batch: shuffled passes over n samples, one after the other, until the steps are done.
+
+    A last batch of one sample joins the one before it; fewer samples than a batch make one smaller batch.
+
+    >>> [len(b) for b in batches(9, 4, 4, torch.Generator().manual_seed(0))]
+    [4, 5, 4, 5]
+    """
+    cuts = _cuts(n, size, drop_last)
+    done = 0
+    while done < steps:
+        shuffled = torch.randperm(n, generator=order)
+        for positions in torch.split(shuffled[: sum(cuts)], cuts):
+            yield positions
+            done += 1
+            if done == steps:
+                return
+
+
+def _cuts(n: int, size: int, drop_last: bool) -> list[int]:
+    if n <= size:
+        return [n]
+    whole, rest = divmod(n, size)
+    cuts = [size] * whole
+    if rest and not drop_last:
+        if rest == 1:
+            cuts[-1] += 1
+        else:
+            cuts.append(rest)
+    return cuts
+
+
+def _freeze_batch_norm(net: nn.Module) -> None:
+    for module in net.modules():
+        if isinstance(module, _BATCH_NORM):
+            module.eval()
+
+
+def predict(net: nn.Module, samples: Samples, batch: int = 256, threads: int = 1) -> Tensor:
+    """Logits for all samples, in their order, in eval mode and without gradients; threads share out whole batches."""
+    net.eval()
+
+    def logits(positions: Tensor) -> Tensor:
+        with torch.no_grad():  # a thread has its own gradient mode
+            out: Tensor = net(samples.take(positions)[0])
+            return out
+
+    return torch.cat(side_by_side(logits, torch.split(torch.arange(len(samples)), batch), threads))
+
+
+def side_by_side(do: Callable[[A], B], items: Iterable[A], threads: int) -> list[B]:
+    """What a function makes of each item, in their order; threads share out the items.
+
+    >>> side_by_side(len, ["a", "bc"], threads=2)
+    [1, 2]
+    """
+    if threads == 1:
+        return [do(item) for item in items]
+    with ThreadPoolExecutor(threads) as crew:
+        return list(crew.map(do, items))
+
+
+class AddressedDropout(nn.Module):
+    """Dropout that draws from a stream of its own, so that clients can train side by side in threads.
+
+    >>> layer = AddressedDropout(0.5, torch.Generator().manual_seed(0))
+    >>> layer(torch.ones(6))
+    tensor([0., 2., 0., 0., 0., 2.])
+    """
+
+    def __init__(self, p: float, stream: torch.Generator) -> None:
+        super().__init__()
+        self.p, self.stream = p, stream
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop each number with probability p while training, and scale up the others."""
+        if not self.training or self.p == 0:
+            return x
+        kept = torch.rand(x.shape, generator=self.stream) >= self.p
+        return x * kept.to(x.device, non_blocking=True) / (1 - self.p)
+
+
+def address_dropout(net: nn.Module, stream: torch.Generator) -> nn.Module:
+    """Replace a network's dropout layers by ones that draw from this stream."""
+    for module in list(net.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, AddressedDropout(child.p, stream))
+    return net
+
+
+def frozen(net: nn.Module) -> nn.Module:
+    """A network that only answers: in eval mode, and no gradient is computed for its weights.
+
+    Gradients still pass through it to its input, which is how a generator learns from a teacher.
+
+    >>> any(p.requires_grad for p in frozen(nn.Linear(2, 2)).parameters())
+    False
+    """
+    return net.eval().requires_grad_(False)
+
+
+@contextmanager
+def aside(net: nn.Module, stream: torch.Generator) -> Iterator[None]:
+    """Passes through a network in training that leave no trace in how it trains on real data.
+
+    BatchNorm uses the batch and keeps its running statistics as they are; dropout draws from `stream` instead of its
+    own. A method whose extra term has weight 0 is then FedAvg to the bit, whatever the network.
+
+    >>> layer = nn.BatchNorm1d(1)
+    >>> with aside(layer, torch.Generator()):
+    ...     _ = layer(torch.tensor([[5.0], [7.0]]))
+    >>> layer.running_mean
+    tensor([0.])
+    """
+    norms = [m for m in net.modules() if isinstance(m, _BATCH_NORM) and m.track_running_stats]
+    drops = [(m, m.stream) for m in net.modules() if isinstance(m, AddressedDropout)]
+    for norm in norms:
+        norm.track_running_stats = not norm.training  # in eval mode the statistics are only read
+    for drop, _ in drops:
+        drop.stream = stream
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
+        for drop, own in drops:
+            drop.stream = own
+
+
+def params(net: nn.Module) -> dict[str, Any]:
+    """A network's whole state, buffers included, as a tree of its own."""
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
+def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Put weights into a network; names and shapes must fit."""
+    try:
+        net.load_state_dict(dict(weights))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise UsageError(f"these weights do not fit the network: {reason:.300}") from error
+    return net
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block: results must not depend on how a sum was shared out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
