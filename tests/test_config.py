@@ -195,7 +195,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"stop": {"patiense": 3}}, "stop has no key 'patiense'; did you mean 'patience'?"),
     ({"training": {"lr": "fast"}}, "training.lr = 'fast' must be a valid number"),
     ({"training": {"lr": float("nan")}}, "training.lr = nan must be a finite number"),
-    ({"training": {"lr": -1}}, "training.lr = -1.0 must be greater than 0"),
+    ({"training": {"lr": -1}}, "training.lr = -1 must be greater than 0"),
     ({"training": {"optimiser": "sdg"}}, "training.optimiser = 'sdg' must be 'sgd' or 'adam'"),
     ({"training": 3}, "training = 3 must be a table; write [training]"),
     ({"data": 3}, "data = 3 must be a table; write [data]"),
@@ -209,7 +209,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"evaluate_every": 0}, "evaluate_every = 0 must be at least 1"),
     ({"seed": -1}, "seed = -1 must be at least 0"),
     ({"partition": {"seed": 2**32}}, "partition.seed = 4294967296 must be less than 4294967296"),
-    ({"participation": {"fraction": 0}}, "participation.fraction = 0.0 must be greater than 0"),
+    ({"participation": {"fraction": 0}}, "participation.fraction = 0 must be greater than 0"),
     ({"participation": {"fraction": 1.5}}, "participation.fraction = 1.5 must be at most 1"),
     ({"participation": {"trace": [[0], ["a"]]}}, "participation.trace[1][0] = 'a' must be a valid integer"),
     ({"participation": {"trace": [3]}}, "participation.trace[0] = 3 must be a list of whole numbers"),
@@ -220,7 +220,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"public": {"samples": 0}}, "public.samples = 0 must be at least 1"),
     ({"public": {"holder": "me"}}, "public.holder = 'me' must be 'server' or 'all'"),
     ({"stop": {"patience": 0}}, "stop.patience = 0 must be at least 1"),
-    ({"stop": {"target": 80}}, "stop.target = 80.0 must be at most 1"),
+    ({"stop": {"target": 80}}, "stop.target = 80 must be at most 1"),
     ({"stop": {"target": 0.8, "metric": "validation"}}, "stop.metric = 'validation' needs a validation share"),
 ]
 

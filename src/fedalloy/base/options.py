@@ -7,9 +7,10 @@ An option is a field of a dataclass. Its type says which values it takes, `optio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
@@ -135,6 +136,62 @@ def options_of(thing: Any) -> list[Option]:
         )
         for f in _options(thing)
     ]
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it.
+
+    >>> toml(True), toml("mean"), toml([1, 2]), toml(None)
+    ('true', '"mean"', '[1, 2]', 'unset')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(toml, value))}]"
+    return "unset" if value is None else "required" if value is dataclasses.MISSING else str(value)
+
+
+def kind(hint: Any) -> str:
+    """A type in words, with its limits.
+
+    >>> kind(Share), kind(Count | None), kind(Literal["a", "b"])
+    ('number in (0, 1]', 'whole number, at least 1', '"a", "b"')
+    """
+    inner = [part for part in get_args(hint) if part is not type(None)]
+    origin = get_origin(hint)
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if origin is Annotated:
+        return kind(inner[0]) + "".join(map(_limit, inner[1:]))
+    if origin is Literal:
+        return ", ".join(map(toml, inner))
+    if isinstance(hint, types.UnionType) or origin is Union:
+        return " or ".join(map(kind, inner))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        words = kind(inner[0])
+        return (
+            f"list of {words.replace('number', 'numbers', 1).replace('text', 'texts', 1).replace('list', 'lists', 1)}"
+        )
+    return (
+        "a table" if isinstance(origin, type) and issubclass(origin, Mapping) else getattr(hint, "__name__", str(hint))
+    )
+
+
+_WORDS: Mapping[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def _limit(limit: Any) -> str:
+    if isinstance(limit, Interval):
+        low, high = ("(", limit.gt) if limit.gt is not None else ("[", limit.ge)
+        top, end = (limit.lt, ")") if limit.lt is not None else (limit.le, "]")
+        return f" in {low}{high}, {top}{end}"
+    if isinstance(limit, MultipleOf):
+        return f", a multiple of {limit.multiple_of}"
+    if isinstance(limit, Ge | Gt):
+        return f", at least {limit.ge}" if isinstance(limit, Ge) else f" above {limit.gt}"
+    return ""
 
 
 def sections_of(cls: Any) -> list[str]:
