@@ -105,16 +105,22 @@ def travels(function: object) -> Travels | None:
     return getattr(function, "travels", None)
 
 
-def in_words(parts: Iterable[Part]) -> str:
-    """What travels, for a card.
+def in_words(parts: Iterable[Part], method: object = None) -> str:
+    """What travels, for a card; without what a method never sends as it is.
 
-    >>> in_words([Part("model", False, None), Part("counts", False, "tells_counts")])
-    'model, label counts (if needed)'
+    >>> in_words([Part("model", False, None), Part("counts", True, None)])
+    'model, label counts (sometimes)'
     """
     found = dict.fromkeys(
-        WORDS.get(part.name, part.name) + (" (if needed)" if part.optional or part.condition else "") for part in parts
+        WORDS.get(part.name, part.name) + (" (sometimes)" if part.optional or _by_round(part, method) else "")
+        for part in parts
+        if part.condition is None or getattr(method, part.condition, True)
     )
     return ", ".join(found) or "nothing"
+
+
+def _by_round(part: Part, method: object) -> bool:
+    return part.condition is not None and callable(getattr(method, part.condition, None))
 
 
 def as_check(example: Any) -> Check:

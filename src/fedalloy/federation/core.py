@@ -415,7 +415,8 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 
     def add(cls: type[M]) -> type[M]:
         frozen = dataclass(frozen=True, kw_only=True)(cls)
-        frozen.name, frozen.label, frozen.card = name, label, _complete(card, frozen)
+        frozen.name, frozen.label, frozen.card = name, label, card
+        frozen.card = _complete(card, frozen)
         methods.register(name)(frozen)
         return frozen
 
@@ -425,7 +426,11 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 def _complete(card: Card, cls: type[Method]) -> Card:
     """The card with what travels, as the method's actions declare it."""
     declared = [found for name in dir(cls) if (found := travels(getattr(cls, name, None))) is not None]
-    up, down = (in_words(part for found in declared for part in getattr(found, way)) for way in ("up", "down"))
+    try:
+        usual: Method | None = cls()
+    except (UsageError, TypeError, AttributeError):  # it has an option without a default
+        usual = None
+    up, down = (in_words((part for found in declared for part in getattr(found, way)), usual) for way in ("up", "down"))
     return replace(card, up=card.up or up, down=card.down or down)
 
 
