@@ -61,12 +61,14 @@ def action(declared: Any) -> Any:
     attribute is true, or its function of the round returns true. Each name must be known to `Method.example`, but for
     `n` and `counts`, the client's numbers of samples, and for networks that return under the name they were sent by.
 
-    >>> @action("model, teacher? -> model, n")
-    ... def train(self, me, msg): ...
-    >>> [part.name for part in travels(train).up]
+    >>> class Method:
+    ...     @action("model, teacher? -> model, n")
+    ...     def train(self, me, msg): ...
+    >>> [part.name for part in travels(Method, "train").up]
     ['model', 'n']
 
-    Without a declaration, replies need only be finite.
+    An action that overrides another and declares nothing keeps its declaration. Where there is none at all, replies
+    need only be finite.
     """
     if not isinstance(declared, str):
         declared.__dict__["is_action"] = True
@@ -100,9 +102,10 @@ def is_action(function: object) -> bool:
     return bool(getattr(function, "is_action", False))
 
 
-def travels(function: object) -> Travels | None:
-    """What an action declares, if it declares anything."""
-    return getattr(function, "travels", None)
+def travels(cls: type, name: str) -> Travels | None:
+    """What a class's action declares, or, where it overrides one without a declaration, what that one declares."""
+    found = (getattr(base.__dict__.get(name), "travels", None) for base in cls.__mro__)
+    return next((declared for declared in found if declared is not None), None)
 
 
 def in_words(parts: Iterable[Part], method: object = None) -> str:
