@@ -31,6 +31,8 @@ MEMORIES: dict[str, str] = {}
 RECORDS: dict[str, str] = {}
 # Frozen numbers that are no results and have gone, as patterns of flat names: "state/sizes", "*/framing".
 DROPPED: tuple[str, ...] = ("state/cap",)  # it is the experiment's
+# Frozen cases, by their ids, of combinations that are gone.
+GONE: frozenset[str] = frozenset({"fedkf-minus generator_side=server", "fedkf-minus server_steps=2"})
 # Numbers that have come since, and have nothing to be compared with.
 ADDED: tuple[str, ...] = ()
 
@@ -55,6 +57,8 @@ def new_experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         for key in place[:-1]:
             part = part.setdefault(key, {})
         part[place[-1]] = value
+    if new["method"].pop("generator_side", None) == "server":  # a method of its own
+        new["method"]["name"] = "fedkf-server"
     return new
 
 

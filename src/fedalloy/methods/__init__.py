@@ -13,7 +13,9 @@ from fedalloy.methods.feddisco import FedDisco
 from fedalloy.methods.fedftg import FedFTG
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedgkd import FedGKD
-from fedalloy.methods.fedkf import FedKF, FedKFMinus
+from fedalloy.methods.fedkf import FedKF
+from fedalloy.methods.fedkf_minus import FedKFMinus
+from fedalloy.methods.fedkf_server import FedKFServer
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
 from fedalloy.methods.fedprox import FedProx
@@ -42,6 +44,7 @@ __all__ = [
     "FedGen",
     "FedKF",
     "FedKFMinus",
+    "FedKFServer",
     "FedMD",
     "FedMDGlobal",
     "FedProx",
