@@ -135,7 +135,7 @@ def test_the_same_run_gives_the_same_pictures(run: Make, tmp_path: Path) -> None
 
 
 def test_the_servers_generator(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
-    folder = run("method=fedkf", *SMALL, 'method.generator_side="server"')
+    folder = run("method=fedkf-server", *SMALL)
     draw(folder, out=tmp_path)
     assert tree.equal(params(given["labelled_images"][0]), restored(folder)[0]["generator"])
     with pytest.raises(UsageError, match=r"is the server's; leave out --client"):
