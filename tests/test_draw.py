@@ -167,7 +167,8 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
     nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
     with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
         draw(nobody)
-    able = [name for name in methods if name in ("dafkd", "data-free", "fedkf", "fedkf-minus", "kdia", "knfu")]
+    drawn = ("dafkd", "data-free", "fedkf", "fedkf-minus", "fedkf-server", "kdia", "knfu")
+    able = [name for name in methods if name in drawn]
     with pytest.raises(UsageError, match=f"fedavg makes nothing .*; draw a run of one of: {', '.join(able)}"):
         draw(run("method=fedavg"))
     with pytest.raises(DataError, match=r"run\.json cannot be read"):

@@ -200,8 +200,18 @@ def test_passes_and_bytes(work, setting, play):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("teacher_rounds", 0), ("steps", 0), ("noise", 0), ("width", 1), ("lambda_1", -0.1), ("lambda_2", -0.1)]
-    + [("generator_lr", 0.0), ("bn_eps", 0.0), ("entropy", "plian"), ("activation", "mena")],
+    [
+        ("teacher_rounds", 0),
+        ("steps", 0),
+        ("noise", 0),
+        ("width", 1),
+        ("lambda_1", -0.1),
+        ("lambda_2", -0.1),
+        ("generator_lr", 0.0),
+        ("bn_eps", 0.0),
+        ("entropy", "plian"),
+        ("activation", "mena"),
+    ],
 )
 def test_options_have_limits(key, value):
     with pytest.raises(UsageError, match=f"data-free.{key} = {value!r}"):

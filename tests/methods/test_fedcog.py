@@ -352,8 +352,16 @@ def test_contract_of_the_reference():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("lambda_kd", -1.0), ("lambda_dis", -1.0), ("images", 1), ("start_round", 0), ("generation_steps", 0)]
-    + [("generation_lr", 0.0), ("weighting", "sample"), ("disagree", "jss")],
+    [
+        ("lambda_kd", -1.0),
+        ("lambda_dis", -1.0),
+        ("images", 1),
+        ("start_round", 0),
+        ("generation_steps", 0),
+        ("generation_lr", 0.0),
+        ("weighting", "sample"),
+        ("disagree", "jss"),
+    ],
 )
 def test_options_have_limits(key, value):
     with pytest.raises(UsageError, match=f"fedcog.{key} = {value!r}"):

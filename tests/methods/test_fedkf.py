@@ -331,9 +331,8 @@ def test_the_adversarial_term_moves_the_generator_away_from_the_student(setting)
 @pytest.mark.parametrize(("channels", "against"), [(1, False), (3, True)])
 def test_the_codes_adversarial_term_is_for_colour_images(channels, against, small_setting, random_sites):
     net = partial(create, "mlp", classes=3, channels=channels, size=8, hidden=8)
-    me = small_setting([], sites=random_sites([9], shape=(channels, 8, 8)), networks=[net], work=ONE_STEP).client(
-        0, 2, {}
-    )
+    sites = random_sites([9], shape=(channels, 8, 8))
+    me = small_setting([], sites=sites, networks=[net], work=ONE_STEP).client(0, 2, {})
     torch.manual_seed(1)
     sent = {"model": params(net()), "teacher": params(net())}
     code, given, ours = (

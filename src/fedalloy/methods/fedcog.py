@@ -53,7 +53,7 @@ class FedCOG(FedAvg):
     generation_steps: Count = option(500, "steps of Adam on the pixels")
     generation_lr: Positive = option(0.01, "learning rate of Adam on the pixels")
 
-    @action("model -> model, n, counts if tells_counts")
+    @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on a_real CE(net(data), labels) + a_syn KL(glob(images) || net(images))."""
         net = me.net(msg["model"])

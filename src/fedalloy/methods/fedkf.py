@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from torch import Generator as Stream
+import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.cache import Unseen
@@ -107,7 +107,7 @@ class FedKF(DataFree, FedAvg):
         fit(student, me, loss, after=improve_generator)
         return reply(model=params(student), **self.about(me), keep=generator.kept("generator"))
 
-    def fusion_loss(self, student: nn.Module, batch: Judged, dropout: Stream, x: Tensor, y: Tensor) -> Tensor:
+    def fusion_loss(self, student: nn.Module, batch: Judged, dropout: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
         """L = L_CE + gamma L_KL (Eq. 8), on a real and a generated batch."""
         with aside(student, dropout):
             l_kl = kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6

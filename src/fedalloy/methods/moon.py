@@ -39,7 +39,7 @@ class MOON(FedAvg):
     mu: NotNegative = option(5.0, "weight of the contrastive term; 0 is FedAvg")
     tau: Positive = option(0.5, "temperature of the cosines")
 
-    @action("model -> model, n, counts if tells_counts")
+    @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on CE + mu l_con; the client keeps what it ends with as its next previous model."""
         net = in_two_parts(me.net(msg["model"]), self.name)
