@@ -123,7 +123,8 @@ def by_discriminator(scores: Tensor, max_share: float = 1.0) -> Tensor:
 def weighted_probabilities(shares: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
     """sum_k share_ki softmax(z_ki / tau) as probabilities (N, classes): DaFKD, Eq. 8.
 
-    >>> weighted_probabilities(torch.tensor([[0.75], [0.25]]).double(), torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]]).log())
+    >>> logits = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]]).log()
+    >>> weighted_probabilities(torch.tensor([[0.75], [0.25]]).double(), logits)
     tensor([[0.7000, 0.3000]])
     """
     return torch.einsum("kn,knc->nc", shares, (logits.double() / tau).softmax(2)).to(logits.dtype)
@@ -139,7 +140,7 @@ def weighted_logits(shares: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
 
 
 def sum_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
-    """`weighted_probabilities` from the products alpha_ki s_ki alone (K, N, classes), and for which samples it is known.
+    """`weighted_probabilities` from products alpha_ki s_ki alone (K, N, classes), and for which samples it is known.
 
     Since probabilities sum to 1, sum_k alpha_ki is the sum over classes of sum_k alpha_ki s_ki: the clients' sum is all
     that is needed. A product is bounded like a score: it counts as 0 where it is negative or not finite, and is scaled
