@@ -23,7 +23,7 @@ EXPERIMENT: dict[str, str] = {
     "method.cache_init": "cache.unseen",
     "method.cache_dtype": "cache.dtype",
     "method.exact_up_to": "cache.exact_up_to",
-    "feddf:method.clip": "method.clip",  # of gradients
+    "feddf:method.clip": "method.clip_gradients",
 }
 # Top-level names of states, of memories, and those of records (views, metrics, kinds of bytes), wherever they stand.
 STATE: dict[str, str] = {}

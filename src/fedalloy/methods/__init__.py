@@ -21,7 +21,8 @@ from fedalloy.methods.fedmd_global import FedMDGlobal
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.knfu import KnFu
-from fedalloy.methods.local import Local, LocalConverged
+from fedalloy.methods.local import Local
+from fedalloy.methods.local_converged import LocalConverged
 from fedalloy.methods.moon import MOON
 from fedalloy.methods.qffl import QFFL
 from fedalloy.methods.selective_fd import SelectiveFD

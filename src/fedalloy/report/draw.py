@@ -199,7 +199,7 @@ def _features(run: Opened, method: KDIA, central: Opened | None, say: Say) -> di
     present = took_part([record for record in Store(run.folder).records() if record["round"] <= run.state.round])
     sizes: Sequence[int] = run.meta["clients"]["train_sizes"]
     weights = weights_over_rounds(
-        present, sizes, mean=method.mean, use=method.freqs, seen_only=method.empty_slots() == "seen_only"
+        present, sizes, mean=method.mean, use=method.freqs, seen_only=method.cache.unseen == "seen_only"
     )
     pictures = {"trifreqs": trifreqs_picture(weights, present, sizes, title=run.title)}
     if central is None:
