@@ -16,6 +16,7 @@ from fedalloy.methods.fedgkd import FedGKD
 from fedalloy.methods.fedkf import FedKF, FedKFMinus
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
+from fedalloy.methods.fedmd_knfu import FedMDKnFu
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.knfu import KnFu
@@ -44,6 +45,7 @@ __all__ = [
     "FedKFMinus",
     "FedMD",
     "FedMDGlobal",
+    "FedMDKnFu",
     "FedProx",
     "KnFu",
     "Local",
