@@ -1,8 +1,7 @@
-"""Votes on some of a round's public samples: how they travel, their mean, and which of the means are clear."""
+"""Votes on some of a round's public samples: their mean, and how they travel."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -28,26 +27,6 @@ def ensemble(masks: Tensor, votes: Sequence[Tensor]) -> Tensor:
     for mask, own in zip(masks, votes, strict=True):
         total[mask] += own.double()
     return total / masks.sum(0).clamp_min(1)[:, None]
-
-
-def l1_to_one_hot(q: Tensor) -> Tensor:
-    """The L1 distance of each distribution from the nearest one-hot vector, which is 2 (1 - max_c q_c).
-
-    >>> l1_to_one_hot(torch.tensor([[0.75, 0.25], [0.0, 1.0]]))
-    tensor([0.5000, 0.0000])
-    """
-    return 2 * (1 - q.max(1).values)
-
-
-def entropy_below(q: Tensor, share: float) -> Tensor:
-    """Whether the entropy of each distribution is at most a share of a guess's, log C.
-
-    >>> entropy_below(torch.tensor([[0.9, 0.1], [0.5, 0.5]]), 0.5)
-    tensor([ True, False])
-    """
-    guess = math.log(q.shape[1])
-    entropy: Tensor = torch.special.entr(q).sum(1).clamp_max(guess)  # rounding could lift it above a guess's
-    return entropy <= share * guess
 
 
 def selected(rows: int, outputs: int, labels: Labels) -> Sized:

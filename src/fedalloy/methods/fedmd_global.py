@@ -52,8 +52,8 @@ class FedMDGlobal(LogitExchange):
     2. Local update: clients train on their own data (Eq. 2). With `lwof`, learning without forgetting, they also stay
        near the answers of the model that they had just distilled (Eqs. 3 and 4).
 
-    Views: `global` is the server's model; `initial`, `distilled` and `personal` are a client's after pre-training, after
-    the global update and after the local update.
+    Views: `global` is the server's model; `initial`, `distilled` and `personal` are a client's after pre-training,
+    after the global update and after the local update.
 
     >>> FedMDGlobal(lwof=True).rho
     2.0

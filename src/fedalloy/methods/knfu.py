@@ -19,7 +19,6 @@ from fedalloy.methods.soft_labels import SoftLabels
     label="KnFu",
     card=Card(
         paper="Seyedmohammadi, Atapour, Abouei and Mohammadi, arXiv 2403.11892, 2024",
-        down="soft labels of public samples, each client's own",
         distils="a mixture of all active clients' answers, its own for each client, on public samples",
         leaves_client="probabilities for public samples",
         public=True,

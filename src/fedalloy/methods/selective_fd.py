@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from annotated_types import Interval
 from torch import Tensor
 
-from fedalloy.base.options import Count, Positive, Probability, option
+from fedalloy.base.options import Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, action, method, reply
-from fedalloy.knowledge.density import REFERENCE_WIDTH, Width, select
-from fedalloy.knowledge.exchange import numbered, public_part
-from fedalloy.knowledge.votes import Labels, ensemble, entropy_below, l1_to_one_hot, selected
+from fedalloy.knowledge.selectors import Selectors
+from fedalloy.knowledge.votes import Labels, ensemble, selected
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.train.losses import ce, soft_ce
 
 DROPPED = -1  # in place of a label, where there is none
-KULSIF = ("client_selector", "kulsif")
 
 
 @method(
@@ -29,8 +26,6 @@ KULSIF = ("client_selector", "kulsif")
     label="Selective-FD",
     card=Card(
         paper="Shao, Wu and Zhang, Nature Communications 2024; as the baseline of KnFu, Seyedmohammadi et al., 2024",
-        up="labels of the samples it selects",
-        down="labels of the samples that survive",
         distils="the mean answer of the active clients that know a public sample, where it is clear",
         leaves_client="soft or hard labels of public samples, and which of them resemble its own",
         public=True,
@@ -40,7 +35,7 @@ KULSIF = ("client_selector", "kulsif")
         quick={"auxiliary": 20},
     ),
 )
-class SelectiveFD(SoftLabels):
+class SelectiveFD(Selectors, SoftLabels):
     """Each client answers where it is competent, and only clear ensemble labels come back.
 
     A round, for the clients k that take part:
@@ -65,28 +60,6 @@ class SelectiveFD(SoftLabels):
     )
     temperature: Positive = option(1.0, "softens both sides of the KL term", only_with=("kd", "kl"))
     labels: Labels = option("soft", "what travels for each sample: probabilities, or one class")
-    client_selector: Literal["kulsif", "label_match", "none"] = option(
-        "kulsif", "vote where a sample resembles one's own, where the model predicts its label, or everywhere"
-    )
-    q: Probability = option(
-        0.25, "quantile of a client's own density ratios that a sample must exceed", only_with=KULSIF
-    )
-    width: Width = option(
-        REFERENCE_WIDTH, "of the kernel: a number, or a part of the median distance", only_with=KULSIF
-    )
-    lam: Positive | None = option(None, "KuLSIF's regulariser; unset: 1 / sqrt(auxiliary)", only_with=KULSIF)
-    auxiliary: Count = option(250, "uniform samples that the density is compared with", only_with=KULSIF)
-    known_share: Annotated[float, Interval(gt=0, lt=1)] = option(
-        0.05, "share of a client's samples that fit the density; the others calibrate", only_with=KULSIF
-    )
-    known_least: Count = option(50, "fewest samples that fit it, up to half of a client's", only_with=KULSIF)
-    server_selector: Literal["l1", "entropy", "none"] = option("l1", "how a clear ensemble label is told")
-    tau_server: Annotated[float, Interval(ge=0, le=2)] = option(
-        2.0, "largest L1 distance from a one-hot vector; 2 keeps everything", only_with=("server_selector", "l1")
-    )
-    max_entropy: Probability = option(
-        0.5, "largest entropy, as a share of a guess's; 1 keeps everything", only_with=("server_selector", "entropy")
-    )
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing; labels that are needed must be there."""
@@ -101,21 +74,10 @@ class SelectiveFD(SoftLabels):
         """Train locally, then send labels for those of the round's public samples that the client selects."""
         done = super().learn(me, msg)
         soft, keep = done.body["soft"], dict(done.keep or {})
-        part, whole = self.part(me), public_part(me, None, "all")
-        mask = torch.ones(len(soft), dtype=torch.bool, device=soft.device)
-        if self.client_selector == "label_match":
-            mask = soft.argmax(1) == part.labels
-        elif self.client_selector == "kulsif":
-            if "familiar" not in keep:  # once, for the whole public set
-                keep["familiar"] = self.familiar(me, whole.inputs)
-            mask = keep["familiar"][numbered(whole.samples).y[part.samples.index]]
+        if self.client_selector == "kulsif" and "familiar" not in keep:
+            keep["familiar"] = self.familiar(me)  # estimated once
+        mask = self.competent(me, self.part(me), soft, keep.get("familiar"))
         return reply(keep=keep, answers=self.table(mask, soft[mask]))
-
-    def familiar(self, me: Client, public: Tensor) -> Tensor:
-        """Which public inputs resemble the client's own."""
-        known = {"share": self.known_share, "least": self.known_least}
-        kernel = {"width": self.width, "lam": self.lam, "auxiliary": self.auxiliary}
-        return select(me.train.inputs, public, me.rng("selector"), q=self.q, **kernel, **known)
 
     def table(self, mask: Tensor, soft: Tensor) -> Tree:
         """What travels: which of the round's samples, and a label for each of these."""
@@ -159,14 +121,6 @@ class SelectiveFD(SoftLabels):
             return {}, {}
         sent = self.table(kept, q[kept].to(votes[0].dtype))
         return {r.client: {"answers": sent} for r in replies}, {}
-
-    def clear(self, q: Tensor) -> Tensor:
-        """Which ensemble labels are not ambiguous."""
-        if self.server_selector == "l1":
-            return l1_to_one_hot(q) <= self.tau_server
-        if self.server_selector == "entropy":
-            return entropy_below(q, self.max_entropy)
-        return torch.ones(len(q), dtype=torch.bool, device=q.device)
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """A mask over the round's samples with a label for each one in it."""
