@@ -24,6 +24,7 @@ EXPERIMENT: dict[str, str] = {
     "method.cache_dtype": "cache.dtype",
     "method.exact_up_to": "cache.exact_up_to",
     "feddf:method.clip": "method.clip_gradients",
+    "ds-fl:method.aggregation": "method.ensemble",
 }
 # Top-level names of states, of memories, and those of records (views, metrics, kinds of bytes), wherever they stand.
 STATE: dict[str, str] = {}
@@ -59,6 +60,8 @@ def new_experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         part[place[-1]] = value
     if new["method"].pop("generator_side", None) == "server":  # a method of its own
         new["method"]["name"] = "fedkf-server"
+    if name == "fedmd" and new["method"].pop("mode", "original") == "knfu":  # a method of its own
+        new["method"]["name"] = "fedmd-knfu"
     return new
 
 

@@ -18,6 +18,7 @@ from fedalloy.methods.fedkf_minus import FedKFMinus
 from fedalloy.methods.fedkf_server import FedKFServer
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
+from fedalloy.methods.fedmd_knfu import FedMDKnFu
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.knfu import KnFu
@@ -48,6 +49,7 @@ __all__ = [
     "FedKFServer",
     "FedMD",
     "FedMDGlobal",
+    "FedMDKnFu",
     "FedProx",
     "KnFu",
     "Local",
