@@ -20,8 +20,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
-from fedalloy.methods.fedftg import class_weights
-from fedalloy.methods.fedgen import label_distribution
+from fedalloy.knowledge.server_generator import class_weights, label_distribution
 from fedalloy.train.costs import Meter
 
 SIZES = [48, 10**6, 48]
