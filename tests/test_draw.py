@@ -167,7 +167,8 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
     nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
     with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
         draw(nobody)
-    able = [name for name in methods if name.startswith("dafkd") or name in ("data-free", "fedkf", "fedkf-minus", "kdia", "knfu")]
+    others = ("data-free", "fedkf", "fedkf-minus", "kdia", "knfu")
+    able = [name for name in methods if name.startswith("dafkd") or name in others]
     with pytest.raises(UsageError, match=f"fedavg makes nothing .*; draw a run of one of: {', '.join(able)}"):
         draw(run("method=fedavg"))
     with pytest.raises(DataError, match=r"run\.json cannot be read"):
@@ -320,10 +321,14 @@ def test_a_picture_that_is_missing_says_why(
 
 def test_dafkd_without_anything_to_draw(run: Make) -> None:
     bare = run(*DAFKD, *FEATURES, "method.distil_steps=0")
-    with pytest.raises(UsageError, match=r"nothing to draw in .*: no importance.png: .*; no generated.png: dafkd-features made"):
+    with pytest.raises(
+        UsageError, match=r"nothing to draw in .*: no importance.png: .*; no generated.png: dafkd-features made"
+    ):
         draw(bare)
     for options in ({"client": 0}, {"central": bare}):
-        with pytest.raises(UsageError, match="dafkd-features has one generator, the server's; leave out --client and --central"):
+        with pytest.raises(
+            UsageError, match="dafkd-features has one generator, the server's; leave out --client and --central"
+        ):
             draw(bare, **options)
 
 

@@ -14,16 +14,19 @@ from fedalloy.base.options import option
 from fedalloy.federation.core import Client, Federation, Message, Reply, action, method, reply
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.importance import ensemble, ensemble_of_products, importance
-from fedalloy.methods.dafkd import CARD
+from fedalloy.methods.dafkd import CARD as DAFKD
 from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.methods.fedavg import models
 
-LEAVES = CARD.leaves_client.replace(
-    "how like its data a sample is", "predictions for generated samples, weighed by how like its data they are"
+OWN = "predictions for generated samples, weighed by how like its data they are"
+CARD = replace(
+    DAFKD,
+    up=f"model, generator, n, {OWN}",
+    leaves_client=DAFKD.leaves_client.replace("how like its data a sample is", OWN),
 )
 
 
-@method("dafkd-predictions", label="DaFKD (predictions)", card=replace(CARD, leaves_client=LEAVES))
+@method("dafkd-predictions", label="DaFKD (predictions)", card=CARD)
 class DaFKDPredictions(DaFKDScores):
     """Each client sends f times its probabilities for each sample, and the server needs no more than their sum.
 
