@@ -62,6 +62,26 @@ def new_experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         new["method"]["name"] = "fedkf-server"
     if name == "fedmd" and new["method"].pop("mode", "original") == "knfu":  # a method of its own
         new["method"]["name"] = "fedmd-knfu"
+    return _dafkd(new)
+
+
+def _dafkd(new: dict[str, Any]) -> dict[str, Any]:
+    """DaFKD's ablations and uploads are methods of their own; FedGen refuses a weight of what it does not do."""
+    own = new["method"]
+    if own["name"] == "fedgen" and not own.get("latent_kl"):
+        own.pop("latent_weight", None)
+    if own["name"] != "dafkd":
+        return new
+    names = {"scores": "dafkd-scores", "predictions": "dafkd-predictions", "features": "dafkd-features"}
+    own["name"] = names.get(own.pop("upload", ""), names.get(own.pop("generator_output", ""), "dafkd"))
+    if own["name"] == "dafkd-features":
+        del own["generator_width"]  # which had no effect
+    if not own.pop("correlation", True):
+        own["name"] = "dafkd-no-correlation"
+    if not own.pop("sharing", True):
+        own["shared_layers"] = 0
+    if "personal_heads" in own:
+        own["common_head"] = not own.pop("personal_heads")
     return new
 
 

@@ -3,6 +3,10 @@
 from fedalloy.federation.core import methods
 from fedalloy.methods.centralised import Centralised
 from fedalloy.methods.dafkd import DaFKD
+from fedalloy.methods.dafkd_features import DaFKDFeatures
+from fedalloy.methods.dafkd_no_correlation import DaFKDNoCorrelation
+from fedalloy.methods.dafkd_predictions import DaFKDPredictions
+from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedavg import FedAvg
@@ -35,6 +39,10 @@ __all__ = [
     "QFFL",
     "Centralised",
     "DaFKD",
+    "DaFKDFeatures",
+    "DaFKDNoCorrelation",
+    "DaFKDPredictions",
+    "DaFKDScores",
     "DataFreeKD",
     "FedAvg",
     "FedAvgM",

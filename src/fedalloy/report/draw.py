@@ -22,7 +22,7 @@ from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Method, Network, State, methods
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.knowledge.similarity import feature_similarity
-from fedalloy.methods import KDIA, DaFKD, DataFreeKD, FedKF, FedKFServer, KnFu
+from fedalloy.methods import KDIA, DaFKD, DaFKDPredictions, DataFreeKD, FedKF, FedKFServer, KnFu
 from fedalloy.nets.generators import ConditionalGenerator, ImageGenerator
 from fedalloy.nets.models import in_two_parts
 from fedalloy.report.attendance import took_part
@@ -245,11 +245,11 @@ def _domains(run: Opened, method: DaFKD, say: Say) -> dict[str, Figure]:
         importance: np.ndarray = run.state["importance"].double().numpy()
         counts = np.asarray(run.meta["clients"]["class_counts"], dtype=np.int64)
         pictures["importance"] = importance_picture(importance, counts, run.names, title=run.title)
-    elif method.upload == "predictions" and method.correlation:
-        missing.append("no importance.png: with upload = 'predictions' the server does not learn it")
+    elif isinstance(method, DaFKDPredictions):
+        missing.append(f"no importance.png: the server of {method.name} does not learn it")
     else:
         missing.append(f"no importance.png: {method.name} has not distilled in this run")
-    if method.generator_output == "images":
+    if method.makes == "images":
         pictures |= _averaged(run, method)
     else:
         missing.append(f"no generated.png: {method.name} made features, not images")
@@ -266,8 +266,7 @@ def _averaged(run: Opened, method: DaFKD) -> dict[str, Figure]:
     me = setting.client(0, run.state.round, {})
     stream = rng.generator(run.meta["seed"], "draw", run.state.round, SERVER)
     number = int(torch.randint(2**62, (), generator=stream))
-    many = replace(method, distil_samples=EACH * setting.classes)
-    images = many.pseudo_set(me, method.two_heads(me), run.state["generator"], number)
+    images = method.made(me, run.state["generator"], number, EACH * setting.classes)
     rows = torch.arange(len(images), device=images.device)
     labels = predict(me.net(run.state["model"]), Samples(images, rows, rows)).argmax(1)
     title = f"{run.title}: the averaged generator, sorted by the global model"
