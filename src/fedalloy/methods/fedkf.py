@@ -47,7 +47,7 @@ class FedKF(DataFree, FedAvg):
     gamma: NotNegative = option(1.0, "weight of L_KL, the distance of the student from the teacher")
     kd_start: Count = by_variant(2, "first round with distillation; in round 1 the teacher is untrained", paper=1)
     adversarial: bool | Literal["colour"] = by_variant(
-        False, "let the generator also work against the student, - gamma L_KL in L_G", reference="colour"
+        False, "subtract gamma L_KL from L_G: the generator works against the student", reference="colour"
     )
     taught_by_all: ClassVar[bool] = True  # the teacher is the cache's average
 
@@ -111,4 +111,5 @@ class FedKF(DataFree, FedAvg):
         """L = L_CE + gamma L_KL (Eq. 8), on a real and a generated batch."""
         with aside(student, dropout):
             l_kl = kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
-        return ce(student(x), y) + self.gamma * l_kl
+        l_ce = ce(student(x), y)  # Eq. 7
+        return l_ce + self.gamma * l_kl
