@@ -45,8 +45,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation import gate
 from fedalloy.federation.core import quick, run
 from fedalloy.federation.participation import Participation
-from fedalloy.methods import FedAvg, FedMD, Local
-from fedalloy.methods import DaFKD, DaFKDPredictions, DaFKDScores
+from fedalloy.methods import DaFKD, DaFKDPredictions, DaFKDScores, FedAvg, FedMD, Local
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.knfu import KnFu
 from fedalloy.nets.models import FeatureNet
