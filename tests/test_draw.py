@@ -135,7 +135,7 @@ def test_the_same_run_gives_the_same_pictures(run: Make, tmp_path: Path) -> None
 
 
 def test_the_servers_generator(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
-    folder = run("method=fedkf", *SMALL, 'method.generator_side="server"')
+    folder = run("method=fedkf-server", *SMALL)
     draw(folder, out=tmp_path)
     assert tree.equal(params(given["labelled_images"][0]), restored(folder)[0]["generator"])
     with pytest.raises(UsageError, match=r"is the server's; leave out --client"):
@@ -167,7 +167,7 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
     nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
     with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
         draw(nobody)
-    others = ("data-free", "fedkf", "fedkf-minus", "kdia", "knfu")
+    others = ("data-free", "fedkf", "fedkf-minus", "fedkf-server", "kdia", "knfu")
     able = [name for name in methods if name.startswith("dafkd") or name in others]
     with pytest.raises(UsageError, match=f"fedavg makes nothing .*; draw a run of one of: {', '.join(able)}"):
         draw(run("method=fedavg"))

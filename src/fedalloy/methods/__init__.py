@@ -17,13 +17,17 @@ from fedalloy.methods.feddisco import FedDisco
 from fedalloy.methods.fedftg import FedFTG
 from fedalloy.methods.fedgen import FedGen
 from fedalloy.methods.fedgkd import FedGKD
-from fedalloy.methods.fedkf import FedKF, FedKFMinus
+from fedalloy.methods.fedkf import FedKF
+from fedalloy.methods.fedkf_minus import FedKFMinus
+from fedalloy.methods.fedkf_server import FedKFServer
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
+from fedalloy.methods.fedmd_knfu import FedMDKnFu
 from fedalloy.methods.fedprox import FedProx
 from fedalloy.methods.kdia import KDIA
 from fedalloy.methods.knfu import KnFu
-from fedalloy.methods.local import Local, LocalConverged
+from fedalloy.methods.local import Local
+from fedalloy.methods.local_converged import LocalConverged
 from fedalloy.methods.moon import MOON
 from fedalloy.methods.qffl import QFFL
 from fedalloy.methods.selective_fd import SelectiveFD
@@ -50,8 +54,10 @@ __all__ = [
     "FedGen",
     "FedKF",
     "FedKFMinus",
+    "FedKFServer",
     "FedMD",
     "FedMDGlobal",
+    "FedMDKnFu",
     "FedProx",
     "KnFu",
     "Local",
