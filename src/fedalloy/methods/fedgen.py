@@ -39,17 +39,14 @@ from fedalloy.train.losses import ce, kl
 class FedGen(FedAvg):
     """FedAvg whose clients train their heads also on features that the server generates.
 
-    After each round the server teaches its generator G(eps, y), from noise and a label to a feature, to please the
-    heads of the clients that replied:
+    After each round the server teaches its generator z = G(eps, y), from noise and a label to a feature, to please the
+    heads of the clients that replied. In the next round, clients train on its features too:
 
-        L_G = CE(sum_k a_k head_k(G(eps, y)), y) + diversity exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|)
+        server:  CE(sum_k a_k head_k(z), y) + diversity exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|)
+        client:  CE(h(x), y) + weight CE(head(G(eps, y~)), y~)
 
-    In the next round a client minimises
-
-        CE(h(x), y) + weight CE(head(G(eps, y~)), y~)
-
-    with labels y~ distributed as in the data of the clients that replied. G is frozen there, and its features teach the
-    head only. Until there is a generator, which first replies teach, a round is FedAvg's.
+    The labels y~ are distributed as in the data of the clients that replied. At the clients G is frozen, and its
+    features teach the head only. Until there is a generator, a round is FedAvg's.
 
     >>> FedGen(variant="paper").distribution, FedGen(variant="paper", distribution="uniform").distribution
     ('normal', 'uniform')
@@ -70,7 +67,7 @@ class FedGen(FedAvg):
     generator_steps: Count = option(50, "steps of the generator in a round")
     generator_batch: Several = option(64, "features of a step of the generator")
     server_loss: Literal["avg_logits", "weighted_ce"] = option(
-        "avg_logits", "average the heads' logits, or weigh each head's loss by its client's share of the label"
+        "avg_logits", "CE of mean logits, or CEs weighed by label"
     )
     latent_kl: bool = option(False, "the client loss of FedGen's code: decaying weights, and a KL to generated answers")
     latent_weight: Positive = option(1.0, "first weight of that KL", only_with=("latent_kl", True))
@@ -97,10 +94,9 @@ class FedGen(FedAvg):
     @action("model, generator?, labels? -> model, n, counts")
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on real images and, once there is a generator, on generated features."""
-        net = in_two_parts(me.net(msg["model"]), self.name)
         if "generator" not in msg:
-            fit(net, me, lambda x, y: ce(net(x), y))
-            return reply(model=params(net), **self.about(me))
+            return super().train(me, msg)
+        net = in_two_parts(me.net(msg["model"]), self.name)
         generator = frozen(load(self.new_generator(me), msg["generator"]))
         stream, dropout = me.rng("generated"), me.rng("generated/dropout")
         shared = msg["labels"].cpu()  # streams draw there
@@ -132,7 +128,7 @@ class FedGen(FedAvg):
         sizes, counts, cap = [r["n"] for r in replies], label_counts(replies), self.aggregation.cap
         a, held = shares(self.aggregation.bounded(sizes, counts)), bounded_counts(counts, cap)
         by_size = sizes if self.labels == "counts_by_size" else None
-        labels = label_distribution(counts, by_size, self.labels == "uniform", cap)
+        labels = label_distribution(counts, by_size, self.labels == "uniform", cap)  # p(y)
         rate = self.generator_lr * self.generator_lr_decay**s.round  # rounds before this one
         net, stream = self.new_generator(fed), fed.rng("generated")
         generator = Beside.carried_on(net, s.body, "generator", rate, self.generator_weight_decay)
