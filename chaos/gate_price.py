@@ -27,7 +27,7 @@ from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, State
 from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, FedMD
-from fedalloy.methods.dafkd import DaFKD
+from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.train.fit import one_thread
 
 LIMIT = 0.03
@@ -35,7 +35,7 @@ CLIENTS, IMAGES, PUBLIC = 10, 500, 1000
 METHODS: tuple[Method, ...] = (
     FedAvg(),
     FedMD(pretrain_public=1, pretrain_private=1),  # which comes before the first round, and that does not count
-    DaFKD(upload="scores"),  # the form in which more comes back
+    DaFKDScores(),  # the form in which more comes back
 )
 
 

@@ -36,9 +36,7 @@ from fedalloy.train.costs import Meter
 OTHERS = "possible, but for others' later replies"  # what it makes of them is no number any more
 Place = tuple[str, int]  # an action, and the client that is asked for it
 VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with another use of them
-    ("dafkd", {"upload": "scores"}),
-    ("dafkd", {"upload": "predictions"}),
-    ("dafkd", {"upload": "scores", "combine": "krum", "trim": 0.4}),
+    ("dafkd-scores", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "median"}),
     ("fedavg", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "trimmed", "clip": "median"}),

@@ -135,7 +135,7 @@ def test_the_same_run_gives_the_same_pictures(run: Make, tmp_path: Path) -> None
 
 
 def test_the_servers_generator(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
-    folder = run("method=fedkf", *SMALL, 'method.generator_side="server"')
+    folder = run("method=fedkf-server", *SMALL)
     draw(folder, out=tmp_path)
     assert tree.equal(params(given["labelled_images"][0]), restored(folder)[0]["generator"])
     with pytest.raises(UsageError, match=r"is the server's; leave out --client"):
@@ -167,7 +167,8 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
     nobody = run("method=fedkf", *SMALL, "participation.trace=[[0], []]")
     with pytest.raises(UsageError, match=r"no client in .* has made images yet; go on with the run first"):
         draw(nobody)
-    able = [name for name in methods if name in ("dafkd", "data-free", "fedkf", "fedkf-minus", "kdia", "knfu")]
+    others = ("data-free", "fedkf", "fedkf-minus", "fedkf-server", "kdia", "knfu")
+    able = [name for name in methods if name.startswith("dafkd") or name in others]
     with pytest.raises(UsageError, match=f"fedavg makes nothing .*; draw a run of one of: {', '.join(able)}"):
         draw(run("method=fedavg"))
     with pytest.raises(DataError, match=r"run\.json cannot be read"):
@@ -246,6 +247,7 @@ DAFKD = (
     "method=dafkd", "method.noise=4", "method.generator_width=8",
     "method.distil_samples=40", "method.distil_batch=8", "method.distil_steps=3",
 )  # fmt: skip
+FEATURES = ["method.name=dafkd-features", "method.generator_width=128"]  # which images alone have
 
 
 def test_importance_beside_the_clients_data(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
@@ -266,13 +268,13 @@ def test_the_averaged_generators_images_as_the_global_model_sees_them(
     run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, made = run(*DAFKD), []
-    pseudo_set = DaFKD.pseudo_set
+    real = DaFKD.made
 
     def watched(self: DaFKD, *args: Any) -> Any:
-        made.append((args[2], pseudo_set(self, *args)))
+        made.append((args[1], real(self, *args)))
         return made[-1][1]
 
-    monkeypatch.setattr(DaFKD, "pseudo_set", watched)
+    monkeypatch.setattr(DaFKD, "made", watched)
     draw(folder, out=tmp_path)
     (weights, images), state = made[0], restored(folder)[0]
     net, samples = given["predict"]
@@ -287,9 +289,9 @@ def test_the_averaged_generators_images_as_the_global_model_sees_them(
     ("options", "names", "sentences"),
     [
         (
-            ['method.upload="predictions"'],
+            ["method.name=dafkd-predictions"],
             ["generated", "averages"],
-            ["no importance.png: with upload = 'predictions' the server does not learn it"],
+            ["no importance.png: the server of dafkd-predictions does not learn it"],
         ),
         (
             ["method.kd_start=3"],
@@ -297,9 +299,9 @@ def test_the_averaged_generators_images_as_the_global_model_sees_them(
             ["no importance.png: dafkd has not distilled in this run"],
         ),
         (
-            ['method.generator_output="features"'],
+            FEATURES,
             ["importance"],
-            ["no generated.png: dafkd made features, not images"],
+            ["no generated.png: dafkd-features made features, not images"],
         ),
     ],
     ids=["predictions", "too early", "features"],
@@ -318,11 +320,15 @@ def test_a_picture_that_is_missing_says_why(
 
 
 def test_dafkd_without_anything_to_draw(run: Make) -> None:
-    bare = run(*DAFKD, 'method.generator_output="features"', "method.distil_steps=0")
-    with pytest.raises(UsageError, match=r"nothing to draw in .*: no importance.png: .*; no generated.png: dafkd made"):
+    bare = run(*DAFKD, *FEATURES, "method.distil_steps=0")
+    with pytest.raises(
+        UsageError, match=r"nothing to draw in .*: no importance.png: .*; no generated.png: dafkd-features made"
+    ):
         draw(bare)
     for options in ({"client": 0}, {"central": bare}):
-        with pytest.raises(UsageError, match="dafkd has one generator, the server's; leave out --client and --central"):
+        with pytest.raises(
+            UsageError, match="dafkd-features has one generator, the server's; leave out --client and --central"
+        ):
             draw(bare, **options)
 
 

@@ -203,7 +203,7 @@ SETTINGS: dict[str, Callable[[Setting], Setting]] = {
 }
 OPTIONS: list[Method] = [
     *(quick(cls) for cls in methods.values()),
-    FedKF(noise=4, width=2, generator_side="client"),
+    FedKF(noise=4, width=2),
     FedMD(l2=0.1, samples=8, digest_batch=8, pretrain_public=0, pretrain_private=1, policy="fresh"),
     FedMDKnFu(samples=50),
     FedDF(steps=1, validation=0.5),

@@ -298,7 +298,7 @@ class Method:
             value = getattr(self.aggregation, key)
             if value not in (None, "mean") and not {key, f"{key}={value}"} & self.takes:
                 raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
-        if self.aggregation.weights is None and "weights" in self.takes:
+        if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
 
     @property

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +22,7 @@ from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Method, Network, State, methods
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.knowledge.similarity import feature_similarity
-from fedalloy.methods import KDIA, DaFKD, DataFreeKD, FedKF, KnFu
+from fedalloy.methods import KDIA, DaFKD, DaFKDPredictions, DataFreeKD, FedKF, FedKFServer, KnFu
 from fedalloy.nets.generators import ConditionalGenerator, ImageGenerator
 from fedalloy.nets.models import in_two_parts
 from fedalloy.report.attendance import took_part
@@ -144,9 +143,8 @@ def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict
     whose, weights = _generator(run, method, client)
     setting = run.setting()
     me = setting.client(max(whose, 0), run.state.round, {})
-    make = partial(ImageGenerator, me.shape, me.scale, noise=method.noise, width=method.width, bn_eps=method.bn_eps)
     made = labelled_images(
-        cast(ImageGenerator, load(me.generator(make), weights)),
+        cast(ImageGenerator, load(method.new_generator(me), weights)),
         me.net(_teacher(run.state, method)),
         rng.generator(run.meta["seed"], "draw", run.state.round, whose),
         EACH * setting.classes,
@@ -174,13 +172,13 @@ def _teacher(s: State, method: FedKF | DataFreeKD) -> Tree:
 
 def _generator(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> tuple[int, Tree]:
     """Whose generator is drawn, and its weights."""
-    begins = method.kd_from if isinstance(method, FedKF) else method.teacher_rounds + 1
+    begins = method.kd_start if isinstance(method, FedKF) else method.teacher_rounds + 1
     if run.state.round < begins:
         raise UsageError(
             f"there are no generated images in '{run.folder}' yet: {method.name} begins to distil in round {begins}, "
             f"and the run has completed {run.state.round}"
         )
-    if isinstance(method, DataFreeKD) or method.generator_side == "server":
+    if isinstance(method, DataFreeKD | FedKFServer):
         if client is not None:
             raise UsageError(f"the generator in '{run.folder}' is the server's; leave out --client")
         return SERVER, run.state["generator"]
@@ -201,7 +199,7 @@ def _features(run: Opened, method: KDIA, central: Opened | None, say: Say) -> di
     present = took_part([record for record in Store(run.folder).records() if record["round"] <= run.state.round])
     sizes: Sequence[int] = run.meta["clients"]["train_sizes"]
     weights = weights_over_rounds(
-        present, sizes, mean=method.mean, use=method.freqs, seen_only=method.empty_slots() == "seen_only"
+        present, sizes, mean=method.mean, use=method.freqs, seen_only=method.cache.unseen == "seen_only"
     )
     pictures = {"trifreqs": trifreqs_picture(weights, present, sizes, title=run.title)}
     if central is None:
@@ -247,11 +245,11 @@ def _domains(run: Opened, method: DaFKD, say: Say) -> dict[str, Figure]:
         importance: np.ndarray = run.state["importance"].double().numpy()
         counts = np.asarray(run.meta["clients"]["class_counts"], dtype=np.int64)
         pictures["importance"] = importance_picture(importance, counts, run.names, title=run.title)
-    elif method.upload == "predictions" and method.correlation:
-        missing.append("no importance.png: with upload = 'predictions' the server does not learn it")
+    elif isinstance(method, DaFKDPredictions):
+        missing.append(f"no importance.png: the server of {method.name} does not learn it")
     else:
         missing.append(f"no importance.png: {method.name} has not distilled in this run")
-    if method.generator_output == "images":
+    if method.makes == "images":
         pictures |= _averaged(run, method)
     else:
         missing.append(f"no generated.png: {method.name} made features, not images")
@@ -268,8 +266,7 @@ def _averaged(run: Opened, method: DaFKD) -> dict[str, Figure]:
     me = setting.client(0, run.state.round, {})
     stream = rng.generator(run.meta["seed"], "draw", run.state.round, SERVER)
     number = int(torch.randint(2**62, (), generator=stream))
-    many = replace(method, distil_samples=EACH * setting.classes)
-    images = many.pseudo_set(me, method.two_heads(me), run.state["generator"], number)
+    images = method.made(me, run.state["generator"], number, EACH * setting.classes)
     rows = torch.arange(len(images), device=images.device)
     labels = predict(me.net(run.state["model"]), Samples(images, rows, rows)).argmax(1)
     title = f"{run.title}: the averaged generator, sorted by the global model"
