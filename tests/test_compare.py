@@ -21,7 +21,8 @@ from fedalloy.report.table import comparison_table
 from fedalloy.run import comparison
 from fedalloy.run.comparison import chosen, compare
 from fedalloy.run.runner import simulate
-from fedalloy.storage.results import Run, combine, read, rows
+from fedalloy.storage.results import Run, read
+from fedalloy.storage.rows import combine, rows
 
 TINY: dict[str, Any] = {
     "data": "tiny",

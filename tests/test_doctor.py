@@ -346,7 +346,7 @@ def test_the_lines_of_a_machine() -> None:
     findings = machine()
     assert {finding.what for finding in findings} >= {
         *("Python", "torch", "cores", "memory", "disk here", "temporary files", "shared memory", "malloc", "plug-ins"),
-        *("extra flower", "extra privacy", "extra track"),
+        *("extra flower", "extra privacy"),
     }
     assert "extra dev" not in {finding.what for finding in findings}
     assert all(finding.sentence and "\n" not in finding.sentence for finding in findings)

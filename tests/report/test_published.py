@@ -9,7 +9,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.errors import UsageError
 from fedalloy.report.html import render
 from fedalloy.report.published import beside
-from fedalloy.storage.results import rows
+from fedalloy.storage.rows import rows
 
 TABLE = {
     "source": "Somebody 2020, Table 1",

@@ -13,7 +13,8 @@ from fedalloy.report.html import render
 from fedalloy.report.table import cells, comparison_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
-from fedalloy.storage.results import Run, rows
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import rows
 
 FLAT = [0.8, 0.79, 0.81, 0.8, 0.8, 0.81, 0.79, 0.8]
 CLIENTS = 5

@@ -2,7 +2,7 @@ import pytest
 
 from fedalloy.report.gains import gains
 from fedalloy.report.verdict import verdict
-from fedalloy.storage.results import rows
+from fedalloy.storage.rows import rows
 
 
 def without_basis(sentence: str) -> str:

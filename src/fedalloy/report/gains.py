@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fedalloy.base.text import series_names
 from fedalloy.errors import UsageError
-from fedalloy.storage.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
+from fedalloy.storage.results import STAGES, Run, Selection
+from fedalloy.storage.rows import CombinedRow, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, printable, view_name
+from fedalloy.federation.metrics import METRICS
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding
-from fedalloy.report.table import FIGURES
-from fedalloy.storage.results import CombinedRow, Run, combine, rows
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import CombinedRow, combine, rows
 
 BEST = ""  # no view's name
 
@@ -69,7 +70,7 @@ def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]
             columns.append(("gap", gaps))
     body = [[*labels, *(texts[i] for _, texts in columns)] for i, (labels, _) in enumerate(cells)]
     sources = dict.fromkeys(table["source"] for _, runs in cells for table in holding(runs))
-    title = f"Beside {'; '.join(sources)}" if sources else FIGURES[metric].heading
+    title = f"Beside {'; '.join(sources)}" if sources else METRICS[metric].heading
     notes = [f"{', '.join(labels)}: {sentence}" for labels, runs in cells for sentence in warnings(runs)]
     return Grid(title, [*axes, *(heading for heading, _ in columns)], body, notes)
 
@@ -85,12 +86,14 @@ class _Cell:
     def ours(self, label: str, view: str) -> str:
         """Our figure of a view, or of the best one."""
         lines = [line for line in self.lines if line.label == label and view in (BEST, line.view)]
-        best = max(lines, key=lambda line: line.columns[self.metric].mean or 0.0, default=None)
-        return MISSING if best is None else FIGURES[self.metric].write(best, ())
+        pick = max if METRICS[self.metric].better == "high" else min
+        known = [line for line in lines if line.columns[self.metric].mean is not None]
+        best = pick(known, key=lambda line: line.columns[self.metric].mean or 0.0, default=None)
+        return MISSING if best is None else best.written(self.metric)
 
     def gap(self, label: str) -> str:
         """Our gap, of the one view that has it."""
-        texts = [FIGURES["gap"].write(line, ()) for line in self.lines if line.label == label]
+        texts = [line.written("gap") for line in self.lines if line.label == label]
         return next((text for text in texts if text != MISSING), MISSING)
 
 

@@ -24,11 +24,12 @@ from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
-from fedalloy.report.table import cells
+from fedalloy.report.table import cells, meanings
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
-from fedalloy.storage.results import Run, Selection, check_selection, rows
+from fedalloy.storage.results import Run, Selection
+from fedalloy.storage.rows import check_selection, rows
 from fedalloy.train.privacy import SECRET
 
 # Characters that no page should have: controls, and those that turn the direction of text around.
@@ -91,7 +92,7 @@ def render(
     names = {run.label: run.name for run in runs}
     table = [row for run in runs for row in rows(run, selection, target)]
     doubted = doubts(runs, selection)
-    headings, body = cells(table, names, doubted)
+    compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
@@ -116,8 +117,9 @@ def render(
         warnings=[*told(doubted), *facts.warnings(runs), *warnings],
         selection=selection,
         seeds=max(map(len, groups)),
-        headings=headings,
-        body=body,
+        compared=compared,
+        mixed=mixed if len(mixed[0]) > 2 else None,
+        meanings=meanings([*compared[0], *mixed[0]]),
         published=beside(runs, table),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),

@@ -14,8 +14,9 @@ from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.errors import DataError
-from fedalloy.report.table import FIGURES
-from fedalloy.storage.results import Row, Run, combine
+from fedalloy.federation.metrics import METRICS
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import COLUMNS, Row, combine
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,8 @@ def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     experiment = runs[0].meta.get("experiment", {})
     found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
     for metric in (metric for table in found for metric in table["metrics"]):
-        if metric not in FIGURES:
-            raise DataError(
-                f"a run's published figures are of the metric {shown(metric)}; {suggest(metric, list(FIGURES))}"
-            )
+        if metric not in COLUMNS:
+            raise DataError(f"a run's published figures have the metric {shown(metric)}; {suggest(metric, COLUMNS)}")
     return found
 
 
@@ -74,17 +73,16 @@ def _value(experiment: Mapping[str, Any], key: str) -> Any:
 
 
 def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:
-    chosen = [FIGURES[metric] for metric in table["metrics"]]
     printed = {(label, view): figures for label, view, *figures in table["rows"]}
     headings = ["Method", "View"]
-    for column in chosen:
-        headings += [column.heading, "paper"]
+    for metric in table["metrics"]:
+        headings += [METRICS[metric].heading, "paper"]
 
     def lines() -> Iterator[list[str]]:
         for line in combine(rows):
             figures = printed.get((line.label, line.view))
             if figures is not None:
-                ours = [column.write(line, rows) for column in chosen]
+                ours = [line.written(metric) for metric in table["metrics"]]
                 pairs = [text for pair in zip(ours, figures, strict=True) for text in pair]
                 yield [line.label, view_name(line.view) or MISSING, *pairs]
 

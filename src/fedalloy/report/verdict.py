@@ -9,7 +9,8 @@ from fedalloy.base.text import listed, number, series_names
 from fedalloy.federation.core import methods
 from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
 from fedalloy.report.trained import Doubts
-from fedalloy.storage.results import STAGES, CombinedRow, Row, combine
+from fedalloy.storage.results import STAGES
+from fedalloy.storage.rows import CombinedRow, Row, combine
 
 NAMED = 4  # more clients than that are counted instead
 

@@ -1,14 +1,14 @@
-"""Reads finished runs and turns them into rows that can be compared.
+"""A recorded run: read from its folder, queried by view, metric and round.
 
-A run folder holds `run.json` (what was run) and `rounds.jsonl` (one JSON object per completed round). An empty value
-(`null` in the file) is `nan` in a series and None in a row.
+A run folder holds `run.json` (what was run) and `rounds.jsonl` (one JSON object per completed round). A missing value
+(`null` in the file) is `nan` in a series.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +21,6 @@ from fedalloy.base.files import read_file
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import printable
 from fedalloy.errors import DataError, UsageError
-from fedalloy.federation import metrics
 from fedalloy.federation.metrics import Floats
 from fedalloy.storage.run_files import check_description, check_record
 
@@ -90,6 +89,10 @@ class Run:
             raise UsageError(f"{self.label} recorded no '{metric}' of each client; {suggest(metric, per_client)}")
         return np.array([_number(value) for value in per_client[metric]], dtype=np.float64)
 
+    def view(self, name: str, number: int) -> Mapping[str, Any]:
+        """All that was recorded of a view in a round; empty if it was not evaluated then."""
+        return self._evaluated(name).get(number, {})
+
     def at(self, view: str, metric: str, selection: Selection = "last") -> float:
         """A metric of a view in the selected round; `nan` where no round is selected.
 
@@ -148,190 +151,6 @@ def best_round(run: Run, view: str, selection: Selection) -> int | None:
     if selection == "best on test" and np.isnan(values).all():
         rounds, values = run.series(view, "amp")
     return None if np.isnan(values).all() else int(rounds[np.nanargmax(values)])
-
-
-def check_selection(runs: Iterable[Run], selection: Selection) -> None:
-    """Refuse to choose rounds by validation data that no run has."""
-    chosen = {best_round(run, view, selection) for run in runs for view in run.views}
-    if selection == "best on validation" and chosen == {None}:
-        raise UsageError(
-            "no run has kept validation data, so no round is the best on it; run with partition.validation = 0.1, "
-            "or select 'last'"
-        )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of a table: what one view of one run reached in the selected round, and what the whole run cost."""
-
-    label: str
-    view: str
-    seed: int
-    selection: Selection
-    round: int | None  # the one that was selected
-    amp: float | None
-    fm: float | None
-    wlp: float | None
-    worst_client: int | None
-    bottom10: float | None
-    test: float | None
-    alma: float | None
-    gap: float | None  # what clients' local training loses of the AMP that distillation had given them (FedMD+Global)
-    loss: float | None
-    stability: float | None
-    rounds_to_target: int | None
-    rounds: int  # the last one; the costs below are those of all rounds, since a best one is known only at the end
-    bytes_up: float | None
-    bytes_down: float | None
-    bytes_total: float | None
-    seconds: float | None
-    flops: float | None
-    target: float | None = None  # what rounds_to_target counts to
-
-
-# An id has no mean, everything else in a row has.
-COLUMNS = (
-    *("round", "amp", "fm", "wlp", "bottom10", "test", "alma", "gap", "loss", "stability", "rounds_to_target"),
-    "rounds",
-    *("bytes_up", "bytes_down", "bytes_total", "seconds", "flops"),
-)
-
-
-def rows(run: Run, selection: Selection = "last", target: float | None = None, target_metric: str = "amp") -> list[Row]:
-    """One row per view. Stability is that of AMP, and the target is one of AMP unless another metric is named.
-
-    >>> scores = dict.fromkeys(("amp", "fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss"), 0.5)
-    >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"oca": scores, "aca": scores}},))
-    >>> [(row.label, row.view, row.amp) for row in rows(run)]
-    [('FedAvg', 'aca', 0.5), ('FedAvg', 'oca', 0.5)]
-    """
-    return [_row(run, view, selection, target, target_metric) for view in run.views]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds.
-
-    The mean is None when any seed lacks the value: a mean over only those that reached a target would flatter.
-    The deviation is None for a single seed. `count` says how many seeds have the value.
-    """
-
-    mean: float | None
-    std: float | None
-    count: int
-
-
-@dataclass(frozen=True)
-class CombinedRow:
-    """The rows of one method and view over several seeds."""
-
-    label: str
-    view: str
-    selection: Selection
-    seeds: tuple[int, ...]
-    columns: Mapping[str, Spread]  # one for each name in COLUMNS
-
-
-def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
-    """Group rows by label, view and selection, in order of first appearance, and average over seeds.
-
-    A row does not know its experiment: of runs that differ in more than the seed, pass those of
-    `fedalloy.storage.differences.told_apart(runs)`.
-
-    >>> scores = dict.fromkeys(("fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss"), 0.5)
-    >>> amp = lambda value: ({"round": 1, "views": {"aca": {"amp": value, **scores}}},)
-    >>> runs = [Run({"label": "FedAvg", "seed": seed}, amp(value)) for seed, value in enumerate((0.25, 0.75))]
-    >>> (both,) = combine(row for run in runs for row in rows(run))
-    >>> both.seeds, both.columns["amp"].mean
-    ((0, 1), 0.5)
-    """
-    groups: dict[tuple[str, str, Selection], dict[int, Row]] = {}
-    for row in list_of_rows:
-        group = groups.setdefault((row.label, row.view, row.selection), {})
-        if row.seed in group:
-            raise UsageError(
-                f"two runs of {row.label} (view '{row.view}') have the seed {row.seed}; leave one of them out, "
-                "or make the rows of told_apart(runs)"
-            )
-        group[row.seed] = row
-    return [
-        CombinedRow(
-            *key, tuple(group), {name: _spread([getattr(row, name) for row in group.values()]) for name in COLUMNS}
-        )
-        for key, group in groups.items()
-    ]
-
-
-def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last") -> Floats:
-    """What each client gains in accuracy over the reference, usually `local`, on the same test sets.
-
-    >>> view = lambda accuracy: {"amp": 0.5, "clients": {"accuracy": accuracy, "size": [8, 8]}}
-    >>> shared = Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": view([0.5, 0.75])}},))
-    >>> alone = Run({"label": "Local"}, ({"round": 1, "views": {"personal": view([0.75, 0.25])}},))
-    >>> gain_over(shared, alone, "aca", "personal").tolist()
-    [-0.25, 0.5]
-    """
-    sizes, ref_sizes = run.clients(view, "size", when), reference_run.clients(ref_view, "size", when)
-    if not np.array_equal(sizes, ref_sizes):
-        raise UsageError(
-            f"{run.label} and {reference_run.label} were not tested on the same clients; "
-            "compare runs with the same data, partition and seed"
-        )
-    return metrics.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
-
-
-def _row(run: Run, view: str, selection: Selection, target: float | None, target_metric: str) -> Row:
-    chosen = best_round(run, view, selection)
-    numbers, amps = run.series(view, "amp")
-
-    def value(metric: str) -> float | None:
-        values = run.series(view, metric)[1]
-        return None if chosen is None else _known(float(values[numbers == chosen][0]))
-
-    def gap() -> float | None:
-        if view != PERSONAL or DISTILLED not in run.views or chosen is None:
-            return None
-        rounds, distilled = run.series(DISTILLED, "amp")
-        if chosen not in rounds:
-            return None
-        return _known(float(distilled[rounds == chosen][0] - amps[numbers == chosen][0]))
-
-    worst = value("worst_client")
-    hit = None if target is None else metrics.rounds_to_target(run.series(view, target_metric)[1], target)
-    return Row(
-        label=run.label,
-        view=view,
-        seed=run.seed,
-        selection=selection,
-        round=chosen,
-        amp=value("amp"),
-        fm=value("fm"),
-        wlp=value("wlp"),
-        worst_client=None if worst is None or worst < 0 else int(worst),
-        bottom10=value("bottom10"),
-        test=value("test"),
-        alma=value("alma"),
-        gap=gap(),
-        loss=value("loss"),
-        stability=_known(metrics.stability(amps)),
-        rounds_to_target=None if hit is None else int(numbers[hit - 1]),
-        rounds=int(run.rounds[-1]["round"]),
-        bytes_up=run.total("bytes", "up"),
-        bytes_down=run.total("bytes", "down"),
-        bytes_total=run.total("bytes"),
-        seconds=run.total("seconds", "total"),
-        flops=run.total("flops"),
-        target=target,
-    )
-
-
-def _spread(values: list[float | None]) -> Spread:
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return Spread(None, None, len(known))
-    with np.errstate(invalid="ignore"):  # the loss of a run that diverged is infinite, and then has no deviation
-        std = _known(float(np.std(known, ddof=1))) if len(known) > 1 else None
-    return Spread(float(np.mean(known)), std, len(known))
 
 
 def copy_of(file: Path) -> Path:
@@ -415,7 +234,3 @@ def _is_score(value: object) -> bool:
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedalloy.base.checked import shown
 from fedalloy.errors import DataError
+from fedalloy.federation.metrics import METRICS, Unit
 
 Shape = Callable[[Any], None]
 """Looks at one value, and raises `_WrongError` if it is not what it must be."""
@@ -207,12 +208,16 @@ DRAWN = table(
     model=table(needed=("input", "classes")),
 )
 
-METRICS = ("amp", "fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss")  # what every view was measured by
+SCORES: dict[Unit, Shape] = {
+    "percent": share,
+    "thousandths": share,
+    "client": number(-1, MANY, whole=True, empty=True),
+    "number": measured,
+}
+RECORDED = {name: SCORES[metric.unit] for name, metric in METRICS.items() if metric.source == "view"}
 VIEW = table(
-    needed=(*METRICS, "clients"),
-    **dict.fromkeys(("amp", "wlp", "bottom10", "test", "validation", "alma", "balanced", "macro_f1", "fm"), share),
-    worst_client=number(-1, MANY, whole=True, empty=True),
-    loss=measured,
+    needed=(*RECORDED, "clients"),
+    **RECORDED,
     clients=table(
         needed=("accuracy", "size"), accuracy=each(share), size=each(count), loss=each(measured), rest=each(anything)
     ),
