@@ -14,7 +14,7 @@ from typing import Any
 
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy import UsageError
-from fedalloy.core import Method, methods
+from fedalloy.federation.core import Method, methods
 
 NETWORK = {"name": "fedmd-cnn", "widths": [4, 6]}  # with BatchNorm and dropout
 SETTING: dict[str, Any] = {

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from fedalloy import FedalloyError, simulate
-from fedalloy.store import Store
+from fedalloy.storage.store import Store
 
 NUMBERS = Path(__file__).with_name("numbers.json")
 NOT_NUMBERS = ("seconds", "memory")  # of a round's record: they differ from run to run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,22 +22,25 @@ LONGEST_SHOWN = 200
 _MANY: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
 
 
-def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a dataclass from values of the right types; anything else is refused in a sentence."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
+def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any) -> T:
+    """Build a dataclass from values of the right types; anything else is refused in a sentence.
+
+    `built` holds fields that were checked already and are not among the values.
+    """
+    fields = [f for f in dataclasses.fields(cls) if f.name not in built]  # type: ignore[arg-type]  # dataclasses only
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
     hints = type_hints(cls)
     typed = {key: typed_value(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     for f in fields:
         if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
             raise UsageError(f"{where} needs '{f.name}'; give it a value")
-    return cls(**typed)
+    return cls(**typed, **built)
 
 
 def type_hints(thing: Any) -> dict[str, Any]:
     """The types of a function's or a dataclass's arguments by name, as far as they can be found."""
     try:
-        return typing.get_type_hints(thing)
+        return typing.get_type_hints(thing, include_extras=True)
     except NameError:  # a user's annotations that exist for the type checker only
         return {}
 
@@ -50,7 +54,7 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (hint, *typing.get_args(hint))):
         value = tuple(value)  # TOML and JSON have only lists
     try:
-        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
+        return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
@@ -61,6 +65,11 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
         raise UsageError(f"{where}{place} = {shown(first['input'])} must be {' or '.join(wanted)}") from error
     except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
         return value
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
 
 
 def _is_no_list(error: Mapping[str, Any]) -> bool:

@@ -111,7 +111,7 @@ def run_command(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     from fedalloy.config.build import build
-    from fedalloy.config.experiment import build_method
+    from fedalloy.config.experiment import make_method
     from fedalloy.report.progress import Display
     from fedalloy.run.comparison import key_of, label_of, slug
     from fedalloy.run.runner import resume as go_on
@@ -120,7 +120,7 @@ def run_command(
     key = key_of(exp)
     label = label_of(key, exp.method)
     folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
-    method = build_method(exp.method)
+    method = make_method(exp)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
     with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
@@ -373,13 +373,13 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     """
     load_plugins(plugins)
     from fedalloy.check.method import checks_passed
-    from fedalloy.config.experiment import Choice, build_method
+    from fedalloy.config.experiment import Choice, Experiment, make_method
     from fedalloy.methods import methods
 
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
-    for line in checks_passed(build_method(Choice(name=name, options=dict(options)))):
+    for line in checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options)))):
         say(f"ok  {line}")
 
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
+from fedalloy.base.options import sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
@@ -70,10 +72,12 @@ class PartitionPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A registered name and its options."""
+    """A registered name and its options; a method may have keys of [aggregation] and [cache] of its own."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +180,7 @@ class Experiment:
     participation: Participation = field(default_factory=Participation)
     quorum: Quorum = field(default_factory=Quorum)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    cache: Cache = field(default_factory=Cache)
     privacy: Privacy | None = None
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
@@ -223,6 +228,7 @@ _CLOSED = {
     "participation": Participation,
     "quorum": Quorum,
     "aggregation": Aggregation,
+    "cache": Cache,
     "privacy": Privacy,
     "stop": Stop,
     "budget": Budget,
@@ -258,7 +264,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
         )
     exp = construct(Experiment, built, "")
     for choice in (exp.method, *exp.methods.values()):
-        build_method(choice)
+        make_method(exp, choice)
     return exp
 
 
@@ -307,16 +313,42 @@ def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
 _LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _published, "models": _one_of_several}
 
 
-def build_method(choice: Choice) -> Method:
-    """The method that a choice names, with its options checked.
+def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
+    """The experiment's method, or another choice, with its options checked and the experiment's sections.
 
-    >>> build_method(Choice(name="fedprox", options={"mu": 0.1})).mu
+    >>> make_method(experiment({"method": {"name": "fedprox", "mu": 0.1}, "aggregation": {"clip": 1.0}})).mu
     0.1
     """
     import fedalloy.methods  # noqa: F401  # registers the built-in methods
 
+    choice = choice or exp.method
     cls = methods[choice.name]
-    return construct(cls, choice.options, choice.name)
+    sections = {name: _own_section(exp, choice, name) for name in sections_of(cls)}
+    return construct(cls, choice.options, choice.name, **sections)
+
+
+def _own_section(exp: Experiment, choice: Choice, name: str) -> Any:
+    """A section of the experiment, with the keys that a method has of its own."""
+    common, own = getattr(exp, name), getattr(choice, name)
+    return construct(type(common), {**dataclasses.asdict(common), **own}, name) if own else common
+
+
+METHOD_PARTS = frozenset({"method", "aggregation", "cache"})  # of an experiment: all that a method is made of
+
+
+def made_from(values: Mapping[str, Any]) -> Method:
+    """The method of an experiment that is known as values only, such as a server's."""
+    return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
+
+
+def with_sections(method: Method, exp: Experiment) -> Method:
+    """A method made in Python, with the experiment's sections in the place of those it has by default."""
+    untouched = {
+        name: getattr(exp, name)
+        for name in sections_of(method)
+        if getattr(method, name) == getattr(dataclasses.replace(method, **{name: type(getattr(exp, name))()}), name)
+    }
+    return dataclasses.replace(method, **untouched)
 
 
 def check_options(
@@ -472,7 +504,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, DataPart | PartitionPart | Choice | PublicPart | ModelPart):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
         # An option may be None where that is not its default, so those are kept.
-        return {k: v for k, v in own.items() if v is not None} | _plain(value.options)
+        return {k: v for k, v in own.items() if v not in (None, {})} | _plain(value.options)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {k: v for k, v in own.items() if v is not None}

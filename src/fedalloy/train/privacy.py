@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -144,7 +144,7 @@ def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
     Two runs that agree in all three, and in the seed, are the same run.
     """
     # Numbers as floats, since 1 and 1.0 are the same option and a run that is resumed may read the other one.
-    values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
+    values = asdict(method)  # type: ignore[call-overload]  # every method is a dataclass
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
     clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run and does not change it
     return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
