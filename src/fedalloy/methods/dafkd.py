@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -17,8 +17,10 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, initial, method, reply
 from fedalloy.federation.gate import Check, Contract, array, like, whole
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
 from fedalloy.knowledge.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
+from fedalloy.knowledge.pictures import Images
 from fedalloy.methods.dafkd_options import DaFKDOptions
 from fedalloy.nets.generators import FeatureGenerator, adversarial_generator
 from fedalloy.nets.models import in_two_parts
@@ -362,6 +364,19 @@ class DaFKD(DaFKDOptions):
             adversarial_generator, kind=self.use.generator_kind, noise=self.noise, width=self.generator_width
         )
         return where.generator(partial(make, where.shape, where.scale, where.classes))
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The clients' importance for each class, and the images of the averaged generator."""
+        hidden = self.upload == "predictions" and self.correlation
+        told = "with upload = 'predictions' the server does not learn it" if hidden else "nothing was distilled yet"
+        images = Images(self.images, {SERVER: s["generator"]}, s["model"])
+        made = images if self.generator_output == "images" else "the generator makes features"
+        return {"importance": s.body.get("importance", told), "generated": made}
+
+    def images(self, me: Client, weights: Tree, stream: torch.Generator, n: int) -> Tensor:
+        """This many images, made as those for the distillation are."""
+        number = int(torch.randint(2**62, (), generator=stream))
+        return replace(self, distil_samples=n).pseudo_set(me, self.two_heads(me), weights, number)
 
 
 def _epochs(me: Client) -> Iterator[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from fedalloy.base.tree import Tree, equal
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, State, initial, method
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.data_free import generator_loss, judged
+from fedalloy.knowledge.pictures import Images, from_noise
 from fedalloy.methods.centralised import Centralised
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.fit import fit, frozen, load, params
@@ -130,7 +132,7 @@ class DataFreeKD(Centralised):
         # An augmentation is for images; the labels are never looked at.
         return replace(fed.learner(Samples(z, torch.zeros_like(rows), rows), batches), augment=None)
 
-    def new_generator(self, fed: Federation) -> nn.Module:
+    def new_generator(self, fed: Client | Federation) -> nn.Module:
         """The generator before any training."""
         make = partial(ImageGenerator, fed.shape, fed.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
         return fed.generator(make)
@@ -138,3 +140,10 @@ class DataFreeKD(Centralised):
     def models(self, s: State) -> Mapping[str, Tree]:
         """What the student has to reach, and what it reached."""
         return {"teacher": s["model"], "student": s["student"]}
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The images of the generator, as the teacher classifies them."""
+        if s.round <= self.teacher_rounds:
+            return {"generated": f"{self.name} starts distilling in round {self.teacher_rounds + 1}"}
+        made = {SERVER: s["generator"]}
+        return {"generated": Images(from_noise(self.new_generator, self.noise), made, s["model"])}

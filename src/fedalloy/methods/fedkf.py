@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +13,9 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import Contract, like, optional
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.data_free import generator_loss, judged
+from fedalloy.knowledge.pictures import Images, from_noise
 from fedalloy.methods.fedavg import CacheInit, FedAvg
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.fit import aside, fit, frozen, load, params
@@ -231,6 +234,15 @@ class FedKF(FedAvg):
         return owner.generator(
             partial(ImageGenerator, owner.shape, owner.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
         )
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The images of the generators, as the teacher classifies them."""
+        if s.round < self.kd_from:
+            return {"generated": f"{self.name} starts distilling in round {self.kd_from}"}
+        own = {k: memory["generator"] for k, memory in memories.items() if "generator" in memory}
+        made = {SERVER: s["generator"]} if self.generator_side == "server" else own
+        teacher = self.teacher(s).get("teacher", s["model"])
+        return {"generated": Images(from_noise(self.new_generator, self.noise), made, teacher)}
 
 
 @method(

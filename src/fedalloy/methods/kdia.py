@@ -15,6 +15,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import Contract, like
+from fedalloy.knowledge.pictures import Features
 from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
 from fedalloy.methods.fedavg import CacheInit, FedAvg
 from fedalloy.nets.ensemble import stacked_heads
@@ -266,6 +267,12 @@ class KDIA(FedAvg):
         """The untrained generator for this network's features, at a client or at the server."""
         make = partial(ConditionalGenerator, net.feature_shape, where.classes, self.noise, self.generator_width)
         return where.generator(make)
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The clients' weights in the teacher, and the generated features."""
+        made = Features(self.new_generator, s["generator"]) if self.lambda_gen else "lambda_gen = 0 makes no features"
+        options = {"mean": self.mean, "use": self.freqs, "seen_only": self.empty_slots() == "seen_only"}
+        return {"trifreqs": options, "similarity": made}
 
 
 def client_labels(me: Client) -> Iterator[Tensor]:

@@ -12,8 +12,7 @@ from torch import nn
 from fedalloy.base.files import write_weights
 from fedalloy.base.registry import suggest
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, Experiment, check_options, make_method, recorded
+from fedalloy.config.experiment import Choice, Experiment, check_options
 from fedalloy.data.samples import Dataset, Scale
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Network
@@ -21,7 +20,7 @@ from fedalloy.federation.evaluation import PERSONAL
 from fedalloy.nets.models import create
 from fedalloy.nets.models import models as registered
 from fedalloy.run.comparison import slug
-from fedalloy.storage.store import Store, described
+from fedalloy.run.opened import open_run
 
 
 def export_model(
@@ -33,21 +32,16 @@ def export_model(
     dataset: Dataset | None = None,
     network: Network | None = None,
 ) -> tuple[Path, str]:
-    """Write one view's model of a run's last round; returns where, and the lines that load it.
+    """Write the model of one view after a run's last round; returns the file, and the lines of code that load it.
 
-    A client's own model needs the run's setting, and so a data set or a network of your own if it had one.
+    A client's own model needs the run's setting: pass the data set or network again if the run had its own.
     """
-    folder = Path(folder)
-    meta = described(folder)
-    exp = recorded(meta)
-    method = make_method(exp)
-    saved = Store(folder).restore()
-    if saved is None:
-        raise DataError(f"the run in '{folder}' has not completed a round")
-    state, memories = saved
+    run = open_run(folder)
+    folder, meta, exp, method = run.folder, run.meta, run.experiment, run.method
+    state, memories = run.last()
     views: dict[str, Tree] = dict(method.models(state))
     if client is not None:
-        setting = build(exp, dataset, network).setting
+        setting = run.build(dataset, network).setting
         if client not in setting.ids:
             raise UsageError(f"there is no client {client} in '{folder}'; clients go from 0 to {setting.ids[-1]}")
         own = method.personal(setting.client(client, state.round, memories.get(client, {})))
@@ -68,7 +62,7 @@ def export_model(
     weights, name = views[view], view
 
     def trained() -> nn.Module:
-        setting = build(exp, dataset, network).setting
+        setting = run.build(dataset, network).setting
         return setting.fitting(weights, name) if client is None else setting.build(client)
 
     model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)

@@ -22,7 +22,7 @@ from fedalloy.base.options import sections_of
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, recorded, with_sections
+from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import AnyEngine, engine_for
@@ -34,10 +34,11 @@ from fedalloy.federation.evaluation import Remote, views_on
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.nets.models import parameter_count
+from fedalloy.run.opened import open_run
 from fedalloy.storage.differences import differing
 from fedalloy.storage.results import FORMAT, Run, read
 from fedalloy.storage.spill import Spill, parse_size
-from fedalloy.storage.store import Say, Store, described
+from fedalloy.storage.store import Say, Store
 from fedalloy.train.costs import forward_flops, peak_memory
 from fedalloy.train.fit import one_thread, params
 from fedalloy.train.privacy import LEDGER, figures
@@ -107,20 +108,18 @@ def resume(
 
     A data set or a network of your own must be given again; what has changed since is refused.
     """
-    described(folder)  # what is no run is not locked either
-    store = Store(Path(folder))
+    store = open_run(folder).store  # a folder without a run is not locked
     with store.locked(), one_thread():
-        old = described(folder, say)
-        exp = recorded(old)
+        old = open_run(folder, say)  # again, since another process may have written to it before
+        exp, method = old.experiment, old.method
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
         _refuse_own(exp, dataset, network)
-        method = make_method(exp)
         built = build(exp, dataset, network) if built is None else built
         exp = settled(exp, built, method)
-        meta = describe(exp, built, old["label"])
-        _refuse_changes(old, meta)
-        meta["experiment"] = {**old["experiment"], "rounds": exp.rounds}  # as it was recorded: checkpoints refer to it
+        meta = describe(exp, built, old.meta["label"])
+        _refuse_changes(old.meta, meta)
+        meta["experiment"] = {**old.meta["experiment"], "rounds": exp.rounds}  # as recorded: checkpoints refer to it
         state, memories = store.restore(say) or (None, {})
         if state is not None:
             state = State(state.round, tree.to_device(state.body, built.setting.device))
@@ -425,7 +424,7 @@ def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
 def refuse_other(exp: Experiment, folder: str | Path) -> None:
     """Refuse to go on with the run in a folder if it is not one of this experiment, and say which keys differ."""
-    both = [e.to_dict() for e in (recorded(described(folder)), exp)]
+    both = [e.to_dict() for e in (open_run(folder).experiment, exp)]
     lines = [f"  {key}: {old!s:.60} -> {new!s:.60}" for key, (old, new) in sorted(differing(both).items())]
     if lines:
         more = [f"  and {len(lines) - 9} more"] if len(lines) > 10 else []
