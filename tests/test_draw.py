@@ -17,7 +17,7 @@ from fedalloy.base import rng, tree
 from fedalloy.base.plugins import load_file
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.config.experiment import build_method, experiment, override
+from fedalloy.config.experiment import experiment, override
 from fedalloy.data import load
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import methods
@@ -118,7 +118,7 @@ def test_a_clients_generator_and_its_teacher(
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     images, teacher = given["labelled_images"]
     assert torch.equal(images, images_of(folder, 1))
-    views = build_method(experiment(override(TINY, [f"method={name}", *SMALL])).method).models(state)
+    views = open_run(folder).method.models(state)
     assert tree.equal(params(teacher), views["oca" if name == "fedkf" else "aca"])
     assert not tree.equal(views["oca"], views["aca"])
     samples, counts, names = given["generated_picture"]

@@ -190,7 +190,7 @@ def test_what_was_spent_of_privacy_stays_spent() -> None:
 
 @pytest.fixture(autouse=True)
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "build_method", lambda _: Failing())
+    monkeypatch.setattr(runner, "make_method", lambda _: Failing())
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 

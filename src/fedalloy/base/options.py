@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_origin
 
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
@@ -55,7 +55,7 @@ class Option:
 
 
 def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None) -> Any:
-    """Declare an option with its default and its meaning in one line.
+    """Declare an option with its default (MISSING: it must be given) and its meaning in one line.
 
     `only_with` names another option and the values with which this one has an effect; it is refused otherwise. Without
     any value, the other one must only be given; None among the values stands for one that is not chosen yet.
@@ -69,7 +69,7 @@ def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = No
     >>> Walk(breaths=0)
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: walk.breaths = 0 must be greater than or equal to 1
+    fedalloy.errors.UsageError: walk.breaths = 0 must be at least 1
     >>> Walk(breaths=2)
     Traceback (most recent call last):
     ...
@@ -102,15 +102,17 @@ def section(make: Callable[[], T]) -> T:
 def resolve(thing: Any, where: str) -> None:
     """Give a dataclass the defaults of its variant, and refuse values outside the limits of their types."""
     hints, fields = type_hints(type(thing)), _options(thing)
-    variant = getattr(thing, "variant", "")
+    variant, place = getattr(thing, "variant", ""), f"{where}." if where else ""
     for f in fields:
         if isinstance(value := getattr(thing, f.name), ByVariant):
             object.__setattr__(thing, f.name, value.of(variant))
     for f in fields:
-        typed_value(hints.get(f.name, Any), getattr(thing, f.name), f"{where}.{f.name}")
+        hint = hints.get(f.name, Any)
+        if "meaning" in f.metadata or get_origin(hint) is Literal:
+            typed_value(hint, getattr(thing, f.name), f"{place}{f.name}")
     for f in fields:
         if f.metadata.get("only_with") and getattr(thing, f.name) != _default(f, variant):
-            _refuse_idle(thing, where, f.name, *f.metadata["only_with"])
+            _refuse_idle(thing, f"{place}{f.name}", *f.metadata["only_with"])
 
 
 def options_of(thing: Any) -> list[Option]:
@@ -148,9 +150,9 @@ def _default(f: dataclasses.Field[Any], variant: str) -> Any:
     return f.default.of(variant) if isinstance(f.default, ByVariant) else f.default
 
 
-def _refuse_idle(thing: Any, where: str, name: str, other: str, *choices: Any) -> None:
+def _refuse_idle(thing: Any, name: str, other: str, *choices: Any) -> None:
     choice = getattr(thing, other)
     if not (choice in choices if choices else choice is not None):
         words = " or ".join("true" if word is True else repr(word) for word in choices if word is not None)
         needed = f"{other} = {words}" if words else other
-        raise UsageError(f"{where}.{name} has no effect without {needed}; leave it out")
+        raise UsageError(f"{name} has no effect without {needed}; leave it out")
