@@ -401,7 +401,7 @@ class Blobs(nn.Module):
         return self.layer(z).view(len(z), *self.shape)
 
 
-@method("painter", label="Painter", card=Card(up="model, n", down="model"))
+@method("painter", label="Painter", card=Card(paper="none", up="model, n", down="model"))
 class Painter(FedAvg):
     kind: str = "generated"
 
