@@ -1,7 +1,7 @@
-"""Pictures of finished runs: how they learned, how each client fares, what it cost to communicate.
+"""Plots of finished runs: learning curves, the clients' accuracies, and the cost of communication.
 
-Every picture is drawn for a width in inches, so that a phone gets its own drawing and not a shrunken one. Nothing here
-touches pyplot or its global state.
+Every plot is drawn for a width in inches, so that a phone gets its own drawing and not a shrunken one. Nothing here
+uses pyplot or its global state.
 """
 
 from __future__ import annotations
@@ -134,14 +134,14 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
 def _drawn_to(
     last: float, one: Series, rounds: Floats, mean: Floats, std: Floats
 ) -> tuple[Series, Floats, Floats, Floats]:
-    """What one round reached, as a horizontal line to the last round of the others."""
+    """The result of a single round as a horizontal line to the last round of the others."""
     if last == rounds[0]:
         return one, rounds, mean, std
     return one, np.array([rounds[0], last]), mean.repeat(2), std.repeat(2)
 
 
 def _bought(one: Series) -> tuple[Floats, Floats]:
-    """Bytes sent so far and the AMP they bought, at the rounds where both are known."""
+    """Bytes sent so far and AMP, at the rounds where both are known."""
     (measured, amp, _), (counted, sent) = one.curve("amp"), one.traffic()
     _, left, right = np.intersect1d(measured, counted, return_indices=True)
     return sent[right], amp[left] * 100

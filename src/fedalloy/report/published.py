@@ -1,4 +1,4 @@
-"""Our figures beside a paper's, where an experiment names them."""
+"""Our results beside a paper's, if the experiment names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedalloy.storage.rows import COLUMNS, Row, combine
 
 @dataclass(frozen=True)
 class Beside:
-    """A paper's table with our figures: what it is, its headings, and its lines as text."""
+    """A paper's table with our results: its source, headings and lines as text."""
 
     source: str
     headings: Sequence[str]
@@ -30,7 +30,7 @@ class Beside:
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
-        table.title = Text(printable(f"Beside {self.source}"))
+        table.title = Text(printable(f"Compared with {self.source}"))
         for i, heading in enumerate(self.headings):
             table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
         for line in self.body:
@@ -39,7 +39,7 @@ class Beside:
 
 
 def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
-    """The published tables that hold for these runs, with our figures; methods that were not run are left out.
+    """The published tables that apply to these runs, with our results; methods that were not run are omitted.
 
     >>> beside([], [])
     []
@@ -49,14 +49,15 @@ def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
 
 
 def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
-    """The published tables of these runs' experiment that hold for its values."""
+    """The published tables of these runs' experiment that apply to its settings."""
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
     found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
     for metric in (metric for table in found for metric in table["metrics"]):
         if metric not in COLUMNS:
-            raise DataError(f"a run's published figures have the metric {shown(metric)}; {suggest(metric, COLUMNS)}")
+            known = suggest(metric, list(COLUMNS))
+            raise DataError(f"a run's published results have the metric {shown(metric)}; {known}")
     return found
 
 
@@ -65,7 +66,7 @@ def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
 
 
 def _value(experiment: Mapping[str, Any], key: str) -> Any:
-    """What stands under a dotted key."""
+    """The value of a dotted key."""
     found: Any = experiment
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None

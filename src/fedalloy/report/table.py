@@ -1,4 +1,4 @@
-"""The comparison of methods as a table: for the terminal, as Markdown, as records for a file, and as one sentence."""
+"""The comparison of methods as a table: for the terminal, as Markdown, and as records for a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell as text, and whether it holds the best value of its column."""
+    """One cell as text, and whether it is the best of its column."""
 
     text: str
     best: bool = False
@@ -109,7 +109,7 @@ def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> 
 
 
 def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
-    """One flat record per method and view, with unrounded means and deviations over seeds, for CSV or JSON."""
+    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds."""
     rows = list(rows)
     found = []
     for line in combine(rows):

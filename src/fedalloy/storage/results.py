@@ -27,9 +27,9 @@ from fedalloy.storage.run_files import check_description, check_record
 Selection = Literal["last", "best on validation", "best on test"]
 SELECTIONS: tuple[Selection, ...] = get_args(Selection)
 
-VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in the order in which they are shown
+VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in display order
 PERSONAL, DISTILLED = "personal", "distilled"  # a client's model after local training, and just before it
-STAGES = ("initial", DISTILLED)  # clients' models on the way; measured, but not what a method results in
+STAGES = ("initial", DISTILLED)  # intermediate models of clients: evaluated, but not the result of a method
 FORMAT = 1
 
 
@@ -68,13 +68,11 @@ class Run:
         return tuple(view for view in VIEWS if view in seen) + tuple(sorted(seen.difference(VIEWS)))
 
     def series(self, view: str, metric: str) -> tuple[NDArray[np.int64], Floats]:
-        """The rounds in which a view was evaluated, and a metric in each of them."""
+        """The rounds in which a view was evaluated, and the values of a metric in them."""
         evaluated = self._evaluated(view)
         known = {name: 0 for record in evaluated.values() for name, value in record.items() if _is_score(value)}
         if metric not in known:
-            raise UsageError(
-                f"{self.label} recorded no metric '{metric}' of the view '{view}'; {suggest(metric, known)}"
-            )
+            raise UsageError(f"{self.label} has no metric '{metric}' for the view '{view}'; {suggest(metric, known)}")
         values = [_number(record.get(metric)) for record in evaluated.values()]
         return np.array(list(evaluated), dtype=np.int64), np.array(values, dtype=np.float64)
 
@@ -86,7 +84,7 @@ class Run:
             raise UsageError(f"{self.label} has no evaluation of the view '{view}' at {when!r}; choose another round")
         per_client = evaluated[chosen]["clients"]
         if metric not in per_client:
-            raise UsageError(f"{self.label} recorded no '{metric}' of each client; {suggest(metric, per_client)}")
+            raise UsageError(f"{self.label} has no '{metric}' of each client; {suggest(metric, per_client)}")
         return np.array([_number(value) for value in per_client[metric]], dtype=np.float64)
 
     def view(self, name: str, number: int) -> Mapping[str, Any]:
@@ -94,7 +92,7 @@ class Run:
         return self._evaluated(name).get(number, {})
 
     def at(self, view: str, metric: str, selection: Selection = "last") -> float:
-        """A metric of a view in the selected round; `nan` where no round is selected.
+        """A metric of a view in the selected round; `nan` if no round is selected.
 
         >>> Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},)).at("aca", "amp")
         0.5
@@ -104,7 +102,7 @@ class Run:
         return float(chosen[0]) if len(chosen) else math.nan
 
     def total(self, *path: str) -> float | None:
-        """The sum of a cost over all rounds, such as `total("bytes", "up")`; None where a round did not record it.
+        """The sum of a cost over all rounds, such as `total("bytes", "up")`; None if a round did not record it.
 
         >>> rounds = ({"bytes": {"up": {"weights": 4, "framing": 1}}}, {"bytes": {"up": {"weights": 2}}})
         >>> Run({}, rounds).total("bytes", "up")
@@ -119,7 +117,7 @@ class Run:
 
 
 def read(folder: Path | str) -> Run:
-    """Read a run folder, also of a run that is still going or was cut off while it wrote its last line.
+    """Read a run folder, even if the run is still going or was interrupted while it wrote its last line.
 
     >>> read("no-such-run")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -133,10 +131,10 @@ def read(folder: Path | str) -> Run:
 
 
 def best_round(run: Run, view: str, selection: Selection) -> int | None:
-    """The round that a selection chooses, the earliest of equals; None where nothing was recorded to choose by.
+    """The selected round, the earliest of equals; None if the selection's criterion was not recorded.
 
-    "best on test" goes by the global test accuracy where there is one and otherwise by AMP on the clients' tests.
-    It looks at what it reports, so it flatters: papers use it, a decision should rest on "last" or on validation.
+    "best on test" uses the accuracy on the common test set if there is one, else AMP on the clients' test sets. It
+    selects by what it reports and is too optimistic: papers use it, but decide by "last" or by validation.
 
     >>> record = lambda t, amp: {"round": t, "views": {"aca": {"amp": amp, "test": None, "validation": None}}}
     >>> run = Run({"label": "FedAvg"}, (record(1, 0.5), record(2, 0.7), record(3, 0.6)))
@@ -154,7 +152,7 @@ def best_round(run: Run, view: str, selection: Selection) -> int | None:
 
 
 def copy_of(file: Path) -> Path:
-    """Where the second copy of a `run.json` lies: beside the checkpoints, under a name that nobody takes for a run's.
+    """The path of the second copy of a `run.json`: beside the checkpoints, under another name.
 
     >>> print(copy_of(Path("runs/one/run.json")))
     runs/one/checkpoints/description.json
@@ -163,7 +161,7 @@ def copy_of(file: Path) -> Path:
 
 
 def read_meta(file: Path, say: Callable[[str], None] = lambda _: None) -> Mapping[str, Any]:
-    """What a `run.json` says, or its copy, where it is lost or damaged."""
+    """The content of a `run.json`, or of its copy if it is lost or damaged."""
     try:
         return read_one_meta(file)
     except DataError as error:
@@ -176,7 +174,7 @@ def read_meta(file: Path, say: Callable[[str], None] = lambda _: None) -> Mappin
 
 
 def read_one_meta(file: Path) -> Mapping[str, Any]:
-    """What this copy of a `run.json` says."""
+    """The content of this copy of a `run.json`."""
     try:
         meta = json.loads(read_file(file).decode("utf-8"))
     except OSError as error:
@@ -188,7 +186,7 @@ def read_one_meta(file: Path) -> Mapping[str, Any]:
         raise DataError(f"{file} does not describe a run; it must be an object with format, name, label and seed")
     if meta["format"] != FORMAT:
         raise DataError(
-            f"{file} has the format {shown(meta['format'])}, this fedalloy reads {FORMAT}; use the one that wrote it"
+            f"{file} has format {shown(meta['format'])}, but this version reads {FORMAT}; use the one that wrote it"
         )
     check_description(f"{file}", meta)
     return meta
@@ -198,7 +196,7 @@ def _read_rounds(file: Path, clients: int | None) -> tuple[Mapping[str, Any], ..
     lines = read_file(file).split(b"\n") if file.exists() else []
     while lines and not lines[-1].strip():
         lines.pop()
-    # A run resumed after a crash may write a round again: the later writing counts, and counts once.
+    # A run resumed after a crash may write a round again: the later record counts.
     records: dict[int, Mapping[str, Any]] = {}
     for number, line in enumerate(lines, start=1):
         where = f"line {number} of {file}"
@@ -206,8 +204,8 @@ def _read_rounds(file: Path, clients: int | None) -> tuple[Mapping[str, Any], ..
             record = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             if number == len(lines):
-                break  # a crash has torn it
-            raise DataError(f"{where} is not the record of a round; remove or mend it") from error
+                break  # a crash has truncated it
+            raise DataError(f"{where} is not the record of a round; remove or correct it") from error
         check_record(where, record, clients)
         records[record["round"]] = record
     return tuple(records[number] for number in sorted(records))
@@ -220,7 +218,7 @@ def _find(record: Any, path: tuple[str, ...]) -> Any:
 
 
 def _total(costs: Any) -> float | None:
-    """Add up whatever is nested in there; one unknown part makes the sum unknown."""
+    """The sum of all nested values; None if one of them is unknown."""
     if isinstance(costs, int | float | None):
         return costs
     parts = [_total(part) for part in (costs.values() if isinstance(costs, Mapping) else costs)]
@@ -228,7 +226,7 @@ def _total(costs: Any) -> float | None:
 
 
 def _is_score(value: object) -> bool:
-    """Whether a view has recorded a number, or that there is none; what it has of each client is something else."""
+    """Whether a value is a number or missing, and not a table of clients."""
     return value is None or isinstance(value, int | float)
 
 
