@@ -79,7 +79,7 @@ def test_our_figures_stand_beside_the_published_ones_of_their_cell() -> None:
         for label, amp, alpha in (("0.1", 0.90, 0.1), ("1", 0.80, 1.0), ("10", 0.70, 10.0))
     ]
     table = grid(["alpha"], lines)
-    assert table.title == "Beside Paper"
+    assert table.title == "Compared with Paper"
     assert table.headings == ["alpha", "KnFu", "paper", "Local", "paper"]
     assert table.body[0] == ["0.1", "45.50 ± 0.71", "93.5 ± 0.6", "25.00", MISSING]
     assert table.body[1] == ["1", "40.50 ± 0.71", "78.5 ± 3.9", "25.00", MISSING]
