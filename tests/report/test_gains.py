@@ -131,7 +131,7 @@ def test_runs_that_were_not_tested_alike_are_not_compared(one, other):
 def test_without_a_reference_there_is_nothing(one):
     assert gains([one("knfu", [0.5]), one("centralised", [0.9])]) == []
     assert gains([one("local", [0.5]), one("centralised", [0.9])]) == []  # a bound is no choice
-    assert "What each client gains" not in render([one("knfu", [0.5])], title="")
+    assert "Gain of each client" not in render([one("knfu", [0.5])], title="")
 
 
 def test_a_client_without_a_test_is_left_out(one):
