@@ -412,9 +412,8 @@ def test_run_refuses_the_folder_of_another_experiment(command: Command, built: B
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, _, err = command("run", "training.momentum=0.5", "--out", "run")
     assert code == 5
-    assert err == (
-        "fedalloy: 'run' holds a run of a different experiment; .*.momentum: 0.0 -> 0.5\n"
-    )
+    assert err.startswith("fedalloy: 'run' holds a run of a different experiment")
+    assert err.endswith("\n  training.momentum: 0.0 -> 0.5\n")
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
 
 
