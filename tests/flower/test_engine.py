@@ -224,7 +224,7 @@ def test_a_run_that_goes_back_finds_the_memories_of_that_round(simulated, tmp_pa
 def test_a_run_goes_on_only_where_its_memories_are(simulated, tmp_path):
     simulate({**EXP, "rounds": 1, "engine": "flower"}, tmp_path / "run", engine=simulated())
     built = simulated().setting
-    with pytest.raises(UsageError, match="go on with engine = 'flower'"):
+    with pytest.raises(UsageError, match="engine = 'flower'"):
         resume(tmp_path / "run", rounds=2, engine=Serial(built))
     simulate({**EXP, "rounds": 1, "engine": "serial"}, tmp_path / "embedded")
     with pytest.raises(UsageError, match="in its checkpoint"):

@@ -453,7 +453,7 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     from fedalloy.report.progress import Display
     from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.results import rows
+    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
     refused, first = comparison.examined(exp, choices, seeds, folder / "runs")

@@ -394,6 +394,13 @@ class Method:
         """Other models of this client that are worth measuring, such as the one before its local update, by view."""
         return {}
 
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """What `fedalloy draw` can show besides the models: data by kind of picture, see `knowledge/pictures.py`.
+
+        A string in the place of the data says why there is no such picture.
+        """
+        return {}
+
 
 def group_of(view: str) -> int | None:
     """The number of the group whose model a view is, if its name says so.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.base.options import Count, NotNegative, Positive, Several, Variant, by_variant, option
+from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Client, Federation
+from fedalloy.knowledge.pictures import Images, from_noise
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.losses import ce
 
@@ -62,6 +65,10 @@ class DataFree:
         """The generator that all begin with, theta."""
         make = partial(ImageGenerator, owner.shape, owner.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
         return owner.generator(make)
+
+    def images(self, generators: Mapping[int, Tree], teacher: Tree) -> Images:
+        """The images of several generators as `fedalloy draw` shows them, sorted by a teacher."""
+        return Images(from_noise(self.new_generator, self.noise), generators, teacher)
 
     def generator_loss(self, batch: Judged) -> Tensor:
         """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,9 @@ from fedalloy.aggregation.rule import Weights
 from fedalloy.base.options import Count, Variant, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.game import Game, opinions
+from fedalloy.knowledge.pictures import Images
 from fedalloy.knowledge.teaching import Teaching
 from fedalloy.methods.fedavg import FedAvg, label_counts, models
 from fedalloy.train.beside import Beside
@@ -126,3 +128,12 @@ class DaFKD(Game, Teaching, FedAvg):
         sent = {"model": params(two.net), "generator": params(generator.net), **self.about(me)}
         shown = head if self.shown(me.round) else {}
         return reply(**sent, **shown, keep=None if self.common_head else head)
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The clients' importance for each class, and the images of the averaged generator."""
+        told = s.body.get("importance", "nothing was distilled yet")
+        return {"importance": told, "generated": Images(self.images, {SERVER: s["generator"]}, s["model"])}
+
+    def images(self, me: Client, weights: Tree, stream: torch.Generator, n: int) -> Tensor:
+        """Images made as those for the distillation are."""
+        return self.made(me, weights, int(torch.randint(2**62, (), generator=stream)), n)

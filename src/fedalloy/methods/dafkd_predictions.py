@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,8 @@ from annotated_types import Interval
 from torch import Tensor
 
 from fedalloy.base.options import option
-from fedalloy.federation.core import Client, Federation, Message, Reply, action, method, reply
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.importance import ensemble, ensemble_of_products, importance
 from fedalloy.methods.dafkd import CARD as DAFKD
@@ -62,3 +63,7 @@ class DaFKDPredictions(DaFKDScores):
         """The client's probabilities for the samples, each times how like its own data it finds the sample."""
         scores, logits = self.opinion(me, msg)
         return reply(soft=scores[:, None] * (logits / self.tau).softmax(1), keep={"head": me.memory["head"]})
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """As in DaFKD, without the clients' importance."""
+        return {**super().pictures(s, memories), "importance": f"the server of {self.name} does not learn it"}

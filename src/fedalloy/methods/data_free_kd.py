@@ -13,6 +13,7 @@ from fedalloy.base.tree import Tree, equal
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, State, initial, method
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.methods.centralised import Centralised
 from fedalloy.train.beside import Beside, normal
@@ -89,3 +90,9 @@ class DataFreeKD(DataFree, Centralised):
     def models(self, s: State) -> Mapping[str, Tree]:
         """What the student has to reach, and what it reached."""
         return {"teacher": s["model"], "student": s["student"]}
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The images of the generator, as the teacher classifies them."""
+        if s.round <= self.teacher_rounds:
+            return {"generated": f"{self.name} starts distilling in round {self.teacher_rounds + 1}"}
+        return {"generated": self.images({SERVER: s["generator"]}, s["model"])}

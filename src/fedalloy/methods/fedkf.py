@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -113,3 +114,10 @@ class FedKF(DataFree, FedAvg):
             l_kl = kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
         l_ce = ce(student(x), y)  # Eq. 7
         return l_ce + self.gamma * l_kl
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The images of the generators, as the teacher classifies them."""
+        if not self.distils(s.round):
+            return {"generated": f"{self.name} starts distilling in round {self.kd_start}"}
+        made = {k: memory["generator"] for k, memory in memories.items() if "generator" in memory}
+        return {"generated": self.images(made, self.teacher(s).get("teacher", s["model"]))}

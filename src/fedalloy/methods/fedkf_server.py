@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from fedalloy.base.options import Number, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.data_free import judged
 from fedalloy.methods.fedkf import QUICK, FedKF
 from fedalloy.train.beside import Beside, normal
@@ -79,3 +81,7 @@ class FedKFServer(FedKF):
     def example(self, name: str, party: Client | Federation) -> Any:
         """A generator is like the one that all begin with."""
         return params(self.new_generator(party)) if name == "generator" else super().example(name, party)
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The images of the server's generator."""
+        return super().pictures(s, {SERVER: {"generator": s["generator"]}})

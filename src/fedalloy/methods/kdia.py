@@ -16,6 +16,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.generated_features import GeneratedFeatures
+from fedalloy.knowledge.pictures import Features
 from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
 from fedalloy.methods.fedavg import FedAvg, label_counts, models
 from fedalloy.nets.models import in_two_parts
@@ -139,3 +140,9 @@ class KDIA(GeneratedFeatures, FedAvg):
     def models(self, s: State) -> Mapping[str, Tree]:
         """The average of the active clients, and the weighted one of all; the paper reports the better."""
         return {"student": s["model"], "teacher": self.overall(s)}
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """The clients' weights in the teacher, and the generated features."""
+        made = Features(self.new_generator, s["generator"]) if self.lambda_gen else "lambda_gen = 0 makes no features"
+        options = {"mean": self.mean, "use": self.freqs, "seen_only": self.cache.unseen == "seen_only"}
+        return {"trifreqs": options, "similarity": made}

@@ -9,7 +9,7 @@ import torch
 
 from fedalloy.base.options import NotNegative, option
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Federation, Message, method
+from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge.fusion import Direction, divergences, epd, fuse, fusion_weights
 from fedalloy.methods.soft_labels import SoftLabels
 
@@ -62,3 +62,8 @@ class KnFu(SoftLabels):
         notes["weights"][here[:, None], here] = weights
         notes["epd"][here] = p
         return {r.client: {"soft": answers} for r, answers in zip(replies, fused, strict=True)}, notes
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """Which client learned from which in the last round, and what each predicted."""
+        answered = "weights" in s.body
+        return {"fusion": s["weights"], "epd": s["epd"]} if answered else {"fusion": "no client has answered yet"}
