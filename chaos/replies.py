@@ -26,9 +26,10 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import require_finite, small_settings
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, Reply, State, act, methods, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import refusal
 from fedalloy.federation.setting import Setting
 from fedalloy.train.costs import Meter

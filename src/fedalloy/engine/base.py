@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
+from fedalloy.federation.core import Client, Generation, Message, Method, Network, State, initial_generator
+from fedalloy.federation.engine import Answer, Engine, Failed, Failure, Forgot
 from fedalloy.federation.gate import farthest, refusal, strays
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import SERVER, Setting, pooled
@@ -26,47 +27,11 @@ from fedalloy.train.privacy import LEDGER, charged
 REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply with what it took to make it."""
-
-    client: int
-    reply: Reply
-    meter: Meter
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client from which no answer will come in this round, and why."""
-
-    client: int
-    reason: str
-
-
-class Failed(Failure):
-    """A client that was there and could not act on what it was sent."""
-
-
-class Forgot(Failure):
-    """A client whose memory is gone: it begins anew, and what it answers then comes after this."""
-
-
-class Carrier(Protocol):
-    """The one thing that engines do differently: bring messages to clients and their answers back, in any order."""
-
-    setting: Setting
-    memories: dict[int, Tree]
-
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Let clients act."""
-
-
 @dataclass
 class Round:
     """One round as the server sees it: the `Federation` of every engine."""
 
-    engine: Carrier
+    engine: Engine
     method: Method
     round: int
     ledger: Ledger = field(default_factory=Ledger)

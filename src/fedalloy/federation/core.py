@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from fedalloy.train.costs import Meter, metered
 from fedalloy.train.fit import LocalWork, address_dropout, load, params
 from fedalloy.train.noise import secret_seed
 from fedalloy.train.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
+
+if TYPE_CHECKING:
+    from fedalloy.federation.engine import Engine
 
 Network = Callable[[], nn.Module]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -498,19 +501,6 @@ def initial_generator(make: Network, seed: int, layout: Layout, device: str | to
     return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
 
 
-class Engine(Protocol):
-    """Carries messages to clients and keeps their memories; serial, pool and flower are engines.
-
-    `trusted` is the newest generation that clients are known to have trained from, while that is not the present one.
-    """
-
-    memories: dict[int, Tree]
-    trusted: Generation | None
-
-    def open(self, method: Method, round: int) -> Federation:
-        """Begin a round."""
-
-
 def run(
     method: Method,
     engine: Engine,
@@ -585,7 +575,6 @@ __all__ = [
     "Augmentation",
     "Card",
     "Client",
-    "Engine",
     "Federation",
     "Generation",
     "Message",

@@ -25,12 +25,12 @@ from fedalloy.config.build import Built, build, tried
 from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, recorded, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
-from fedalloy.engine.choose import AnyEngine, engine_for
+from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.federation.core import Federation, Method, Network, State, hyper_parameters, run
-from fedalloy.federation.evaluation import Remote, views_on
+from fedalloy.federation.engine import Engine
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.nets.models import parameter_count
@@ -56,7 +56,7 @@ def simulate(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -99,7 +99,7 @@ def resume(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -148,17 +148,15 @@ def refuse_unfit(method: Method, setting: Setting) -> None:
 
 @contextmanager
 def _carried(
-    engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
-) -> Iterator[AnyEngine]:
+    engine: Engine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
+) -> Iterator[Engine]:
     tune_malloc()
     with (
         engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say, exp)
         if engine is None
         else nullcontext(engine)
     ) as carrier:
-        carrier.memories, carrier.trusted = {}, None
-        if isinstance(carrier, Remote):
-            carrier.begin(None if store is None else store.folder / MEMORIES)
+        carrier.begin(None if store is None else store.folder / MEMORIES)
         yield carrier
 
 
@@ -170,11 +168,11 @@ def _refuse_own(exp: Experiment, dataset: Dataset | None, network: Network | Non
         )
 
 
-def _refuse_elsewhere(memories: Mapping[int, Tree], engine: AnyEngine) -> None:
+def _refuse_elsewhere(memories: Mapping[int, Tree], engine: Engine) -> None:
     """Refuse memories that are not where this engine looks for them."""
-    if not isinstance(engine, Remote) and any(REFERENCE in memory for memory in memories.values()):
+    if not engine.remote and any(REFERENCE in memory for memory in memories.values()):
         raise UsageError("the clients of this run have kept their memories; go on with engine = 'flower'")
-    if isinstance(engine, Remote) and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
+    if engine.remote and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
         raise UsageError("the memories of this run are in its checkpoint; go on with engine = 'auto'")
 
 
@@ -194,7 +192,7 @@ def _go_on(
     method: Method,
     meta: dict[str, Any],
     store: Store | None,
-    engine: AnyEngine,
+    engine: Engine,
     spill: Spill,
     start: list[State],
     records: list[dict[str, Any]],
@@ -213,7 +211,7 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds or method.card.once
-        views = views_on(engine, method, state) if due else {}
+        views = engine.evaluate(method, state) if due else {}
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,

@@ -22,7 +22,7 @@ from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
 from fedalloy.config.experiment import Experiment
-from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
+from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
@@ -31,6 +31,7 @@ from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_li
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
 from fedalloy.federation.disclosure import OFF
+from fedalloy.federation.engine import Answer, Failed, Failure, Forgot
 from fedalloy.federation.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.federation.gate import Room
 from fedalloy.federation.setting import Setting
@@ -87,8 +88,14 @@ class Flower:
         fault = claims.changed(one, self.setting)
         return fault and f"{fault}; give this site the same data again, or start a new run"
 
+    @property
+    def remote(self) -> bool:
+        """Data and memories are with the clients."""
+        return True
+
     def begin(self, folder: Path | None) -> None:
-        """A run begins whose files lie in this folder; its clients have their own."""
+        """Begin a run, whose files lie in this folder; its clients have their own."""
+        self.memories, self.trusted = {}, None
 
     def check(self) -> None:
         """Raise if no answer can come any more, from anybody."""
