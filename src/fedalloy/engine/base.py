@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from fedalloy.base import rng
+from fedalloy.base import rng, tree
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
@@ -22,7 +22,7 @@ from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.train.costs import Ledger, Meter, metered
 from fedalloy.train.fit import LocalWork
-from fedalloy.train.privacy import LEDGER, charged
+from fedalloy.train.privacy import charged, overspent
 
 REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
 
@@ -135,6 +135,9 @@ class Round:
         unknown = [k for k in ids if k not in range(len(self._setting.sites))]
         if unknown:
             raise UsageError(f"{self.method.name} asks client {unknown[0]}, which does not exist")
+        tree.check(body, f"message '{action}'")
+        for k in ids:
+            tree.check(own.get(k, {}), f"message '{action}' of client {k}")
         messages = [Message(action, k, {**body, **own.get(k, {})}) for k in ids]
         for message in messages:
             self.ledger.sent(message.body)
@@ -228,11 +231,11 @@ class Round:
     def _fault(self, answer: Answer, message: Message) -> str | None:
         """Why an answer does not count, if so: its client has no privacy left, or it is not what it must be."""
         body = answer.reply.body
-        if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
+        if (spent := overspent(self._setting.privacy, body)) is not None:
             self.spent.add(answer.client)
-            return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
-        contract = self.method.expects(message, self)
-        return refusal(body, contract, message.body, self.method.aggregation.max_distance)
+            return spent
+        contract, most = self.method.expects(message, self), self.method.aggregation.max_distance
+        return refusal(body, contract, message.body, most, is_tree=answer.reply.checked)
 
     def pool(self) -> Samples:
         """All clients' training data in one place, counted as uploaded in the first round."""

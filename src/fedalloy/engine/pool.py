@@ -203,7 +203,7 @@ class _Worker:
             raise error
         found = clone(arena.read(self.outbox))
         meter, seconds = rest
-        return Answer(message.client, Reply(found["body"], found.get("keep")), meter, seconds)
+        return Answer(message.client, Reply(found["body"], found.get("keep")).known(), meter, seconds)
 
     def stop(self) -> None:
         """End the process, which may be dead already."""

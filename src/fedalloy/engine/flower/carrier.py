@@ -37,7 +37,7 @@ from fedalloy.federation.gate import Room
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.checkpoints import CHAINS
 from fedalloy.storage.store import Say
-from fedalloy.train.privacy import LEDGER
+from fedalloy.train.privacy import charged
 
 PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
 HURRY = 600.0  # seconds after which it is said who is waited for, where there is no deadline, and again
@@ -162,9 +162,8 @@ class Flower:
 
     def _forget(self, client: int, round: int) -> None:
         self.say(f"round {round}: client {client} has lost its memory and begins anew")
-        spent = self.memories.pop(client, {}).get(LEDGER)
-        if spent:
-            self.memories[client] = {LEDGER: spent}
+        if spent := charged({}, self.memories.pop(client, None)):
+            self.memories[client] = spent
 
     def _told(self, method: Method) -> str:
         """The experiment, with the method that is really used."""
