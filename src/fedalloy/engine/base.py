@@ -136,8 +136,8 @@ class Round:
         if unknown:
             raise UsageError(f"{self.method.name} asks client {unknown[0]}, which does not exist")
         tree.check(body, f"message '{action}'")
-        for k in ids:
-            tree.check(own.get(k, {}), f"message '{action}' of client {k}")
+        for k, part in own.items():
+            tree.check(part, f"message '{action}' of client {k}")
         messages = [Message(action, k, {**body, **own.get(k, {})}) for k in ids]
         for message in messages:
             self.ledger.sent(message.body)

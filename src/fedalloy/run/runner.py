@@ -18,18 +18,17 @@ import torch
 import fedalloy
 from fedalloy.base import tree
 from fedalloy.base.layout import resolve
-from fedalloy.base.options import sections_of
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, recorded, with_sections
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import Experiment, Stop, experiment, make_method, naming, recorded, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.federation.core import Federation, Method, Network, State, hyper_parameters, run
+from fedalloy.federation.core import Federation, Method, Network, State, run
 from fedalloy.federation.engine import Engine
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
@@ -182,9 +181,7 @@ def _spill(exp: Experiment) -> Spill:
 
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
     """The experiment with the data, the model and the method that are really used, defaults written out."""
-    choice = Choice(name=method.name, options=hyper_parameters(method))
-    sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice, **sections)
+    return dataclasses.replace(naming(exp, method), data=built.data, model=built.model)
 
 
 def _go_on(
@@ -339,7 +336,7 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
 def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
     """What `run.json` says: everything needed to repeat the run."""
     setting = built.setting
-    net = tried(setting)
+    net = built.network
     example = setting.sites[0].train.take([0])[0]
     return {
         "format": FORMAT,

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.experiment import Experiment, naming
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
@@ -29,7 +29,7 @@ from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
-from fedalloy.federation.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.federation.core import Generation, Message, Method, Reply, State, methods
 from fedalloy.federation.disclosure import OFF
 from fedalloy.federation.engine import Answer, Failed, Failure, Forgot
 from fedalloy.federation.evaluation import announced, distinct, from_clients, miscounted, unevaluated
@@ -167,7 +167,7 @@ class Flower:
 
     def _told(self, method: Method) -> str:
         """The experiment, with the method that is really used."""
-        return as_json({**self.exp.to_dict(), "method": {"name": method.name, **hyper_parameters(method)}}).decode()
+        return as_json(naming(self.exp, method).to_dict()).decode()
 
     def _address(self, told: str, round: int, client: int) -> Header:
         digest = _digest(self.memories.get(client, {}))

@@ -29,7 +29,7 @@ from flwr.simulation import run_simulation
 from fedalloy.base.files import as_json
 from fedalloy.base.plugins import load_file, loaded_files
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, experiment
+from fedalloy.config.experiment import METHOD_PARTS, Experiment, experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app
@@ -67,7 +67,7 @@ class Here:
 
     def __call__(self, context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
         """The client's id, its setting and where it remembers."""
-        told = {key: value for key, value in asked.items() if key not in (*FREE, "method", "stop")}
+        told = {key: value for key, value in asked.items() if key not in {*FREE, *METHOD_PARTS, "stop"}}
         return int(context.node_config[PARTITION]), _setting(as_json(told), self.plugins), self.folder
 
 
