@@ -7,9 +7,12 @@ where a rename lies below the top level of a state or a memory, of which only a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
+
+from fedalloy.base.options import options_of
 
 # Old keys of experiments by their paths, and the paths that have taken their places: {"method.oca": "views.oca"}.
 # Those of one method have its name before them, and go first: {"fedkf:method.gamma": "method.kd_weight"}.
@@ -76,6 +79,21 @@ def old_state(body: Mapping[str, Any]) -> Mapping[str, Any]:
 def old_memory(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """A client's memory today as its digests were taken of it, but for the names of its entries."""
     return body
+
+
+def old_address(method: Any, work: Any, privacy: Any) -> str:
+    """Where the noise of a private run was addressed: by a method's options, which then held [aggregation] and [cache].
+
+    The frozen numbers follow from that noise, so that it is drawn from there again.
+    """
+    values = {found.name: getattr(method, found.name) for found in options_of(method)}
+    if hasattr(method, "cache"):
+        rule, cache = method.aggregation, method.cache
+        values |= {key: getattr(rule, key) for key in ("weights", "combine", "trim", "clip")}
+        values |= {f"disco_{key}": getattr(rule, f"disco_{key}") for key in ("a", "b", "metric", "normalise")}
+        values |= {"oca": cache.oca, "cache_init": None, "cache_dtype": cache.dtype, "exact_up_to": cache.exact_up_to}
+    options = json.dumps(json.loads(json.dumps(values), parse_int=float), sort_keys=True)
+    return f"privacy/{method.name}/{options}/{work}/{privacy.max_grad_norm}/{privacy.noise_multiplier}"
 
 
 def without(flat: Mapping[str, Any], patterns: tuple[str, ...]) -> dict[str, Any]:

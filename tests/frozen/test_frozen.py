@@ -26,6 +26,11 @@ def same_arithmetic() -> None:
         pytest.skip(f"frozen where torch's own arithmetic is another: {FROZEN['machine']}, here {here}")
 
 
+@pytest.fixture(autouse=True)
+def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedalloy.federation.core.run_address", renames.old_address)
+
+
 def _check(case: Mapping[str, Any], engine: str) -> None:
     if "privacy" in case["experiment"] and not all(map(importlib.util.find_spec, ("opacus", "dp_accounting"))):
         pytest.skip("needs fedalloy[privacy]")

@@ -37,6 +37,7 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any)
     return cls(**typed, **built)
 
 
+@functools.cache
 def type_hints(thing: Any) -> dict[str, Any]:
     """The types of a function's or a dataclass's arguments by name, as far as they can be found."""
     try:
@@ -59,7 +60,7 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
         wanted = dict.fromkeys(
-            _a_list(hint, e["loc"]) if _is_no_list(e) else e["msg"].removeprefix("Input should be ")
+            _a_list(hint, e["loc"]) if _is_no_list(e) else _plainly(e["msg"].removeprefix("Input should be "))
             for e in error.errors()
         )
         raise UsageError(f"{where}{place} = {shown(first['input'])} must be {' or '.join(wanted)}") from error
@@ -70,6 +71,11 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
 @functools.cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+
+
+def _plainly(limit: str) -> str:
+    """A limit as people say it."""
+    return limit.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def _is_no_list(error: Mapping[str, Any]) -> bool:
@@ -84,6 +90,8 @@ def _a_list(hint: Any, place: Sequence[int | str]) -> str:
     steps = [step for step in place if isinstance(step, int)]
     if steps:
         return _a_list(inner, steps[1:])
+    if typing.get_origin(inner) is typing.Annotated:
+        inner = typing.get_args(inner)[0]  # without its limits
     many = "lists" if _is_list(inner) else _MANY.get(inner)
     return f"a list of {many}" if many else "a list"
 

@@ -7,9 +7,10 @@ An option is a field of a dataclass. Its type says which values it takes, `optio
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Interval, MultipleOf
 
@@ -55,7 +56,7 @@ class Option:
 
 
 def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None) -> Any:
-    """Declare an option with its default and its meaning in one line.
+    """Declare an option with its default (MISSING: it must be given) and its meaning in one line.
 
     `only_with` names another option and the values with which this one has an effect; it is refused otherwise. Without
     any value, the other one must only be given; None among the values stands for one that is not chosen yet.
@@ -69,7 +70,7 @@ def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = No
     >>> Walk(breaths=0)
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: walk.breaths = 0 must be greater than or equal to 1
+    fedalloy.errors.UsageError: walk.breaths = 0 must be at least 1
     >>> Walk(breaths=2)
     Traceback (most recent call last):
     ...
@@ -102,15 +103,17 @@ def section(make: Callable[[], T]) -> T:
 def resolve(thing: Any, where: str) -> None:
     """Give a dataclass the defaults of its variant, and refuse values outside the limits of their types."""
     hints, fields = type_hints(type(thing)), _options(thing)
-    variant = getattr(thing, "variant", "")
+    variant, place = getattr(thing, "variant", ""), f"{where}." if where else ""
     for f in fields:
         if isinstance(value := getattr(thing, f.name), ByVariant):
             object.__setattr__(thing, f.name, value.of(variant))
     for f in fields:
-        typed_value(hints.get(f.name, Any), getattr(thing, f.name), f"{where}.{f.name}")
+        hint = hints.get(f.name, Any)
+        if "meaning" in f.metadata or get_origin(hint) is Literal:
+            typed_value(hint, getattr(thing, f.name), f"{place}{f.name}")
     for f in fields:
         if f.metadata.get("only_with") and getattr(thing, f.name) != _default(f, variant):
-            _refuse_idle(thing, where, f.name, *f.metadata["only_with"])
+            _refuse_idle(thing, f"{place}{f.name}", *f.metadata["only_with"])
 
 
 def options_of(thing: Any) -> list[Option]:
@@ -135,6 +138,62 @@ def options_of(thing: Any) -> list[Option]:
     ]
 
 
+def toml(value: Any) -> str:
+    """A value as TOML writes it.
+
+    >>> toml(True), toml("mean"), toml([1, 2]), toml(None)
+    ('true', '"mean"', '[1, 2]', 'unset')
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(toml, value))}]"
+    return "unset" if value is None else "required" if value is dataclasses.MISSING else str(value)
+
+
+def kind(hint: Any) -> str:
+    """A type in words, with its limits.
+
+    >>> kind(Share), kind(Count | None), kind(Literal["a", "b"])
+    ('number in (0, 1]', 'whole number, at least 1', '"a", "b"')
+    """
+    inner = [part for part in get_args(hint) if part is not type(None)]
+    origin = get_origin(hint)
+    if hint in _WORDS:
+        return _WORDS[hint]
+    if origin is Annotated:
+        return kind(inner[0]) + "".join(map(_limit, inner[1:]))
+    if origin is Literal:
+        return ", ".join(map(toml, inner))
+    if isinstance(hint, types.UnionType) or origin is Union:
+        return " or ".join(map(kind, inner))
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        words = kind(inner[0])
+        return (
+            f"list of {words.replace('number', 'numbers', 1).replace('text', 'texts', 1).replace('list', 'lists', 1)}"
+        )
+    return (
+        "a table" if isinstance(origin, type) and issubclass(origin, Mapping) else getattr(hint, "__name__", str(hint))
+    )
+
+
+_WORDS: Mapping[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+
+
+def _limit(limit: Any) -> str:
+    if isinstance(limit, Interval):
+        low, high = ("(", limit.gt) if limit.gt is not None else ("[", limit.ge)
+        top, end = (limit.lt, ")") if limit.lt is not None else (limit.le, "]")
+        return f" in {low}{high}, {top}{end}"
+    if isinstance(limit, MultipleOf):
+        return f", a multiple of {limit.multiple_of}"
+    if isinstance(limit, Ge | Gt):
+        return f", at least {limit.ge}" if isinstance(limit, Ge) else f" above {limit.gt}"
+    return ""
+
+
 def sections_of(cls: Any) -> list[str]:
     """The names of a dataclass's fields that are sections of the experiment."""
     return [f.name for f in dataclasses.fields(cls) if "section" in f.metadata]
@@ -148,9 +207,9 @@ def _default(f: dataclasses.Field[Any], variant: str) -> Any:
     return f.default.of(variant) if isinstance(f.default, ByVariant) else f.default
 
 
-def _refuse_idle(thing: Any, where: str, name: str, other: str, *choices: Any) -> None:
+def _refuse_idle(thing: Any, name: str, other: str, *choices: Any) -> None:
     choice = getattr(thing, other)
     if not (choice in choices if choices else choice is not None):
         words = " or ".join("true" if word is True else repr(word) for word in choices if word is not None)
         needed = f"{other} = {words}" if words else other
-        raise UsageError(f"{where}.{name} has no effect without {needed}; leave it out")
+        raise UsageError(f"{name} has no effect without {needed}; leave it out")

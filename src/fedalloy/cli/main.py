@@ -258,19 +258,22 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(["methods", "models", "data", "partitions"]), default="methods")
+@click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
 @click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
 @click.option("--privacy", is_flag=True, help="Say of each method what leaves a client, and what it is sent.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets or partitions.
+    """List methods, models, data sets or partitions, or all there is to say of one method.
 
     Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. Of an entry that is a
     text, yes means that there is one, no that there is none, and any other word is searched for in it.
     """
     load_plugins(plugins)
-    from fedalloy.report.listing import listing
+    from fedalloy.report.listing import KINDS, listing, one_method
 
+    if what not in KINDS:
+        screen().print(one_method(what))
+        return
     table = listing(what, filters, privacy=privacy)
     if filters and not table.row_count:
         say(f"no method fits {' and '.join(filters)}; `fedalloy list` shows them all")

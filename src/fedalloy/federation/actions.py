@@ -61,12 +61,14 @@ def action(declared: Any) -> Any:
     attribute is true, or its function of the round returns true. Each name must be known to `Method.example`, but for
     `n` and `counts`, the client's numbers of samples, and for networks that return under the name they were sent by.
 
-    >>> @action("model, teacher? -> model, n")
-    ... def train(self, me, msg): ...
-    >>> [part.name for part in travels(train).up]
+    >>> class Method:
+    ...     @action("model, teacher? -> model, n")
+    ...     def train(self, me, msg): ...
+    >>> [part.name for part in travels(Method, "train").up]
     ['model', 'n']
 
-    Without a declaration, replies need only be finite.
+    An action that overrides another and declares nothing keeps its declaration. Where there is none at all, replies
+    need only be finite.
     """
     if not isinstance(declared, str):
         declared.__dict__["is_action"] = True
@@ -100,21 +102,28 @@ def is_action(function: object) -> bool:
     return bool(getattr(function, "is_action", False))
 
 
-def travels(function: object) -> Travels | None:
-    """What an action declares, if it declares anything."""
-    return getattr(function, "travels", None)
+def travels(cls: type, name: str) -> Travels | None:
+    """What a class's action declares, or, where it overrides one without a declaration, what that one declares."""
+    found = (getattr(base.__dict__.get(name), "travels", None) for base in cls.__mro__)
+    return next((declared for declared in found if declared is not None), None)
 
 
-def in_words(parts: Iterable[Part]) -> str:
-    """What travels, for a card.
+def in_words(parts: Iterable[Part], method: object = None) -> str:
+    """What travels, for a card; without what a method never sends as it is.
 
-    >>> in_words([Part("model", False, None), Part("counts", False, "tells_counts")])
-    'model, label counts (if needed)'
+    >>> in_words([Part("model", False, None), Part("counts", True, None)])
+    'model, label counts (sometimes)'
     """
     found = dict.fromkeys(
-        WORDS.get(part.name, part.name) + (" (if needed)" if part.optional or part.condition else "") for part in parts
+        WORDS.get(part.name, part.name) + (" (sometimes)" if part.optional or _by_round(part, method) else "")
+        for part in parts
+        if part.condition is None or getattr(method, part.condition, True)
     )
     return ", ".join(found) or "nothing"
+
+
+def _by_round(part: Part, method: object) -> bool:
+    return part.condition is not None and callable(getattr(method, part.condition, None))
 
 
 def as_check(example: Any) -> Check:

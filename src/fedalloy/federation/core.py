@@ -350,7 +350,7 @@ class Method:
         A reply that does not keep this contract never reaches `round`; the client counts as absent. It is made of what
         the server knows: what it sent, its roster, and `example`.
         """
-        declared = travels(getattr(type(self), message.action, None))
+        declared = travels(type(self), message.action)
         if declared is None:
             return None
         n, k = fed.sizes[message.client], message.client
@@ -371,7 +371,7 @@ class Method:
         A client on another machine refuses what does not keep this contract, and does not act. It is made of what the
         client knows.
         """
-        declared = travels(getattr(type(self), action, None))
+        declared = travels(type(self), action)
         if declared is None:
             return None
         return {
@@ -427,7 +427,8 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 
     def add(cls: type[M]) -> type[M]:
         frozen = dataclass(frozen=True, kw_only=True)(cls)
-        frozen.name, frozen.label, frozen.card = name, label, _complete(card, frozen)
+        frozen.name, frozen.label, frozen.card = name, label, card
+        frozen.card = _complete(card, frozen)
         methods.register(name)(frozen)
         return frozen
 
@@ -436,8 +437,12 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 
 def _complete(card: Card, cls: type[Method]) -> Card:
     """The card with what travels, as the method's actions declare it."""
-    declared = [found for name in dir(cls) if (found := travels(getattr(cls, name, None))) is not None]
-    up, down = (in_words(part for found in declared for part in getattr(found, way)) for way in ("up", "down"))
+    declared = [found for name in dir(cls) if (found := travels(cls, name)) is not None]
+    try:
+        usual: Method | None = cls()
+    except (UsageError, TypeError, AttributeError):  # it has an option without a default
+        usual = None
+    up, down = (in_words((part for found in declared for part in getattr(found, way)), usual) for way in ("up", "down"))
     return replace(card, up=card.up or up, down=card.down or down)
 
 

@@ -23,7 +23,7 @@ class FedProx(FedAvg):
 
     mu: NotNegative = option(0.01, "weight of the pull to the received model; 0 is FedAvg")
 
-    @action("model -> model, n, counts if tells_counts")
+    @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on CE + mu/2 ||w - w^t||^2."""
         net = me.net(msg["model"])

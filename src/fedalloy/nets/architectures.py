@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
+from fedalloy.base.options import Positive, Share, option, resolve
 from fedalloy.errors import UsageError
 
 MOST_NAMED = 10  # tiers in a sentence
@@ -20,10 +21,10 @@ class ModelPart:
     the clients that are left then, in equal runs or by their budget.
     """
 
-    name: str
-    clients: tuple[int, ...] | None = None
-    tier: int | None = None
-    share: float | None = None
+    name: str = option(MISSING, "a registered network; its options follow")
+    clients: tuple[int, ...] | None = option(None, "the ids of the clients that have it")
+    tier: int | None = option(None, "the clients with this number in `participation.tiers` have it, unless named")
+    share: Share | None = option(None, "the share of all clients that have it, in ascending id, from those left")
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -32,10 +33,9 @@ class ModelPart:
         return [key for key in ("clients", "tier", "share") if getattr(self, key) is not None]
 
     def __post_init__(self) -> None:
+        resolve(self, "models")
         if len(self.given) > 1:
             raise UsageError(f"models: '{self.name}' has both {' and '.join(self.given)}; give one of them, or none")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise UsageError(f"models: the share of '{self.name}' is {self.share}; it must lie in (0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,13 @@ class Budget:
     `limits` holds one number for each client, or a few that are dealt in equal runs, in ascending id.
     """
 
-    unit: Literal["parameters", "flops"] = "parameters"
-    limits: tuple[float, ...]
+    unit: Literal["parameters", "flops"] = option("parameters", "what is limited: parameters, or FLOPs of a sample")
+    limits: tuple[Positive, ...] = option(MISSING, "one limit for each client, or a few that are dealt in equal runs")
 
     def __post_init__(self) -> None:
-        if not self.limits or min(self.limits) <= 0:
-            raise UsageError("budget.limits must hold positive numbers, one for each client or for each tier")
+        resolve(self, "budget")
+        if not self.limits:
+            raise UsageError("budget.limits is empty; give one limit for each client, or a few")
 
 
 def assign(
