@@ -22,9 +22,10 @@ from fedalloy.base import rng
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, FedMD
 from fedalloy.methods.dafkd_scores import DaFKDScores

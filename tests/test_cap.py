@@ -14,10 +14,10 @@ from fedalloy.aggregation.rule import Aggregation
 from fedalloy.check.probe import small_settings
 from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
 from fedalloy.knowledge.server_generator import class_weights, label_distribution

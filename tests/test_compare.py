@@ -235,10 +235,10 @@ def test_two_labels_must_not_share_a_folder() -> None:
 
 def test_nothing_is_found_where_all_is_well(tmp_path: Path) -> None:
     exp = experiment(tiny("rounds=1"))
-    found, first = comparison.examined(exp, chosen(exp), [0, 1], tmp_path)
+    found, built = comparison.examined(exp, chosen(exp), [0, 1], tmp_path)
     assert found == {}
-    assert first is not None
-    assert first.digests == build(exp).digests
+    assert list(built) == [0, 1]
+    assert built[0].digests == build(exp).digests
     compare(exp, folder=tmp_path)
     assert read(tmp_path / "pull-seed0").label == "pull"
     assert comparison.examined(exp, chosen(exp), [0], tmp_path)[0] == {}

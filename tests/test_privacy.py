@@ -29,12 +29,13 @@ from fedalloy.check.doctor import examine  # noqa: E402
 from fedalloy.check.probe import small_settings  # noqa: E402
 from fedalloy.data.public import PublicSet  # noqa: E402
 from fedalloy.data.samples import Samples  # noqa: E402
-from fedalloy.engine.base import Answer, Round  # noqa: E402
+from fedalloy.engine.base import Round  # noqa: E402
 from fedalloy.engine.pool import Pool  # noqa: E402
 from fedalloy.engine.serial import Serial  # noqa: E402
 from fedalloy.engine.threads import Threads  # noqa: E402
 from fedalloy.errors import CheckpointError, UsageError  # noqa: E402
 from fedalloy.federation.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
+from fedalloy.federation.engine import Answer  # noqa: E402
 from fedalloy.federation.participation import Participation  # noqa: E402
 from fedalloy.federation.quorum import Quorum, QuorumError  # noqa: E402
 from fedalloy.federation.setting import Setting, pooled  # noqa: E402

@@ -28,7 +28,7 @@ def same_arithmetic() -> None:
 
 @pytest.fixture(autouse=True)
 def same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedalloy.federation.core.run_address", renames.old_address)
+    monkeypatch.setattr("fedalloy.train.privacy.run_address", renames.old_address)
 
 
 def _check(case: Mapping[str, Any], engine: str) -> None:

@@ -28,7 +28,6 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
 from fedalloy.federation.core import Method, run
-from fedalloy.federation.evaluation import evaluate
 from fedalloy.report.progress import Display
 from fedalloy.run.comparison import Begin, chosen
 from fedalloy.storage.results import VIEWS
@@ -210,9 +209,9 @@ def _bench(
 
 def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[int]) -> tuple[str, float]:
     """The view that clients would use, and its AMP over the honest ones after the last round."""
-    engine.memories, engine.trusted = {}, None
+    engine.begin(None)
     state = run(method, engine, rounds)
-    views = evaluate(engine.setting, method, state, engine.memories, engine.workers)
+    views = engine.evaluate(method, state)
     view = next((name for name in VIEWS if name in views), next(iter(views)))
     found = views[view]["clients"]
     honest = np.setdiff1d(engine.setting.ids, hostile)

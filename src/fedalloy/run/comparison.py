@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedalloy.config.build import Built, build, check_names, tried
+from fedalloy.config.build import Built, Shelf, build, check_names
 from fedalloy.config.experiment import Choice, Experiment, experiment, make_method
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
@@ -46,33 +46,25 @@ def compare(
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]
-    found, first = examined(exp, choices, each, folder, dataset, network)
+    found, built = examined(exp, choices, each, folder, dataset, network)
     refuse(found)
-    return run_methods(
-        exp, choices, each, folder=folder, dataset=dataset, network=network, first=first, begin=begin, say=say
-    )
+    return run_methods(exp, choices, built, folder=folder, begin=begin, say=say)
 
 
 def run_methods(
     exp: Experiment,
     choices: Mapping[str, Choice],
-    seeds: Sequence[int],
+    settings: Mapping[int, Built],
     *,
     folder: str | Path | None = None,
-    dataset: Dataset | None = None,
-    network: Network | None = None,
-    first: Built | None = None,
     begin: Begin | None = None,
     say: Say = lambda _: None,
 ) -> list[Run]:
-    """Run what `examined` has approved; `first` is what it built for the first seed."""
+    """Run what `examined` has approved, on what it built for each seed."""
     objects = [make_method(exp, choice) for choice in choices.values()]
     runs = []
-    for seed in seeds:
+    for seed, built in settings.items():
         one = dataclasses.replace(exp, seed=seed, methods={})
-        with one_thread():
-            built = first if first is not None else build(one, dataset, network)
-        first = None
         # Finished runs are only read again, which needs no workers.
         left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
         with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
@@ -127,15 +119,17 @@ def examined(
     folder: str | Path | None = None,
     dataset: Dataset | None = None,
     network: Network | None = None,
-) -> tuple[Refusals, Built | None]:
-    """Everything that would fail later, and what was built for the first seed; nothing is written.
+    shelf: Shelf | None = None,
+) -> tuple[Refusals, dict[int, Built]]:
+    """Everything that would fail later, and what was built for each seed; nothing is written.
 
     Each method is made and tried with each seed: an error that came only when a method's turn comes would waste the
-    rounds of those before it.
+    rounds of those before it. All seeds share the data, which is taken from the shelf.
     """
+    shelf = Shelf() if shelf is None else shelf
     found: dict[str, FedalloyError] = {}
     methods: dict[str, Method] = {}
-    first: Built | None = None
+    built: dict[int, Built] = {}
     for key, choice in choices.items():
         with _noted(found, key):
             methods[key] = make_method(exp, choice)
@@ -145,19 +139,19 @@ def examined(
             check_names(exp)  # needs no data, which may be slow to load
     for seed in seeds if "" not in found else ():
         one = dataclasses.replace(exp, seed=seed, methods={})
-        with _noted(found, "" if first is None else f"seed {seed}"), one_thread():
-            built = build(one, dataset, network)
-            tried(built.setting)
-            kind_for(list(methods.values()), built.setting, exp.rounds, exp.engine, exp.workers, one)
-            first = built if seed == seeds[0] else first
+        with _noted(found, f"seed {seed}" if built else ""), one_thread():
+            here = build(one, dataset, network, shelf.take(one, dataset))
+            _ = here.network  # all networks are tried for it
+            kind_for(list(methods.values()), here.setting, exp.rounds, exp.engine, exp.workers, one)
+            built[seed] = here
             for key, method in methods.items():
                 with _noted(found, key):
-                    refuse_unfit(method, built.setting)
+                    refuse_unfit(method, here.setting)
                     place = _place(folder, key, seed)
                     if place is not None and begun(place):
-                        refuse_other(settled(one, built, method), place)
+                        refuse_other(settled(one, here, method), place)
                         refuse_shorter(exp.rounds, place)
-    return found, first
+    return found, built
 
 
 @contextmanager

@@ -18,19 +18,18 @@ import torch
 import fedalloy
 from fedalloy.base import tree
 from fedalloy.base.layout import resolve
-from fedalloy.base.options import sections_of
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, with_sections
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import Experiment, Stop, experiment, make_method, naming, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
-from fedalloy.engine.choose import AnyEngine, engine_for
+from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.federation.core import Federation, Method, Network, State, hyper_parameters, run
-from fedalloy.federation.evaluation import Remote, views_on
+from fedalloy.federation.core import Federation, Method, Network, State, run
+from fedalloy.federation.engine import Engine
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.nets.models import parameter_count
@@ -57,7 +56,7 @@ def simulate(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -100,7 +99,7 @@ def resume(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
@@ -147,17 +146,15 @@ def refuse_unfit(method: Method, setting: Setting) -> None:
 
 @contextmanager
 def _carried(
-    engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
-) -> Iterator[AnyEngine]:
+    engine: Engine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
+) -> Iterator[Engine]:
     tune_malloc()
     with (
         engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say, exp)
         if engine is None
         else nullcontext(engine)
     ) as carrier:
-        carrier.memories, carrier.trusted = {}, None
-        if isinstance(carrier, Remote):
-            carrier.begin(None if store is None else store.folder / MEMORIES)
+        carrier.begin(None if store is None else store.folder / MEMORIES)
         yield carrier
 
 
@@ -169,11 +166,11 @@ def _refuse_own(exp: Experiment, dataset: Dataset | None, network: Network | Non
         )
 
 
-def _refuse_elsewhere(memories: Mapping[int, Tree], engine: AnyEngine) -> None:
+def _refuse_elsewhere(memories: Mapping[int, Tree], engine: Engine) -> None:
     """Refuse memories that this engine cannot read."""
-    if not isinstance(engine, Remote) and any(REFERENCE in memory for memory in memories.values()):
+    if not engine.remote and any(REFERENCE in memory for memory in memories.values()):
         raise UsageError("the clients of this run have their memories; resume it with engine = 'flower'")
-    if isinstance(engine, Remote) and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
+    if engine.remote and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
         raise UsageError("the memories of this run are in its checkpoint; resume it with engine = 'auto'")
 
 
@@ -183,9 +180,7 @@ def _spill(exp: Experiment) -> Spill:
 
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
     """The experiment with the data, model and method that are actually used, and all defaults filled in."""
-    choice = Choice(name=method.name, options=hyper_parameters(method))
-    sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice, **sections)
+    return dataclasses.replace(naming(exp, method), data=built.data, model=built.model)
 
 
 def _go_on(
@@ -193,7 +188,7 @@ def _go_on(
     method: Method,
     meta: dict[str, Any],
     store: Store | None,
-    engine: AnyEngine,
+    engine: Engine,
     spill: Spill,
     start: list[State],
     records: list[dict[str, Any]],
@@ -212,7 +207,7 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds or method.card.once
-        views = views_on(engine, method, state) if due else {}
+        views = engine.evaluate(method, state) if due else {}
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,
@@ -340,7 +335,7 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
 def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
     """The content of `run.json`: everything needed to repeat the run."""
     setting = built.setting
-    net = tried(setting)
+    net = built.network
     example = setting.sites[0].train.take([0])[0]
     return {
         "format": FORMAT,
