@@ -86,6 +86,5 @@ def refuse_another(agreed: Experiment, asked: Mapping[str, Any]) -> None:
         differing.append("method")
     if differing:
         raise UsageError(
-            f"the server's experiment differs from the one this site agreed to ({', '.join(differing)}); request "
-            "refused"
+            f"the server's experiment differs from the one this site agreed to ({', '.join(differing)}); refused"
         )
