@@ -131,7 +131,7 @@ def command_trial(dice: Dice) -> str:
         shown = " ".join(words)[:150]
         if code not in codes() or (code == 1 and words[:1] != ["check"]):
             raise FaultError(f"{shown!r} left with {code}: {said[:200]!r}")
-        if "Traceback" in said or " a bug of fedalloy's" in said:
+        if "Traceback" in said or "a bug in fedalloy" in said:
             raise FaultError(f"{shown!r}: {said[:200]!r}")
         if code and not is_one_line(said) and ("doctor" not in words or said):  # its findings are on stdout
             raise FaultError(f"{shown!r} does not end in one line: {said[:200]!r}")

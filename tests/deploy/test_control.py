@@ -149,13 +149,13 @@ def test_what_is_not_up_says_so(made: Deployment, capsys: pytest.CaptureFixture[
     assert _code("run", str(made.folder)) == 4
     assert "the SuperLink does not answer" in capsys.readouterr().err
     assert _code("resume", str(made.folder)) == 2
-    assert "has no run to go on with" in capsys.readouterr().err
+    assert "`fedalloy deploy run" in capsys.readouterr().err
     assert _code("status", str(made.folder)) == 0
     assert "unknown" in capsys.readouterr().out
     assert _code("down", str(made.folder)) == 0
     assert "nothing was running" in capsys.readouterr().out
     assert _code("up", str(made.folder), "--local", "3") == 2
-    assert "this deployment has 2 sites" in capsys.readouterr().err
+    assert "2 sites" in capsys.readouterr().err
 
 
 def test_up_refuses_a_port_in_use_before_it_starts_anything(
@@ -166,7 +166,7 @@ def test_up_refuses_a_port_in_use_before_it_starts_anything(
         taken.bind(("127.0.0.1", made.runtime_port(1)))
         taken.listen()
         assert _code("up", str(made.folder), "--local", "2") == 2
-    assert f"port {made.runtime_port(1)} of 127.0.0.1 cannot be used" in capsys.readouterr().err
+    assert f"port {made.runtime_port(1)} of 127.0.0.1 " in capsys.readouterr().err
     assert processes.known(made.state) == []
 
 
@@ -214,9 +214,7 @@ def test_a_run_needs_all_sites(made: Deployment, monkeypatch: pytest.MonkeyPatch
 def test_a_site_that_dies_at_its_start_is_a_sentence(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "nodes", lambda _: {0: ("registered", 0.0)})
     (made.state / "site-0.log").write_text("one\n\x1b[91mERROR\x1b[0m: certificate verify failed\n\n")
-    with pytest.raises(
-        link.LinkError, match=r"site-0.*ERROR: certificate verify failed.*state/site-0\.log"
-    ):
+    with pytest.raises(link.LinkError, match=r"site-0.*ERROR: certificate verify failed.*state/site-0\.log"):
         control._await_site(made, 0, 1.0)
 
 
@@ -267,7 +265,10 @@ def test_half_a_line_of_events_is_not_read(tmp_path: Path) -> None:
 
 def test_the_key_of_a_site_must_be_one_that_flower_takes(made: Deployment) -> None:
     file = made.server / "sites" / "site-0.pub"
-    for content, sentence in ((b"nonsense", r"site-0\.pub.*OpenSSH"), (None, r"site-0\.pub.*put the public key of site 0")):
+    for content, sentence in (
+        (b"nonsense", r"site-0\.pub.*OpenSSH"),
+        (None, r"site-0\.pub.*put the public key of site 0"),
+    ):
         if content is None:
             file.unlink()
         else:

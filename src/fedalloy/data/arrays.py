@@ -44,7 +44,7 @@ def from_arrays(
     * N x H x W: grey images.
     * N x C x H x W: images. If only the *last* axis has length 1, 3 or 4, they are read as N x H x W x C.
 
-    uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise not changed. By default, mean
+    uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise unchanged. By default, mean
     and std are those of the training part; for feature vectors, `note` says so, since a federation could not compute
     them. Labels are integers of any dtype, from 0 and without gaps, unless `classes` gives the number of classes.
     Integers that look like token ids are refused as features, because their size has no meaning.

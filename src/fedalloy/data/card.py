@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PartitionCard:
-    """Statistics of a partition; `counts[k, c]` is the number of rows of class c that client k has in the training pool.
+    """Statistics of a partition; `counts[k, c]` is how many rows of class c client k has in the training pool.
 
     `divergence` is each client's Jensen-Shannon divergence, in bits, between its label distribution and that of all
     clients together: 0 means the same distribution, 1 means no class in common.

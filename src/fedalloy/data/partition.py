@@ -24,9 +24,9 @@ __all__ = ["Partition", "local_split", "partitions", "split"]
 class Partition:
     """The rows of every client, and how they were drawn.
 
-    Rows of `train` and `val` are indices into the training pool. So are rows of `test`, unless `test_from` is "official":
-    then they are indices into the common test set. A local test may be empty; metrics leave that client out. `priors` are
-    the clients' true class distributions if the partition has them ("dirichlet-fixed").
+    Rows of `train` and `val` are indices into the training pool. So are rows of `test`, unless `test_from` is
+    "official": then they are indices into the common test set. A local test may be empty; metrics leave that client
+    out. `priors` are the clients' true class distributions if the partition has them ("dirichlet-fixed").
     """
 
     name: str

@@ -15,9 +15,9 @@ Priors = NDArray[np.float64]
 def dirichlet_fixed(labels: Indices, clients: int, *, seed: int, alpha: float, samples: int) -> list[Indices]:
     """Give each client exactly `samples` rows, with a class distribution drawn from a Dirichlet distribution.
 
-    Not every row is used. Rows are dealt from a shuffled ring for each class: clients are disjoint until a class has run
-    out; then the ring starts again, so two clients may share a row, but no client has a row twice. We prefer this to
-    giving late clients a different distribution from the one drawn. Only if a client needs more rows of a class than
+    Not every row is used. Rows are dealt from a shuffled ring for each class: clients are disjoint until a class has
+    run out; then the ring starts again, so two clients may share a row, but no client has a row twice. We prefer this
+    to giving late clients a different distribution from the one drawn. Only if a client needs more rows of a class than
     there are, it gets the rest from its other classes, in proportion to its distribution.
 
     >>> labels = np.repeat(np.arange(10), 100)

@@ -32,11 +32,12 @@ def dirichlet(
 ) -> list[Indices]:
     """Distribute each class among the clients with shares drawn from a Dirichlet distribution.
 
-    A small `alpha` gives each class to few clients, a large `alpha` gives every client the same class distribution. With
-    `balanced`, a client that already has its fair share (rows / clients) gets nothing of the following classes, as in
-    NIID-Bench (Li et al., ICDE 2022), MOON and KDIA; without it, this is the plain class-wise Dirichlet of Hsu et al.
-    (2019). The whole draw is repeated, at most 1,000 times, until the smallest client has `min_size` rows. Cuts are
-    rounded down, as in the published code, so the last client often gets a single row of a class that it should not have.
+    A small `alpha` gives each class to few clients, a large `alpha` gives every client the same class distribution.
+    With `balanced`, a client that already has its fair share (rows / clients) gets nothing of the following classes, as
+    in NIID-Bench (Li et al., ICDE 2022), MOON and KDIA; without it, this is the plain class-wise Dirichlet of Hsu et
+    al. (2019). The whole draw is repeated, at most 1,000 times, until the smallest client has `min_size` rows. Cuts are
+    rounded down, as in the published code, so the last client often gets a single row of a class that it should not
+    have.
 
     >>> labels = np.repeat(np.arange(10), 100)
     >>> [len(rows) for rows in dirichlet(labels, 4, seed=0, alpha=0.5)]

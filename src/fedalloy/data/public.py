@@ -34,7 +34,7 @@ class PublicSet:
     >>> public.labels
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: this public set has no labels; create it with labelled=True, or use a method without them
+    fedalloy.errors.UsageError: this public set has no labels; create it with labelled=True, or use another method
     """
 
     samples: Samples
@@ -63,9 +63,7 @@ class PublicSet:
     def labels(self) -> Tensor:
         """The public labels; an unlabelled set raises an error."""
         if not self.labelled:
-            raise UsageError(
-                "this public set has no labels; create it with labelled=True, or use a method without them"
-            )
+            raise UsageError("this public set has no labels; create it with labelled=True, or use another method")
         return self.samples.labels
 
     def subset(self, round: int, seed: int, size: int, policy: Policy) -> PublicSet:

@@ -66,7 +66,7 @@ def read_idx(path: Path) -> Array:
 
 
 def read_mnist(paths: Sequence[Path]) -> Arrays:
-    """Read the four idx files of MNIST and similar data sets: training images, training labels, test images, test labels."""
+    """Read the four idx files of MNIST and similar data sets: training images and labels, test images and labels."""
     x, y, x_test, y_test = (read_idx(path) for path in paths)
     return Arrays(x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64))
 
