@@ -161,7 +161,7 @@ def test_a_method_without_what_it_needs_is_refused() -> None:
     class Needy:
         mu: float
 
-    with pytest.raises(UsageError, match="needy.*'mu'"):
+    with pytest.raises(UsageError, match=r"needy.*'mu'"):
         config.construct(Needy, {}, "needy")
 
 

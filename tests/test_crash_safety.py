@@ -389,22 +389,24 @@ def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(comma
     stopped_after(Path("run"), 2, tiny(), built)
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
     assert ended(read("run")) == wanted
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: it was finished and is not run again\n")
+    assert "damaged" not in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert "FedAvg" in out
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
     flip(Path("run/checkpoints/000003.safetensors"), -1)
     code, out, _ = command("run", "--out", "run")
     assert code == 0
-    assert out.startswith("'run' holds this run: it was finished, but the end of it is damaged and is made again\n")
+    assert "damaged" in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert ended(read("run")) == wanted
     code, out, _ = command("run", "rounds=4", "--out", "run")
     assert (code, len(read("run").rounds)) == (0, 4)
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
 
 
 def test_run_refuses_the_folder_of_another_experiment(command: Command, built: Built) -> None:

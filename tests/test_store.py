@@ -278,7 +278,7 @@ def test_the_description_is_there_twice_and_one_copy_is_enough(filled: Store) ->
 
 
 def test_what_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="JSON.*object"):
+    with pytest.raises(UsageError, match=r"JSON.*object"):
         Store(tmp_path / "run").create({**META, "odd": object()})
     assert list(tmp_path.iterdir()) == []
 

@@ -87,7 +87,7 @@ def test_an_oblong_image_turns_rigidly() -> None:
 
 def test_names() -> None:
     assert augmentation("none", BLACK) is None
-    with pytest.raises(UsageError, match="augmentation 'cifar-kdia'.*-kdia'"):
+    with pytest.raises(UsageError, match=r"augmentation 'cifar-kdia'.*-kdia'"):
         augmentation("cifar-kdia", BLACK)
 
 

@@ -265,7 +265,7 @@ def test_a_users_own_file(tmp_path: Path) -> None:
     assert data.client_ids is not None
     assert data.client_ids.tolist() == [2, 2, 5, 5]
     assert load(str(path), classes=7).classes == 7
-    with pytest.raises(UsageError, match="'clases'.*'classes'"):
+    with pytest.raises(UsageError, match=r"'clases'.*'classes'"):
         load(path, clases=7)
     with pytest.raises(DataError, match=r"absent\.npz"):
         load(tmp_path / "absent.npz")
@@ -283,7 +283,7 @@ def test_the_catalogue_is_complete() -> None:
         assert source.about
         assert source.source
         assert source.licence
-    with pytest.raises(UsageError, match="'cifar-10'.*'cifar10'"):
+    with pytest.raises(UsageError, match=r"'cifar-10'.*'cifar10'"):
         load("cifar-10")
 
 
@@ -326,9 +326,9 @@ def test_tiny_is_the_mean_of_blocks() -> None:
 def test_options_are_checked_before_anything_is_fetched() -> None:
     with pytest.raises(UsageError, match='write "fine"'):
         load("cifar100", labels="course")
-    with pytest.raises(UsageError, match="'cinic10'.*'kdai'.*'kdia'"):
+    with pytest.raises(UsageError, match=r"'cinic10'.*'kdai'.*'kdia'"):
         load("cinic10", normalise="kdai")
-    with pytest.raises(UsageError, match="'mnist'.*'per_class'.*normalise"):
+    with pytest.raises(UsageError, match=r"'mnist'.*'per_class'.*normalise"):
         load("mnist", per_class=3)
 
 

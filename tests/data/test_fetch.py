@@ -121,7 +121,7 @@ def test_own_folder_comes_first_then_system_then_cache(
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDALLOY_DATA", str(tmp_path / "typo"))
-    with pytest.raises(DataError, match="FEDALLOY_DATA.*typo'"):
+    with pytest.raises(DataError, match=r"FEDALLOY_DATA.*typo'"):
         find(RemoteFile("f.bin", "set", SHA256))
 
 

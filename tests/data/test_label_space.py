@@ -31,5 +31,5 @@ def test_unknown_data_sets_name_the_nearest() -> None:
 
 @pytest.mark.parametrize("parts", [(), (("a", 2), ("a", 3)), (("a", 0),)])
 def test_spaces_that_mean_nothing_are_refused(parts: tuple[tuple[str, int], ...]) -> None:
-    with pytest.raises(UsageError, match="label space.*different names"):
+    with pytest.raises(UsageError, match=r"label space.*different names"):
         LabelSpace(parts)

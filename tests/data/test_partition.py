@@ -437,5 +437,5 @@ def test_each_partition_refuses_with_a_sentence(call, sentence):
 
 @pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.0], [-1, 0], ["a", "b"]])
 def test_labels_must_be_class_numbers(labels):
-    with pytest.raises(UsageError, match="labels must be .*class numbers"):
+    with pytest.raises(UsageError, match=r"labels must be .*class numbers"):
         split(labels, name="iid", clients=1, seed=0)

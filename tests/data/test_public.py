@@ -75,7 +75,7 @@ def test_wrong_requests() -> None:
             data.subset(0, 0, size, "fresh")
     with pytest.raises(UsageError, match="'fresh'"):
         data.subset(0, 0, 2, "frsh")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="holder.*'clients'"):
+    with pytest.raises(UsageError, match=r"holder.*'clients'"):
         PublicSet(data.samples, True, "clients")  # type: ignore[arg-type]
 
 

@@ -173,7 +173,7 @@ def test_matlab_keeps_stored_types_and_refuses_damage(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"a\.mat' is "):
             read_matlab(path)
     path.write_bytes(mat(matrix("y", pixels(2, 1))))
-    with pytest.raises(DataError, match="SVHN.*: X"):
+    with pytest.raises(DataError, match=r"SVHN.*: X"):
         readers.read_svhn(path, path)
 
 
@@ -205,7 +205,7 @@ def test_cinic10_is_sorted_by_name_and_leaves_valid_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="CINIC-10"):
         readers.read_cinic10(tmp_path / "c.tar.gz", ["cat"])
     write_tar(tmp_path / "e.tar.gz", {"train/cat/a.png": png(grey)})
-    with pytest.raises(DataError, match="PNG.*'test'"):
+    with pytest.raises(DataError, match=r"PNG.*'test'"):
         readers.read_cinic10(tmp_path / "e.tar.gz", ["cat"])
     whole = (tmp_path / "c.tar.gz").read_bytes()
     (tmp_path / "c.tar.gz").write_bytes(whole[: len(whole) // 2])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.server
-import re
 import os
+import re
 import signal
 import socket
 import ssl

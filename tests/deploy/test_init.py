@@ -262,7 +262,7 @@ def test_keys_are_never_written_over(made: Deployment) -> None:
 
 
 def test_another_folder_is_no_deployment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a deployment.*`fedalloy deploy init"):
+    with pytest.raises(UsageError, match=r"not a deployment.*`fedalloy deploy init"):
         read_deployment(tmp_path)
     (tmp_path / "deployment.toml").write_text("host = 3")
     with pytest.raises(UsageError, match="cannot be read"):
