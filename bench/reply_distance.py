@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedalloy.aggregation.rule import MAX_DISTANCE
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import rng
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, PartitionPart, build_method, experiment, read_toml
+from fedalloy.config.experiment import Experiment, PartitionPart, experiment, make_method, read_toml
 from fedalloy.data import load
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import Answer
@@ -34,6 +34,7 @@ from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting
 from fedalloy.train.fit import one_thread
 
+LIMIT = Aggregation().max_distance
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 ROUNDS, CLIENTS = 3, 3
 STAND_IN = "fashion-mini"
@@ -82,7 +83,7 @@ def main() -> None:
     for file in sorted(EXPERIMENTS.glob("*.toml")):
         whole = experiment(read_toml(file))
         for label, choice in (whole.methods or {whole.method.name: whole.method}).items():
-            method = build_method(choice)
+            method = make_method(whole, choice)
             if "model" not in method.card.up:
                 continue
             exp, data = small(whole)
@@ -93,7 +94,7 @@ def main() -> None:
             sys.stdout.write(f"| {file.stem} | {label} | {cells} |\n")
             sys.stdout.flush()
             largest = max([largest, *engine.ratios.values()])
-    sys.stdout.write(f"\nThe largest is {largest:.3f}; the default, {MAX_DISTANCE:g}, is {MAX_DISTANCE / largest:.0f} ")
+    sys.stdout.write(f"\nThe largest is {largest:.3f}; the default, {LIMIT:g}, is {LIMIT / largest:.0f} ")
     sys.stdout.write("times as much.\n")
 
 

@@ -29,7 +29,7 @@ from valid import OTHER, an_experiment
 from fedalloy.base import checked, registry
 from fedalloy.config import build
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import build_method, experiment
+from fedalloy.config.experiment import experiment, make_method
 from fedalloy.data import Dataset, load
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
@@ -125,7 +125,7 @@ def table_trial(dice: Dice) -> str:
         return "accepted"
     try:
         setting = build.build(exp).setting
-        setting.check(build_method(exp.method))
+        setting.check(make_method(exp))
         build.tried(setting)
     except FedalloyError as error:
         _refused(error)
@@ -155,7 +155,7 @@ def run_trial(dice: Dice) -> str:
     try:
         exp = experiment(values)
         built = build.build(exp)
-        built.setting.check(build_method(exp.method))
+        built.setting.check(make_method(exp))
         engine = {"serial": Noting, "threads": NotingThreads}[exp.engine](built.setting)
         simulate(exp, built=built, engine=engine)
     except QuorumError:

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedalloy.base import rng, tree
-from fedalloy.config.experiment import build_method, experiment
+from fedalloy.config.experiment import experiment, made_from
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
@@ -146,7 +146,7 @@ def guesses(one: Overheard) -> list[Tensor]:
     seed, action, place = told["seed"], one.asked["action"], (one.asked["round"], one.asked["client"])
     steps = sum(n for by in json.loads(one.told["ledger"]).values() for n in by.values())
     shapes = [one.before[name].shape for name in one.before]
-    method = build_method(experiment({"method": told["method"]}).method)
+    method = made_from(told)
     address = run_address(method, experiment(told).training, experiment(told).privacy)
     found = []
     for taken in range(steps + 1):

@@ -125,10 +125,10 @@ def test_tiers_for_another_number_of_clients_are_refused():
         ),
         ({"models": [{"name": "mlp", "clients": "0-3"}]}, r"models\.clients = '0-3' must be a list of "),
         ({"models": [{"name": "mlp", "clients": [0], "share": 0.5}]}, "both clients and share"),
-        ({"models": [{"name": "mlp", "share": 1.5}]}, r"share = 1\.5\b.*'mlp'"),
+        ({"models": [{"name": "mlp", "share": 1.5}]}, r"models\.share = 1\.5 "),
         ({"models": {"name": "mlp"}}, r"write \[\[models\]\]"),
         ({"budget": {"limits": [1]}}, r"give them under \[\[models\]\]"),
-        ({"models": [{"name": "mlp"}], "budget": {"limits": []}}, r"budget\.limits .*positive"),
+        ({"models": [{"name": "mlp"}], "budget": {"limits": []}}, r"budget\.limits is empty"),
         ({"models": [{"name": "mlp"}], "budget": {"limits": 3}}, r"budget\.limits = 3 must be a list of numbers$"),
     ],
 )

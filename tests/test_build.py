@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, build_method, experiment, override
+from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, override
 from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
@@ -316,7 +316,7 @@ def needy() -> Iterator[type[Method]]:
 
 
 def test_a_method_that_needs_a_public_set_asks_for_one(needy: type[Method]) -> None:
-    choice = build_method(Choice(name="needy"))
+    choice = make_method(Experiment(), Choice(name="needy"))
     with pytest.raises(UsageError, match="needy needs a public set; add one under \\[public\\]"):
         built().setting.check(choice)
     built("public=own", "public.samples=50").setting.check(choice)
@@ -324,7 +324,9 @@ def test_a_method_that_needs_a_public_set_asks_for_one(needy: type[Method]) -> N
 
 def test_a_method_that_needs_features_asks_for_them(needy: type[Method]) -> None:
     with pytest.raises(UsageError, match=r"needy needs a network with features\(x\) and head\(f\)"):
-        built("public=own", "public.samples=50", network=Other).setting.check(build_method(Choice(name="needy")))
+        built("public=own", "public.samples=50", network=Other).setting.check(
+            make_method(Experiment(), Choice(name="needy"))
+        )
 
 
 # --- public sets ------------------------------------------------------------------------------------------------------

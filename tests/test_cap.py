@@ -28,23 +28,24 @@ SIZES = [48, 10**6, 48]
 LIAR = 1
 # Options with which the server's model is what clients' models weigh, before the server learns itself.
 PLAIN: dict[str, dict[str, Any]] = {
-    "dafkd": {"distil_steps": 0, "weights": "size"},
+    "dafkd": {"distil_steps": 0},
     "feddf": {"steps": 0},
     "fedftg": {"iterations": 0},
-    "qffl": {"weights": "size", "q": 0.0},
+    "qffl": {"q": 0.0},
 }
+BY_SIZE = {name: {"weights": "size"} for name in ("dafkd", "qffl")}  # which usually weigh clients alike
 MODELS = [name for name in methods if "model" in methods[name].card.up]
 
 STEP = 2.0**-8  # small enough not to lie far out beside the others
 
 
-def claimed(**changes: Any) -> Setting:
+def claimed() -> Setting:
     """Three clients, one of which has a million samples, or says so."""
     sites = [
         Site(Samples(torch.zeros(1, 1, 8, 8).expand(n, 1, 8, 8), torch.arange(n) % 4, torch.arange(n)), site.test)
         for n, site in zip(SIZES, small_settings()[0].sites, strict=False)
     ]
-    return replace(small_settings()[0], sites=sites, participation=Participation(), **changes)
+    return replace(small_settings()[0], sites=sites, participation=Participation())
 
 
 class Moving(Serial):
@@ -63,9 +64,10 @@ class Moving(Serial):
             yield Answer(message.client, Reply({**moved, **told}), Meter())
 
 
-def shares(name: str, setting: Setting) -> dict[str, float]:
+def shares(name: str, cap: float | None = None) -> dict[str, float]:
     """The liar's share of each model that the server has after one round."""
-    method = methods[name](**{**methods[name].card.quick, **PLAIN.get(name, {})})
+    setting, rule = claimed(), Aggregation(cap=cap, **BY_SIZE.get(name, {}))
+    method = methods[name](**{**methods[name].card.quick, **PLAIN.get(name, {})}, aggregation=rule)
     start = run(method, Serial(setting), 0)
     after = run(method, Moving(setting), 1, start)
     before = next(iter(method.models(start).values()))
@@ -78,25 +80,26 @@ def shares(name: str, setting: Setting) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "qffl"])
 def test_a_client_that_claims_a_million_samples_has_at_most_its_cap_of_every_model(name: str) -> None:
-    assert all(share > 0.8 for share in shares(name, claimed()).values())
-    held = shares(name, claimed(aggregation=Aggregation(cap=0.5)))
+    assert all(share > 0.8 for share in shares(name).values())
+    held = shares(name, cap=0.5)
     assert held
     assert all(share == pytest.approx(0.5, abs=1e-5) for share in held.values())
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_where_the_cap_is_below_an_equal_share_all_weigh_alike(name: str) -> None:
-    held = shares(name, claimed(aggregation=Aggregation(cap=0.1)))
+    held = shares(name, cap=0.1)
     assert all(share == pytest.approx(1 / 3, abs=1e-5) for share in held.values())
 
 
 def test_clients_drawn_by_size_are_drawn_by_the_capped_size() -> None:
-    def drawn(setting: Setting) -> int:
-        trial = replace(setting, participation=Participation(policy="fraction", fraction=0.34))
-        return sum(LIAR in trial.active(t, by_size=True) for t in range(200))
+    trial = replace(claimed(), participation=Participation(policy="fraction", fraction=0.34))
 
-    assert drawn(claimed()) > 195
-    assert drawn(claimed(aggregation=Aggregation(cap=0.5))) < 130
+    def drawn(cap: float | None) -> int:
+        return sum(LIAR in trial.active(t, by_size=True, cap=cap) for t in range(200))
+
+    assert drawn(None) > 195
+    assert drawn(0.5) < 130
 
 
 def test_label_counts_are_scaled_down_with_the_size() -> None:

@@ -22,7 +22,7 @@ from fedalloy.check.attacks import ATTACKS
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import Experiment, build_method
+from fedalloy.config.experiment import Experiment, make_method
 from fedalloy.data import load
 from fedalloy.federation import core
 from fedalloy.methods import FedAvg
@@ -345,7 +345,7 @@ def test_what_a_list_says_of_options_can_be_typed(fed: Command) -> None:
         if said:
             typed = [part.split(" (")[0] for part in re.split(r", (?=\w+[= ])", said) if "=" in part.split(" (")[0]]
             words = [f"method={name}", *(f"method.{part}" for part in typed)]
-            assert build_method(config.experiment(config.override({}, words)).method) == cls()
+            assert make_method(config.experiment(config.override({}, words))) == cls()
 
 
 def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fedalloy.cli.main import main
 from fedalloy.cli.terminal import orderly_end
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import build_method, experiment, override
+from fedalloy.config.experiment import experiment, make_method, override
 from fedalloy.data import load
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError
@@ -63,7 +63,7 @@ def built() -> Iterator[Built]:
     data, real = load("tiny"), build_module.load
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
-        for name in ("experiment", "build_method", "describe"):
+        for name in ("experiment", "make_method", "describe"):
             patch.setattr(runner, name, remembered(getattr(runner, name)))
         yield build(experiment(TINY))
 
@@ -350,7 +350,7 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
 
     def check(*words: str) -> None:
         exp = experiment(tiny(*words))
-        refuse_other(settled(exp, built, build_method(exp.method)), tmp_path / "run")
+        refuse_other(settled(exp, built, make_method(exp)), tmp_path / "run")
 
     check("rounds=9", "engine=pool", "workers=2", "memory=1GB")  # these change no bit
     with pytest.raises(CheckpointError) as caught:

@@ -16,7 +16,7 @@ import fedalloy.report.draw as drawing
 from fedalloy.base import tree
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.config.experiment import build_method, experiment, override
+from fedalloy.config.experiment import experiment, make_method, override
 from fedalloy.data import load
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import methods
@@ -107,7 +107,7 @@ def test_a_clients_generator_and_its_teacher(
     generator, teacher, _, number = given["labelled_images"]
     assert number == 1000
     assert tree.equal(params(generator), memories[1]["generator"])
-    views = build_method(experiment(override(TINY, [f"method={name}", *SMALL])).method).models(state)
+    views = make_method(experiment(override(TINY, [f"method={name}", *SMALL]))).models(state)
     assert tree.equal(params(teacher), views["oca" if name == "fedkf" else "aca"])
     assert not tree.equal(views["oca"], views["aca"])
     samples, counts, names = given["generated_picture"]

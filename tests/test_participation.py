@@ -210,9 +210,9 @@ def test_nobody_in_time_is_a_round_without_change(small_setting):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"fraction": 0.0}, r"participation\.fraction = 0\.0 must lie in \(0, 1\]; 0\.2 means a fifth"),
-        ({"fraction": 20}, r"participation\.fraction = 20 must lie in"),
-        ({"late_drop": 1.0}, r"participation\.late_drop = 1\.0 must lie in \[0, 1\)"),
+        ({"fraction": 0.0}, r"participation\.fraction = 0\.0 must"),
+        ({"fraction": 20}, r"participation\.fraction = 20 must"),
+        ({"late_drop": 1.0}, r"participation\.late_drop = 1\.0 must"),
         ({"deadline": 5.0}, r"participation\.deadline .* and participation\.speeds .* go together"),
         ({"speeds": [1.0]}, r"participation\.deadline .* and participation\.speeds .* go together"),
         ({"policy": "trace"}, r"participation\.policy = 'trace' and a non-empty participation\.trace go together"),
@@ -256,7 +256,7 @@ def test_tiers_need_the_weakest_policy_or_networks_by_tier(policy):
     ("options", "sentence"),
     [
         ({"deadline": 1.0, "speeds": [1.0]}, r"participation\.speeds has 1 entries for 2 clients; give one each"),
-        ({"deadline": 1.0, "speeds": [1.0, 0.0]}, r"participation\.speeds must be positive"),
+        ({"deadline": 1.0, "speeds": [1.0, 0.0]}, r"participation\.speeds\[1\] = 0\.0 must"),
         ({"policy": "weakest", "tiers": [1, 2, 3]}, r"participation\.tiers has 3 entries for 2 clients; give one each"),
         ({"policy": "trace", "trace": [[0], [2]]}, r"participation\.trace names client 2; ids run from 0 to 1"),
     ],

@@ -254,7 +254,7 @@ def test_a_run_that_overflows_is_resumed_to_the_same_records(tmp_path: Path, mon
         if record["round"] == 2:
             raise StopError
 
-    monkeypatch.setattr(runner, "build_method", lambda _: Diverging())
+    monkeypatch.setattr(runner, "make_method", lambda _: Diverging())
     exp = {**TINY, "rounds": 4}
     whole = simulate(exp, tmp_path / "whole")
     with pytest.raises(StopError):

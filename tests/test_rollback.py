@@ -99,8 +99,9 @@ class Poisoning(Serial):
 
 def test_poison_that_no_gate_knows_costs_two_rounds_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "OUTLYING", 1e300)
-    open_wide = setting(aggregation=Aggregation(max_distance=1e300), quorum=Quorum())
-    states, _, seen = watched(FedAvg(), Poisoning(open_wide), 5)
+    open_wide = setting(quorum=Quorum())
+    method = FedAvg(aggregation=Aggregation(max_distance=1e300))
+    states, _, seen = watched(method, Poisoning(open_wide), 5)
     assert [fed.back_to for fed in seen] == [None, None, 1, None, None]
     assert tree.equal(states[2].body, states[0].body)
     assert all(t.abs().max() < 100 for t in states[-1]["model"].values())
@@ -190,7 +191,7 @@ def test_what_was_spent_of_privacy_stays_spent() -> None:
 
 @pytest.fixture(autouse=True)
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "build_method", lambda _: Failing())
+    monkeypatch.setattr(runner, "make_method", lambda _: Failing())
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 

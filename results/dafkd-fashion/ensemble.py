@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import build
-from fedalloy.config.experiment import build_method, read
+from fedalloy.config.experiment import make_method, read
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Federation, Message, State
 from fedalloy.methods.feddf import FedDF
@@ -46,7 +46,7 @@ def main(file: str, rounds: int) -> None:
             )
             return distilled
 
-    feddf = build_method(exp.method)
+    feddf = make_method(exp)
     watched = Watched(**{name: getattr(feddf, name) for name in exp.method.options})
     engine = Serial(setting)
     state = State(0, watched.init(engine.open(watched, 0)))

@@ -22,7 +22,7 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.cli.terminal import show
-from fedalloy.config.experiment import build_method, read
+from fedalloy.config.experiment import make_method, read
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
@@ -67,7 +67,7 @@ class Server:
         exp = read(deployment.experiment)
         self.built = for_server(exp, {k: Amount(40, 9) for k in range(deployment.sites)})
         self.engine = Flower(grid_of(deployment), self.built.setting, exp)
-        self.method = method or build_method(exp.method)
+        self.method = method or make_method(exp)
         self.folder = deployment.site(1) / "memory" / "1"
 
     def act(self, round: int) -> None:

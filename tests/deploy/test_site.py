@@ -173,10 +173,10 @@ def test_the_server_knows_sizes_alone() -> None:
 def test_the_server_of_own_data_says_nothing_of_classes_and_can_go_on_without_a_site() -> None:
     exp = experiment({**OWN, "partition": {"validation": 0.1}})
     amounts = {0: Amount(10, 3, 1), 1: Amount(20, 5, 2), 2: Amount(7, 2)}
-    from fedalloy.config.experiment import build_method
+    from fedalloy.config.experiment import make_method
 
     built = for_server(exp, amounts)
-    about = describe(settled(exp, built, build_method(exp.method)), built, "FedAvg")
+    about = describe(settled(exp, built, make_method(exp)), built, "FedAvg")
     assert about["clients"]["train_sizes"] == [10, 20, 7]
     assert about["clients"]["class_counts"] == [[0, 0]] * 3
     assert known_sizes(about) == {k: dataclasses.replace(amount, counts=[0, 0]) for k, amount in amounts.items()}

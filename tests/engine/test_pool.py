@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import fedalloy.methods  # noqa: F401  # registers the methods
-from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import plugins, tree
 from fedalloy.check.probe import setting_with_public_classes, small_settings
 from fedalloy.data.augment import augmentation
@@ -190,7 +189,6 @@ def unusual():
         layout="nchw",
         scale=Scale((0.5,), (0.25,)),
         quorum=Quorum(fraction=0.5),
-        aggregation=Aggregation(cap=0.5),
         private_answers=True,
         privacy=Privacy(noise_multiplier=1.5),
         secret_noise=True,

@@ -13,13 +13,21 @@ from typing import Any
 
 # Old keys of experiments by their paths, and the paths that have taken their places: {"method.oca": "views.oca"}.
 # Those of one method have its name before them, and go first: {"fedkf:method.gamma": "method.kd_weight"}.
-EXPERIMENT: dict[str, str] = {}
+EXPERIMENT: dict[str, str] = {
+    **{f"method.{key}": f"aggregation.{key}" for key in ("weights", "combine", "trim", "clip")},
+    **{f"method.disco_{key}": f"aggregation.disco_{key}" for key in ("a", "b", "metric", "normalise")},
+    "method.oca": "cache.oca",
+    "method.cache_init": "cache.unseen",
+    "method.cache_dtype": "cache.dtype",
+    "method.exact_up_to": "cache.exact_up_to",
+    "feddf:method.clip": "method.clip",  # of gradients
+}
 # Top-level names of states, of memories, and those of records (views, metrics, kinds of bytes), wherever they stand.
 STATE: dict[str, str] = {}
 MEMORIES: dict[str, str] = {}
 RECORDS: dict[str, str] = {}
 # Frozen numbers that are no results and have gone, as patterns of flat names: "state/sizes", "*/framing".
-DROPPED: tuple[str, ...] = ()
+DROPPED: tuple[str, ...] = ("state/cap",)  # it is the experiment's
 # Numbers that have come since, and have nothing to be compared with.
 ADDED: tuple[str, ...] = ()
 

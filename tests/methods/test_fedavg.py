@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import equal
 from fedalloy.federation.core import State, initial
 from fedalloy.federation.participation import Participation
@@ -30,7 +31,9 @@ def two_clients(rows, logistic, small_setting):
 
 def test_one_round_by_hand(two_clients, play):
     # One step of 0.1 from w = 0: client 0 has the gradient -1, so w_0 = 0.1; client 1 has 1/2, so w_1 = -0.05.
-    by_size, uniform = (play(FedAvg(weights=w), two_clients, 1).model["w"].item() for w in ("size", "uniform"))
+    by_size, uniform = (
+        play(FedAvg(aggregation=Aggregation(weights=w)), two_clients, 1).model["w"].item() for w in ("size", "uniform")
+    )
     assert by_size == pytest.approx((1 * 0.1 + 3 * -0.05) / 4, abs=1e-8)
     assert uniform == pytest.approx(0.025, abs=1e-8)
 
@@ -58,7 +61,9 @@ def test_one_client_is_returned_bit_for_bit(small_setting, small, play):
 def test_equal_sizes_give_the_plain_mean(fake, scalar):
     replies = {0: {"model": scalar(1.0), "n": 6}, 1: {"model": scalar(4.0), "n": 6}}
     for weights in ("size", "uniform"):
-        s = FedAvg(weights=weights).round(State(0, {"model": scalar(0.0), "cache": {}}), fake(replies))
+        s = FedAvg(aggregation=Aggregation(weights=weights)).round(
+            State(0, {"model": scalar(0.0), "cache": {}}), fake(replies)
+        )
         assert s["model"]["w"].item() == 2.5
 
 

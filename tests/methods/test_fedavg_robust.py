@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
+from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.robust import median
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import equal
@@ -17,7 +17,7 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import State, methods, quick, run
 from fedalloy.federation.participation import Participation
-from fedalloy.methods import KDIA, MOON, QFFL, DaFKD, FedAvg, FedAvgM, FedDisco, FedFTG, FedGen, FedKF, FedProx
+from fedalloy.methods import KDIA, QFFL, DaFKD, FedAvg, FedAvgM, FedDisco, FedFTG, FedGen, FedKF, FedProx, KnFu, Local
 
 SIZES = (10, 20, 30, 40)
 BOUNDS = [
@@ -29,19 +29,19 @@ BOUNDS = [
 ]
 
 
-def capped(options):
-    """A method's options, and the experiment's cap, which a table of both has among them."""
-    return {key: value for key, value in options.items() if key != "cap"}, options.get("cap")
+def rule(**keys):
+    """The experiment's [aggregation], as an argument of a method."""
+    return {"aggregation": Aggregation(**keys)}
 
 
-def after_one_round(method, fake, values, sizes, start=0.0, cap=None):
+def after_one_round(method, fake, values, sizes, start=0.0):
     replies = {
         k: {"model": {"w": torch.tensor([v], dtype=torch.float64)}, "n": n}
         for k, (v, n) in enumerate(zip(values, sizes, strict=True))
     }
-    first = method.init(fake({}, sizes=sizes, cap=cap))
+    first = method.init(fake({}, sizes=sizes))
     state = State(0, {**first, "model": {"w": torch.tensor([start], dtype=torch.float64)}})
-    return method.round(state, fake(replies, sizes=sizes, cap=cap))
+    return method.round(state, fake(replies, sizes=sizes))
 
 
 # By hand: clients of 10, 20, 30 and 40 samples answer 1, 2, 3 and 14 to a model of 0.
@@ -65,21 +65,20 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("options", "expected"), BY_HAND, ids=str)
 def test_one_round_by_hand_and_both_views(options, expected, fake):
-    own, cap = capped(options)
-    method = FedAvg(**own)
-    s = after_one_round(method, fake, (1.0, 2.0, 3.0, 14.0), SIZES, cap=cap)
+    method = FedAvg(**rule(**options))
+    s = after_one_round(method, fake, (1.0, 2.0, 3.0, 14.0), SIZES)
     assert s["model"]["w"].item() == pytest.approx(expected, abs=1e-12)
     assert equal(method.models(s)["oca"], method.models(s)["aca"])
 
 
 def test_clipping_is_around_the_model_that_was_sent(fake):
-    s = after_one_round(FedAvg(clip=1.0), fake, (4.5, 9.0), (1, 1), start=5.0)
+    s = after_one_round(FedAvg(**rule(clip=1.0)), fake, (4.5, 9.0), (1, 1), start=5.0)
     assert s["model"]["w"].item() == pytest.approx((4.5 + 6.0) / 2)
     assert s["cache"]["1"]["w"].item() == 6.0
 
 
 def test_server_momentum_starts_from_the_robust_average(fake):
-    s = after_one_round(FedAvgM(combine="median", momentum=0.5), fake, (1.0, 2.0, 1e30), (1, 1, 1))
+    s = after_one_round(FedAvgM(**rule(combine="median"), momentum=0.5), fake, (1.0, 2.0, 1e30), (1, 1, 1))
     assert s["model"]["w"].item() == 2.0
 
 
@@ -88,37 +87,35 @@ def test_server_momentum_starts_from_the_robust_average(fake):
 
 # Of four clients 0 and 1 answer 1 and 2, then 1 and 3 answer 4 and 8; see test_oca.
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("options", "unseen", "expected"),
     [
-        ({"combine": "median"}, (1.5, 4.0)),
-        ({"combine": "median", "cache_init": "init_model"}, (0.5, 2.5)),  # of 1, 2, 0, 0 and of 1, 4, 0, 8
-        ({"combine": "median", "cache_init": "global"}, (1.5, 5.0)),  # of 1, 2, 1.5, 1.5 and of 1, 4, 6, 8
-        ({"cap": 0.4}, (1.5, 0.2 * 1 + 0.4 * 4 + 0.4 * 8)),  # 1/7, 2/7, 4/7: 0.4 and 0.6 in 1 to 2
+        ({"combine": "median"}, "seen_only", (1.5, 4.0)),
+        ({"combine": "median"}, "init_model", (0.5, 2.5)),  # of 1, 2, 0, 0 and of 1, 4, 0, 8
+        ({"combine": "median"}, "global", (1.5, 5.0)),  # of 1, 2, 1.5, 1.5 and of 1, 4, 6, 8
+        ({"cap": 0.4}, "seen_only", (1.5, 0.2 * 1 + 0.4 * 4 + 0.4 * 8)),  # 1/7, 2/7, 4/7: 0.4 and 0.6 in 1 to 2
         # 0.1, 0.2, 0.3, 0.4: what the last has too much lifts the third above 0.3 too; 0.4 are left, in 1 to 2.
-        ({"cap": 0.3, "cache_init": "init_model"}, (0.4 / 3 * 1 + 0.8 / 3 * 2, 0.4 / 3 * 1 + 0.8 / 3 * 4 + 0.3 * 8)),
+        ({"cap": 0.3}, "init_model", (0.4 / 3 * 1 + 0.8 / 3 * 2, 0.4 / 3 * 1 + 0.8 / 3 * 4 + 0.3 * 8)),
     ],
     ids=str,
 )
-def test_the_overall_average_is_combined_in_the_same_way(options, expected, fake, scalar):
-    own, cap = capped(options)
-    method = FedAvg(**own)
-    state = State(0, method.init(fake({}, sizes=SIZES, cap=cap)))
+def test_the_overall_average_is_combined_in_the_same_way(options, unseen, expected, fake, scalar):
+    method = FedAvg(**rule(**options), cache=Cache(unseen=unseen))
+    state = State(0, method.init(fake({}, sizes=SIZES)))
     found = []
     for answers in ({0: 1.0, 1: 2.0}, {1: 4.0, 3: 8.0}):
         replies = {k: {"model": scalar(w), "n": SIZES[k]} for k, w in answers.items()}
-        state = method.round(state, fake(replies, sizes=SIZES, cap=cap, round=state.round + 1))
+        state = method.round(state, fake(replies, sizes=SIZES, round=state.round + 1))
         found.append(method.models(state)["oca"]["w"].item())
     assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"combine": "median"}, {"combine": "krum"}, {"cap": 0.4}], ids=str)
 def test_a_running_sum_is_refused(options, fake):
-    own, cap = capped(options)
-    with pytest.raises(UsageError, match="needs the exact OCA, but 4 clients are more than exact_up_to = 3"):
-        FedAvg(**own, exact_up_to=3).init(fake({}, sizes=SIZES, cap=cap))
-    FedAvg(**own, exact_up_to=4).init(fake({}, sizes=SIZES, cap=cap))
-    FedAvg(**own, exact_up_to=3, oca=False).init(fake({}, sizes=SIZES, cap=cap))
-    FedAvg(clip="median", exact_up_to=3).init(fake({}, sizes=SIZES))
+    with pytest.raises(UsageError, match=r"4 clients .* cache\.exact_up_to = 3"):
+        FedAvg(**rule(**options), cache=Cache(exact_up_to=3)).init(fake({}, sizes=SIZES))
+    FedAvg(**rule(**options), cache=Cache(exact_up_to=4)).init(fake({}, sizes=SIZES))
+    FedAvg(**rule(**options), cache=Cache(exact_up_to=3, oca=False)).init(fake({}, sizes=SIZES))
+    FedAvg(**rule(clip="median"), cache=Cache(exact_up_to=3)).init(fake({}, sizes=SIZES))
 
 
 # --- liars ------------------------------------------------------------------------------------------------------------
@@ -133,7 +130,7 @@ def test_the_median_keeps_the_honest_direction_among_sign_flipped_clients(fake):
 
     def direction(**options):
         state = State(0, {"model": {"w": server}, "cache": {}})
-        moved = FedAvg(oca=False, **options).round(state, fake(replies))["model"]["w"]
+        moved = FedAvg(cache=Cache(oca=False), **rule(**options)).round(state, fake(replies))["model"]["w"]
         return torch.cosine_similarity(moved, truth, dim=0).item()
 
     assert direction() < -0.9
@@ -146,13 +143,13 @@ def test_the_median_keeps_the_honest_direction_among_sign_flipped_clients(fake):
 @pytest.mark.parametrize("lie", [math.nan, math.inf, 1e300])
 @pytest.mark.parametrize("options", [{"combine": "median"}, {"combine": "trimmed"}, {"clip": "median"}], ids=str)
 def test_one_client_cannot_spoil_the_model(lie, options, fake):
-    s = after_one_round(FedAvg(**options), fake, (1.0, 2.0, 3.0, lie, 2.0), (1, 1, 1, 1, 1))
+    s = after_one_round(FedAvg(**rule(**options)), fake, (1.0, 2.0, 3.0, lie, 2.0), (1, 1, 1, 1, 1))
     assert 1.0 <= s["model"]["w"].item() <= 3.0
-    assert equal(FedAvg(**options).overall(s), s["model"])
+    assert equal(FedAvg(**rule(**options)).overall(s), s["model"])
 
 
 def test_a_client_that_claims_all_the_data_counts_for_its_cap(fake):
-    s = after_one_round(FedAvg(), fake, (0.0, 0.0, 1.0), (10, 10, 10**9), cap=0.4)
+    s = after_one_round(FedAvg(**rule(cap=0.4)), fake, (0.0, 0.0, 1.0), (10, 10, 10**9))
     assert s["model"]["w"].item() == pytest.approx(0.4)
 
 
@@ -162,53 +159,50 @@ def test_a_client_that_claims_all_the_data_counts_for_its_cap(fake):
 def test_wide_bounds_are_no_bounds(small_setting, small, play):
     setting = small_setting([3, 5, 9], networks=[lambda: small(batch_norm=True)])
     plain = play(FedAvg(), setting, 2)
-    clipped = play(FedAvg(clip=1e6), setting, 2)
+    clipped = play(FedAvg(**rule(clip=1e6)), setting, 2)
     assert equal(plain.states[-1].body, clipped.states[-1].body)
-    uniform = play(FedAvg(weights="uniform"), setting, 1).model
-    whole = play(FedAvg(combine="trimmed", trim=0.0), setting, 1).model
+    uniform = play(FedAvg(**rule(weights="uniform")), setting, 1).model
+    whole = play(FedAvg(**rule(combine="trimmed", trim=0.0)), setting, 1).model
     assert all(torch.allclose(uniform[name], whole[name], rtol=1e-6, atol=1e-7) for name in uniform)
 
 
 @pytest.mark.parametrize("options", [*BOUNDS, {"cap": 0.4}], ids=str)
 def test_with_everybody_active_both_views_are_equal_bit_for_bit(options, small_setting, small, play):
-    own, cap = capped(options)
-    method = FedProx(mu=0.1, **own)
-    plain = small_setting([3, 5, 9], networks=[lambda: small(batch_norm=True)])
-    setting = replace(plain, aggregation=Aggregation(cap=cap))
+    method = FedProx(mu=0.1, **rule(**options))
+    setting = small_setting([3, 5, 9], networks=[lambda: small(batch_norm=True)])
     states = play(method, setting, 2).states
     for s in states[1:]:
         assert equal(method.models(s)["oca"], method.models(s)["aca"])
-    assert not equal(states[-1]["model"], play(FedProx(mu=0.1), plain, 2).model)
+    assert not equal(states[-1]["model"], play(FedProx(mu=0.1), setting, 2).model)
 
 
 @pytest.mark.parametrize("options", BOUNDS, ids=str)
 def test_one_client_alone_is_returned_bit_for_bit(options, small_setting, play):
     setting = small_setting([7, 9], participation=Participation(policy="trace", trace=[[1]]))
-    found, plain = (play(m, setting, 1).model for m in (FedAvg(**options), FedAvg()))
+    found, plain = (play(m, setting, 1).model for m in (FedAvg(**rule(**options)), FedAvg()))
     assert equal(found, plain) is (options.get("clip") != 0.001)
 
 
 @pytest.mark.parametrize(
-    ("method", "cap"),
-    [(FedAvg(combine="median"), None), (FedAvg(combine="trimmed", clip="median"), None), (FedAvg(), 0.3)],
+    "options", [{"combine": "median"}, {"combine": "trimmed", "clip": "median"}, {"cap": 0.3}], ids=str
 )
-def test_bounds_keep_the_contract(method, cap):
-    check_method(method, replace(small_settings()[1], aggregation=Aggregation(cap=cap)))
+def test_bounds_keep_the_contract(options):
+    check_method(FedAvg(**rule(**options)), small_settings()[1])
 
 
 def test_an_heir_keeps_the_contract():
-    check_method(FedAvgM(combine="median", clip=0.1), small_settings()[0])
+    check_method(FedAvgM(**rule(combine="median", clip=0.1)), small_settings()[0])
 
 
 def test_fedkf_is_taught_by_the_robust_average_of_the_cache(play):
-    method = FedKF(**FedKF.card.quick, combine="median")
+    method = FedKF(**FedKF.card.quick, **rule(combine="median"))
     s = play(method, small_settings()[0], 1).states[1]
     by_hand = median([s["cache"][k] for k in sorted(s["cache"], key=int)], s["model"])
     assert equal(method.teacher(s)["teacher"], by_hand)
 
 
 def test_the_pool_gives_the_same_bits():
-    setting, method = small_settings()[1], FedAvg(combine="trimmed", clip="median")
+    setting, method = small_settings()[1], FedAvg(**rule(combine="trimmed", clip="median"))
     with Pool(setting, workers=2) as pool:
         assert equal(run(method, pool, 2).body, run(method, Serial(setting), 2).body)
 
@@ -217,7 +211,7 @@ def test_the_pool_gives_the_same_bits():
 def test_what_a_server_learns_from_single_models_is_clipped_too(cls, play):
     # So short that every client's model is the server's but for rounding: the heads that teach are then all alike.
     setting = small_settings()[0]
-    plain, still = (play(cls(**cls.card.quick, clip=clip), setting, 1).states[1] for clip in (None, 1e-9))
+    plain, still = (play(cls(**cls.card.quick, **rule(clip=clip)), setting, 1).states[1] for clip in (None, 1e-9))
     assert not equal(plain["generator"], still["generator"])
     if cls is not FedFTG:  # its server goes on from the average
         start = play(cls(**cls.card.quick), setting, 0).states[0]["model"]
@@ -228,39 +222,44 @@ def test_what_a_server_learns_from_single_models_is_clipped_too(cls, play):
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("keys", "named"),
     [
-        (lambda: FedAvg(combine="medain"), "did you mean 'median'"),
-        (lambda: FedAvg(trim=0.5), r"fedavg.trim = 0.5 must lie in \[0, 0.5\)"),
-        (lambda: FedAvg(trim=0.3), "fedavg.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
-        (lambda: FedProx(combine="median", trim=0.3), "fedprox.trim has no effect without combine = 'trimmed' or"),
-        (lambda: FedAvg(clip=0.0), "fedavg.clip = 0.0 must be a positive number, or 'median'"),
-        (lambda: MOON(clip="mean"), "moon.clip = 'mean' is unknown; did you mean 'median'"),
-        (lambda: FedDisco(combine="median"), "feddisco.combine = 'median' does not use weights"),
-        (
-            lambda: QFFL(combine="median"),
-            "qffl.combine = 'median' would bound little: clients are weighed by the losses",
-        ),
-        (lambda: QFFL(clip=1.0), "qffl.clip = 1.0 would bound little"),
-        (lambda: KDIA(combine="trimmed"), "kdia.combine = 'trimmed' would bound little: the teacher"),
-        (lambda: FedGen(combine="median"), "fedgen.combine = 'median' would bound little: the generator"),
-        (lambda: FedFTG(combine="median"), "fedftg.combine = 'median' would bound little: the fine-tuning"),
-        (lambda: DaFKD(clip="median"), "dafkd.clip = 'median' would bound little: .* max_share"),
-        (lambda: DaFKD(combine="median"), "dafkd.combine = 'median' would bound little: .* combine = 'krum'"),
+        ({"combine": "medain"}, r"aggregation\.combine = 'medain'"),
+        ({"trim": 0.5}, r"aggregation\.trim = 0\.5"),
+        ({"trim": 0.3}, r"aggregation\.trim .*'trimmed' or 'krum'"),
+        ({"combine": "median", "trim": 0.3}, r"aggregation\.trim .*'trimmed' or 'krum'"),
+        ({"clip": 0.0}, r"aggregation\.clip = 0\.0"),
+        ({"clip": "mean"}, r"aggregation\.clip = 'mean'"),
+        ({"combine": "median", "weights": "disco"}, r"aggregation\.weights = 'disco' .* combine = 'median'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(make, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        make()
+def test_impossible_bounds_are_refused(keys, named):
+    with pytest.raises(UsageError, match=named):
+        Aggregation(**keys)
 
 
-def test_where_fine_tuning_is_off_all_bounds_hold():
-    assert FedFTG(iterations=0, combine="median").combine == "median"
-    assert FedKF(combine="median", clip="median").clip == "median"
+@pytest.mark.parametrize(
+    ("cls", "keys"),
+    [
+        (FedDisco, {"combine": "median"}),
+        (QFFL, {"combine": "median"}),
+        (QFFL, {"clip": 1.0}),
+        (KDIA, {"combine": "trimmed"}),
+        (FedGen, {"combine": "median"}),
+        (FedFTG, {"combine": "median"}),
+        (DaFKD, {"clip": "median"}),
+        (DaFKD, {"combine": "median"}),
+        (KnFu, {"combine": "median"}),
+        (Local, {"weights": "uniform"}),
+    ],
+)
+def test_a_method_refuses_the_keys_that_its_server_does_not_use(cls, keys):
+    (key,) = keys
+    with pytest.raises(UsageError, match=rf"(aggregation\.)?{key} = '?{keys[key]}"):
+        cls(**rule(**keys))
 
 
 def test_every_default_is_the_plain_average():
     for name, cls in methods.items():
-        if issubclass(cls, FedAvg):
-            method = quick(cls)
-            assert (method.combine, method.clip) == ("mean", None), name
+        method = quick(cls)
+        assert (method.aggregation.combine, method.aggregation.clip) == ("mean", None), name

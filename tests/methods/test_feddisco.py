@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.aggregation.averaging import average, disco_weights, shares
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method, small_settings
 from fedalloy.errors import UsageError
@@ -18,6 +20,7 @@ from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg, FedAvgM, FedDisco, FedGKD, FedProx
 
 SIZES = [50, 30, 20]
+DISCO = Aggregation(weights="disco")
 COUNTS = [torch.tensor(c) for c in ([25, 25], [27, 3], [20, 0])]  # (.5, .5), (.9, .1), (1, 0)
 
 
@@ -150,18 +153,17 @@ def test_the_overall_average_weighs_all_who_were_seen(fake, scalar):
 
 def test_without_a_and_b_it_is_fedavg(small_setting, play):
     setting = small_setting([5, 9, 12, 7], participation=Participation(policy="fraction", fraction=0.5))
-    plain, disco, weighed = (
-        play(m, setting, 3).model for m in (FedAvg(), FedDisco(disco_a=0.0, disco_b=0.0), FedDisco())
-    )
+    neither = Aggregation(disco_a=0.0, disco_b=0.0)
+    plain, disco, weighed = (play(m, setting, 3).model for m in (FedAvg(), FedDisco(aggregation=neither), FedDisco()))
     assert all(torch.allclose(disco[name], t, rtol=0, atol=1e-7) for name, t in plain.items())
     assert not all(torch.allclose(weighed[name], t, rtol=0, atol=1e-5) for name, t in plain.items())
 
 
 def test_it_is_fedavg_with_these_weights_bit_for_bit(small_setting, play):
     setting = small_setting([5, 9, 12, 7], participation=Participation(policy="fraction", fraction=0.5))
-    states = [
-        play(m, setting, 3).states[-1].body for m in (FedDisco(disco_a=0.3), FedAvg(weights="disco", disco_a=0.3))
-    ]
+    one, other = Aggregation(disco_a=0.3), Aggregation(weights="disco", disco_a=0.3)
+    pair = (FedDisco(aggregation=one), FedAvg(aggregation=other))
+    states = [play(m, setting, 3).states[-1].body for m in pair]
     assert equal(*states)
 
 
@@ -178,10 +180,10 @@ def test_label_counts_travel_and_the_card_says_so(small_setting, play):
 @pytest.mark.parametrize(
     "method",
     [
-        FedProx(mu=0.5, weights="disco"),
-        FedAvgM(momentum=0.0, weights="disco"),
-        MOON(weights="disco"),
-        FedGKD(gamma=1.0, weights="disco"),
+        FedProx(mu=0.5, aggregation=DISCO),
+        FedAvgM(momentum=0.0, aggregation=DISCO),
+        MOON(aggregation=DISCO),
+        FedGKD(gamma=1.0, aggregation=DISCO),
     ],
     ids=lambda m: m.name,
 )
@@ -201,9 +203,9 @@ def test_other_methods_average_with_the_same_weights(method, play):
 @pytest.mark.parametrize(
     "method",
     [
-        FedDisco(oca=False),
-        MOON(weights="disco"),
-        FedGKD(weights="disco", buffer=2, start="full_buffer"),
+        FedDisco(cache=Cache(oca=False)),
+        MOON(aggregation=DISCO),
+        FedGKD(aggregation=DISCO, buffer=2, start="full_buffer"),
     ],
     ids=repr,
 )
@@ -214,12 +216,22 @@ def test_the_weights_keep_the_contract(method):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"disco_a": -0.1}, r"feddisco\.disco_a and disco_b must not be negative"),
-        ({"disco_b": -0.1}, r"feddisco\.disco_a and disco_b must not be negative"),
-        ({"cache_init": "global"}, "needs every client's label counts"),
-        ({"disco_metric": "js"}, "disco_metric"),
+        ({"disco_a": -0.1}, r"aggregation\.disco_a = -0\.1"),
+        ({"disco_b": -0.1}, r"aggregation\.disco_b = -0\.1"),
+        ({"disco_metric": "js"}, r"aggregation\.disco_metric = 'js'"),
+        ({"disco_a": 0.3, "weights": "size"}, r"aggregation\.disco_a .* weights = 'disco'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        FedDisco(**options)
+        Aggregation(**options)
+
+
+def test_options_of_weights_that_are_not_used_are_refused():
+    with pytest.raises(UsageError, match=r"aggregation\.disco_a .* weights = 'disco'"):
+        FedAvg(aggregation=Aggregation(disco_a=0.3))
+
+
+def test_clients_not_yet_seen_have_no_label_counts(fake):
+    with pytest.raises(UsageError, match=r"weights = 'disco' .* cache\.unseen = 'seen_only'"):
+        FedDisco(cache=Cache(unseen="global")).init(fake({}, sizes=SIZES))

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.tree import equal
 from fedalloy.engine.serial import Serial
@@ -16,6 +18,7 @@ from fedalloy.methods import FedAvg, FedAvgM, FedProx
 from fedalloy.train.fit import LocalWork
 
 SIZES = (10, 20, 30, 40)
+UNIFORM = Aggregation(weights="uniform")
 
 # From w = 0: round 1 clients 0 and 1 answer 1 and 2; round 2 clients 1 and 3 answer 4 and 8.
 #   ACA:                                      (10*1 + 20*2) / 30 = 5/3,      (20*4 + 40*8) / 60 = 20/3
@@ -36,33 +39,33 @@ def two_rounds(method, fake, scalar):
     return states, fed
 
 
-@pytest.mark.parametrize("cache_init", list(OVERALL))
-def test_vector(cache_init, fake, scalar):
-    method = FedAvg(cache_init=cache_init)
+@pytest.mark.parametrize("unseen", list(OVERALL))
+def test_vector(unseen, fake, scalar):
+    method = FedAvg(cache=Cache(unseen=unseen))
     states, fed = two_rounds(method, fake, scalar)
     assert [method.models(s)["aca"]["w"].item() for s in states] == pytest.approx([5 / 3, 20 / 3], abs=1e-12)
-    assert [method.models(s)["oca"]["w"].item() for s in states] == pytest.approx(OVERALL[cache_init], abs=1e-12)
+    assert [method.models(s)["oca"]["w"].item() for s in states] == pytest.approx(OVERALL[unseen], abs=1e-12)
     # The ACA model is what is sent on.
     assert fed.asked[0][2]["model"]["w"].item() == pytest.approx(5 / 3, abs=1e-12)
 
 
 def test_uniform_weights_reach_the_overall_average(fake, scalar):
-    method = FedAvg(weights="uniform", cache_init="init_model")
+    method = FedAvg(aggregation=UNIFORM, cache=Cache(unseen="init_model"))
     states, _ = two_rounds(method, fake, scalar)
     assert [method.models(s)["oca"]["w"].item() for s in states] == [3 / 4, 13 / 4]
     assert [method.models(s)["aca"]["w"].item() for s in states] == [1.5, 6.0]
 
 
-@pytest.mark.parametrize("cache_init", list(OVERALL))
-def test_before_the_first_round_it_is_the_start(cache_init, small_setting, play):
-    method = FedAvg(cache_init=cache_init)
+@pytest.mark.parametrize("unseen", list(OVERALL))
+def test_before_the_first_round_it_is_the_start(unseen, small_setting, play):
+    method = FedAvg(cache=Cache(unseen=unseen))
     start = play(method, small_setting([3, 4]), 0).states[0]
     assert equal(method.models(start)["oca"], start["model"])
 
 
 def test_an_incremental_update_matches_the_full_sum(fake):
     draw = torch.Generator().manual_seed(0)
-    method = FedAvg(cache_init="init_model")
+    method = FedAvg(cache=Cache(unseen="init_model"))
     state = State(0, method.init(fake({}, sizes=SIZES)))
     what = state["model"]["w"].clone()
     known = {k: what.clone() for k in range(4)}
@@ -75,7 +78,7 @@ def test_an_incremental_update_matches_the_full_sum(fake):
         assert torch.allclose(method.models(state)["oca"]["w"], what, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedAvg(weights="uniform")])
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedAvg(aggregation=UNIFORM)])
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_with_everybody_active_both_views_are_equal_bit_for_bit(method, batch_norm, small_setting, small, play):
     setting = small_setting([3, 5, 9], networks=[lambda: small(batch_norm=batch_norm)])
@@ -94,8 +97,8 @@ def test_the_first_round_is_equal_for_any_fraction(trace, small_setting, play):
 def test_the_ways_to_begin_agree_once_everybody_was_seen(small_setting, play):
     setting = small_setting([3, 5, 9], participation=Participation(policy="trace", trace=[[0, 1], [1], [2], [0]]))
     views = []
-    for cache_init in OVERALL:
-        method = FedAvg(cache_init=cache_init)
+    for unseen in OVERALL:
+        method = FedAvg(cache=Cache(unseen=unseen))
         views.append([method.models(s)["oca"] for s in play(method, setting, 4).states])
     for after, agree in ((2, False), (3, True), (4, True)):
         assert equal(views[0][after], views[1][after]) is agree
@@ -104,12 +107,11 @@ def test_the_ways_to_begin_agree_once_everybody_was_seen(small_setting, play):
 
 def test_the_cache_never_touches_the_training(small_setting, play):
     setting = small_setting([3, 5, 9, 6], participation=Participation(policy="fraction", fraction=0.5))
-    trained = [
-        play(FedAvg(oca=oca, cache_init=c), setting, 4) for oca, c in ((True, "init_model"), (False, "seen_only"))
-    ]
+    caches = (Cache(oca=True, unseen="init_model"), Cache(oca=False, unseen="seen_only"))
+    trained = [play(FedAvg(cache=cache), setting, 4) for cache in caches]
     for with_cache, without in zip(*(t.states for t in trained), strict=True):
         assert equal(with_cache["model"], without["model"])
-        assert list(FedAvg(oca=False).models(without)) == ["aca"]
+        assert list(FedAvg(cache=Cache(oca=False)).models(without)) == ["aca"]
         assert without["cache"] == {}
     assert [r.ledger.down for r in trained[0].rounds] == [r.ledger.down for r in trained[1].rounds]
     assert [r.ledger.up for r in trained[0].rounds] == [r.ledger.up for r in trained[1].rounds]
@@ -132,20 +134,20 @@ def _oca_after(setting, method, rounds):
     return method.overall(run(method, Serial(setting), rounds))
 
 
-@pytest.mark.parametrize("cache_init", ["seen_only", "init_model", "global"])
-def test_the_running_sum_follows_the_exact_one(small_setting, cache_init, monkeypatch):
+@pytest.mark.parametrize("unseen", ["seen_only", "init_model", "global"])
+def test_the_running_sum_follows_the_exact_one(small_setting, unseen, monkeypatch):
     """With clients seen for the first time and again, and across a refresh."""
-    monkeypatch.setattr("fedalloy.methods.fedavg.REFRESH", 4)
+    monkeypatch.setattr("fedalloy.aggregation.cache.REFRESH", 4)
     setting = replace(small_setting(SIZES), participation=Participation(policy="fraction", fraction=0.5))
     for rounds in (1, 3, 4, 7):
-        exact = _oca_after(setting, FedAvg(cache_init=cache_init), rounds)
-        moved = _oca_after(setting, FedAvg(cache_init=cache_init, exact_up_to=0), rounds)
+        exact = _oca_after(setting, FedAvg(cache=Cache(unseen=unseen)), rounds)
+        moved = _oca_after(setting, FedAvg(cache=Cache(unseen=unseen, exact_up_to=1)), rounds)
         assert all(torch.allclose(exact[name], moved[name], rtol=1e-6, atol=1e-7) for name in exact)
 
 
 def test_a_running_sum_never_touches_the_training(small_setting):
     setting = small_setting(SIZES)
-    exact, moved = (run(FedAvg(exact_up_to=n), Serial(setting), 3) for n in (2000, 0))
+    exact, moved = (run(FedAvg(cache=Cache(exact_up_to=n)), Serial(setting), 3) for n in (2000, 1))
     assert tree.equal(exact["model"], moved["model"])
     assert "sum" in moved.body
     assert "sum" not in exact.body
@@ -153,11 +155,11 @@ def test_a_running_sum_never_touches_the_training(small_setting):
 
 def test_a_cache_in_bfloat16_is_half_as_large_and_near(small_setting):
     setting = small_setting(SIZES)
-    full, half = (run(FedAvg(cache_dtype=d), Serial(setting), 2) for d in ("float32", "bfloat16"))
+    full, half = (run(FedAvg(cache=Cache(dtype=d)), Serial(setting), 2) for d in ("float32", "bfloat16"))
     assert tree.equal(full["model"], half["model"])
     bytes_of = [sum(tree.leaf_bytes(leaf) for _, leaf in tree.leaves(s["cache"])) for s in (full, half)]
     assert bytes_of[1] == bytes_of[0] / 2
-    a, b = FedAvg().overall(full), FedAvg(cache_dtype="bfloat16").overall(half)
+    a, b = FedAvg().overall(full), FedAvg(cache=Cache(dtype="bfloat16")).overall(half)
     assert all(a[name].dtype == b[name].dtype for name in a)
     assert all(torch.allclose(a[name], b[name], rtol=2**-8, atol=1e-3) for name in a)
     assert not tree.equal(a, b)

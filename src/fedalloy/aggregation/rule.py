@@ -1,38 +1,94 @@
-"""The bounds that an experiment sets on every client's influence, whatever the method."""
+"""How much each client counts, and what bounds one client's influence: [aggregation] of an experiment."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fedalloy.aggregation.robust import check_cap
+from annotated_types import Interval
+from torch import Tensor
+
+from fedalloy.aggregation import robust
+from fedalloy.aggregation.averaging import Discrepancy, disco_weights
+from fedalloy.aggregation.robust import Combine
+from fedalloy.base.options import NotNegative, Positive, Share, option, resolve
+from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 
-MAX_DISTANCE = 100.0
+Weights = Literal["size", "uniform", "disco"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """How much one client may count, and how far from what it was sent its reply may be.
+    """The server's rule for combining what clients send, the same under every method.
 
-    With a `cap`, no client's size gives it a larger share of the weight than this; the others get the rest, in
-    proportion, and where fewer than 1 / cap clients take part, all weigh alike. It applies wherever a method weighs
-    clients by the size that they report. Without one, sizes are believed.
+    `combine` takes the weighted `mean`, or a robust rule that weighs all clients alike, since a size is only what a
+    client reports: the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), or `krum`, the mean without
+    the clients that lie farthest from the others (multi-Krum, Blanchard et al., NeurIPS 2017). With fewer than 1 /
+    `trim` clients, nobody is dropped and nothing is bounded. See `fedalloy.aggregation.robust`.
 
-    A network that a client returns is refused if it lies farther than `max_distance` times the norm of the one that it
-    was sent from that one.
+    `weights = "disco"` lowers the weight of clients whose labels are far from uniform (FedDisco, Ye et al., ICML 2023):
+    p_k ~ relu(n_k - a d_k + b), where n_k is a client's share of the samples and d_k its discrepancy. The paper's
+    formula does not divide d_k by the sum over the active clients; the authors' code does so for `kl` only. Clients
+    then also send how many samples of each class they hold.
 
-    >>> Aggregation(cap=0.5).cap
-    0.5
+    A method refuses the keys that its server would not use.
+
+    >>> Aggregation(cap=0.5).bounded([48, 1_000_000, 48])
+    [0.25, 0.5, 0.25]
     """
 
-    cap: float | None = None
-    max_distance: float = MAX_DISTANCE
+    weights: Weights | None = option(None, "what clients are weighed by; unset: as the method's paper does")
+    disco_a: NotNegative = option(
+        0.5, "how much a client's label discrepancy counts", only_with=("weights", "disco", None)
+    )
+    disco_b: NotNegative = option(0.1, "what every client has on top", only_with=("weights", "disco", None))
+    disco_metric: Discrepancy = option("kl", "how the discrepancy is measured", only_with=("weights", "disco", None))
+    disco_normalise: bool = option(True, "divide discrepancies by their sum", only_with=("weights", "disco", None))
+    combine: Combine = option("mean", "the weighted mean, or a robust rule")
+    trim: Annotated[float, Interval(ge=0, lt=0.5)] = option(
+        0.2, "share of clients that a robust rule drops", only_with=("combine", "trimmed", "krum")
+    )
+    clip: Positive | Literal["median"] | None = option(None, "longest update; longer ones are scaled down to it")
+    cap: Share | None = option(None, "largest share of the weight that one client's size can give it")
+    max_distance: Positive = option(
+        100.0, "refuse a network farther than so many times the norm of the one that was sent"
+    )
 
     def __post_init__(self) -> None:
-        if self.cap is not None:
-            check_cap(self.cap, "aggregation.cap")
-        if not 0 < self.max_distance < math.inf:
+        resolve(self, "aggregation")
+        if self.combine != "mean" and self.weights == "disco":
             raise UsageError(
-                f"aggregation.max_distance = {self.max_distance} must be positive; {MAX_DISTANCE:g} is the default"
+                f"aggregation.weights = 'disco' has no effect with combine = '{self.combine}', which weighs "
+                "all clients alike; leave one of the two out"
             )
+
+    def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> list[float]:
+        """The weight of each client, neither capped nor normalised; only FedDisco's looks at label counts."""
+        if self.weights == "disco":
+            return disco_weights(sizes, counts, self.disco_a, self.disco_b, self.disco_metric, self.disco_normalise)
+        return [1.0] * len(sizes) if self.weights == "uniform" else [float(n) for n in sizes]
+
+    def bounded(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> Sequence[float]:
+        """The weight of each client, none of them more than `cap` of the whole."""
+        return robust.bounded(self.weigh(sizes, counts), self.cap)
+
+    def clipped(self, models: Sequence[Tree], server: Tree) -> Sequence[Tree]:
+        """The models, with updates longer than `clip` scaled down to it."""
+        return models if self.clip is None else robust.clip_norm(models, server, self.clip)
+
+    def combined(self, models: Sequence[Tree], weights: Sequence[float], server: Tree) -> dict[str, Any]:
+        """One model of several, by `combine`."""
+        return robust.combined(models, weights, server, self.combine, self.trim)
+
+    def average(
+        self, models: Sequence[Tree], sizes: Sequence[int], server: Tree, counts: Sequence[Tensor] = ()
+    ) -> dict[str, Any]:
+        """w = sum_k (n_k / n) w_k over models in ascending client id, with all bounds."""
+        return self.combined(self.clipped(models, server), self.bounded(sizes, counts), server)
+
+    @property
+    def needs_every_model(self) -> bool:
+        """Whether the cached models must be seen one by one, because no sum of them is enough."""
+        return self.combine != "mean" or (self.cap is not None and self.weights != "uniform")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -21,22 +22,26 @@ LONGEST_SHOWN = 200
 _MANY: Mapping[Any, str] = {int: "integers", float: "numbers", str: "strings"}
 
 
-def construct(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a dataclass from values of the right types; raise a one-sentence error for anything else."""
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # only dataclasses come here
+def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any) -> T:
+    """Build a dataclass from values of the right types; raise a one-sentence error for anything else.
+
+    `built` contains fields that are already checked and not among the values.
+    """
+    fields = [f for f in dataclasses.fields(cls) if f.name not in built]  # type: ignore[arg-type]  # dataclasses only
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
     hints = type_hints(cls)
     typed = {key: typed_value(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     for f in fields:
         if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
             raise UsageError(f"{where}: '{f.name}' is missing; add it")
-    return cls(**typed)
+    return cls(**typed, **built)
 
 
+@functools.cache
 def type_hints(thing: Any) -> dict[str, Any]:
     """Return the argument types of a function or dataclass by name, or nothing if they cannot be resolved."""
     try:
-        return typing.get_type_hints(thing)
+        return typing.get_type_hints(thing, include_extras=True)
     except NameError:  # annotations that only exist for the type checker
         return {}
 
@@ -50,17 +55,27 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (hint, *typing.get_args(hint))):
         value = tuple(value)  # TOML and JSON only have lists
     try:
-        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=True)
+        return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         place = "".join(f"[{step}]" for step in first["loc"] if isinstance(step, int))
         wanted = dict.fromkeys(
-            _a_list(hint, e["loc"]) if _is_no_list(e) else e["msg"].removeprefix("Input should be ")
+            _a_list(hint, e["loc"]) if _is_no_list(e) else _plainly(e["msg"].removeprefix("Input should be "))
             for e in error.errors()
         )
         raise UsageError(f"{where}{place} = {shown(first['input'])} must be {' or '.join(wanted)}") from error
     except PydanticUserError:  # a dataclass or model with its own config: already built and checked
         return value
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
+
+
+def _plainly(limit: str) -> str:
+    """Shorten pydantic's wording of a limit."""
+    return limit.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def _is_no_list(error: Mapping[str, Any]) -> bool:
@@ -75,6 +90,8 @@ def _a_list(hint: Any, place: Sequence[int | str]) -> str:
     steps = [step for step in place if isinstance(step, int)]
     if steps:
         return _a_list(inner, steps[1:])
+    if typing.get_origin(inner) is typing.Annotated:
+        inner = typing.get_args(inner)[0]  # without its limits
     many = "lists" if _is_list(inner) else _MANY.get(inner)
     return f"a list of {many}" if many else "a list"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -16,17 +16,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.files import write_json
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, number
 from fedalloy.check.attacks import ATTACKS, Attack, Attacked, choose_attackers
 from fedalloy.config.build import build, tried
-from fedalloy.config.experiment import Choice, Experiment, build_method, experiment, override, read_toml
+from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, override, read_toml
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
-from fedalloy.federation.core import Method, methods, run
+from fedalloy.federation.core import Method, run
 from fedalloy.federation.evaluation import evaluate
 from fedalloy.report.progress import Display
 from fedalloy.run.comparison import Begin, chosen
@@ -102,24 +103,27 @@ def bounds(attackers: int, clients: int) -> dict[str, dict[str, Any]]:
     }
 
 
+RULE = frozenset(f.name for f in fields(Aggregation))
+
+
 def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
     """A method as it is, and with each of `bounds` that it has.
 
     Options that a method refuses, because its server would get around them, are left out; a method may have none.
 
-    >>> list(defences(Choice(name="fedavg"), 3, 10)), defences(Choice(name="fedavg"), 3, 10)["trimmed mean"].trim
+    >>> found = defences(Choice(name="fedavg"), 3, 10)
+    >>> list(found), found["trimmed mean"].aggregation.trim
     (['none', 'trimmed mean', 'median', 'krum', 'clipped'], 0.3)
     """
-    found = {NONE: build_method(choice)}
-    known = {f.name for f in fields(methods[choice.name])}  # type: ignore[arg-type]  # @method makes it a dataclass
-    for name, options in bounds(attackers, clients).items():
-        if known.issuperset(options):
-            # A share that was given belongs to the `combine` that was given with it.
-            own = {key: value for key, value in choice.options.items() if key != "trim" or "combine" not in options}
-            try:
-                found[name] = build_method(replace(choice, options={**own, **options}))
-            except UsageError:  # the method says why; here it has one defence less
-                continue
+    found = {NONE: make_method(Experiment(), choice)}
+    for name, given in bounds(attackers, clients).items():
+        rule = {key: value for key, value in given.items() if key in RULE}
+        own = {key: value for key, value in given.items() if key not in RULE}
+        # A share that was given belongs to the `combine` that was given with it.
+        kept = {key: value for key, value in choice.aggregation.items() if key != "trim" or "combine" not in rule}
+        with suppress(UsageError):  # the method does not have this defence
+            options = {**choice.options, **own}
+            found[name] = make_method(Experiment(), replace(choice, options=options, aggregation={**kept, **rule}))
     return found
 
 

@@ -135,7 +135,7 @@ def down_command(folder: str) -> None:
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
-    from fedalloy.config.experiment import build_method, read
+    from fedalloy.config.experiment import make_method, read
     from fedalloy.deploy.control import follow, submitted
     from fedalloy.report.progress import Display
     from fedalloy.storage.results import read as read_run
@@ -150,7 +150,7 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     else:
         run = submitted(deployment, say)
         with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):
-            follow(deployment, run, display.begin(build_method(exp.method).label, exp.seed), say)
+            follow(deployment, run, display.begin(make_method(exp).label, exp.seed), say)
     show([read_run(deployment.run)])
     write_page(
         [read_run(deployment.run)], deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name)

@@ -117,7 +117,7 @@ def run_command(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     from fedalloy.config.build import build
-    from fedalloy.config.experiment import build_method
+    from fedalloy.config.experiment import make_method
     from fedalloy.report.progress import Display
     from fedalloy.run.comparison import key_of, label_of, slug
     from fedalloy.run.runner import resume as go_on
@@ -126,7 +126,7 @@ def run_command(
     key = key_of(exp)
     label = label_of(key, exp.method)
     folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
-    method = build_method(exp.method)
+    method = make_method(exp)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
     with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
@@ -263,19 +263,22 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("what", type=click.Choice(["methods", "models", "data", "partitions"]), default="methods")
+@click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
 @click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
 @click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets or partitions.
+    """List methods, models, data sets or partitions, or all there is to say of one method.
 
     Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
     means that it is not empty, `no` that it is empty, and any other word is a substring search.
     """
     load_plugins(plugins)
-    from fedalloy.report.listing import listing
+    from fedalloy.report.listing import KINDS, listing, one_method
 
+    if what not in KINDS:
+        screen().print(one_method(what))
+        return
     table = listing(what, filters, privacy=privacy)
     if filters and not table.row_count:
         say(f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
@@ -389,13 +392,13 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     """
     load_plugins(plugins)
     from fedalloy.check.method import checks_passed
-    from fedalloy.config.experiment import Choice, build_method
+    from fedalloy.config.experiment import Choice, Experiment, make_method
     from fedalloy.methods import methods
 
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
-    for line in checks_passed(build_method(Choice(name=name, options=dict(options)))):
+    for line in checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options)))):
         say(f"ok  {line}")
 
 

@@ -106,7 +106,6 @@ def setting_of(
         work=exp.training,
         participation=exp.participation,
         quorum=exp.quorum,
-        aggregation=exp.aggregation,
         privacy=exp.privacy,
         public=public,
         holdout=holdout,

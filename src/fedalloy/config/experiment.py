@@ -10,11 +10,15 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from annotated_types import Interval
+
+from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
+from fedalloy.base.options import Count, Positive, Share, option, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
@@ -27,6 +31,8 @@ from fedalloy.train.privacy import Privacy
 
 T = TypeVar("T")
 
+# What numpy's legacy generator takes, which some published splits were made with.
+Seed = Annotated[int, Interval(ge=0, lt=2**32)]
 LARGEST_FILE = 1_000_000  # bytes; the longest of our own has a few thousand
 LEAST_MEMORY = 10**6  # bytes
 
@@ -35,14 +41,13 @@ LEAST_MEMORY = 10**6  # bytes
 class DataPart:
     """Which data: a registered name or the path of an .npz file; other keys are options of that data set."""
 
-    name: str = "fashion-mini"
-    size: int | None = None
-    augment: str = "none"
+    name: str = option("fashion-mini", "a registered data set, or the path of an `.npz` file")
+    size: Annotated[int, Interval(ge=1, le=1024)] | None = option(None, "resize images to this many pixels a side")
+    augment: str = option("none", "random changes of training images, by the name of a recipe")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.size is not None and not 1 <= self.size <= 1024:
-            raise UsageError(f"data.size = {self.size} must lie between 1 and 1024 pixels, or be left out")
+        resolve(self, "data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +59,27 @@ class PartitionPart:
     `seed` is the experiment's unless it is given.
     """
 
-    name: str = "dirichlet"
-    clients: int = 10
-    seed: int | None = None
-    test: Literal["local", "official", "global"] = "local"
-    test_fraction: float = 0.2
-    test_samples: int | None = None
-    validation: float = 0.0
+    name: str = option("dirichlet", "a registered partition")
+    clients: int = option(10, "how many clients; `natural` takes the number from the data instead")
+    seed: Seed | None = option(None, "a seed for the split alone; unset: the experiment's")
+    test: Literal["local", "official", "global"] = option("local", "where a client's local test comes from")
+    test_fraction: float = option(0.2, "the share of a client's rows that is its local test, with `local`")
+    test_samples: int | None = option(None, "rows of each local test with `official`; unset: test rows / clients")
+    validation: float = option(0.0, "the share of a client's training rows that is set aside for validation")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.seed is not None:
-            _check_seed("partition.seed", self.seed)
+        resolve(self, "partition")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A registered name and its options."""
+    """A registered name and its options; a method may have keys of [aggregation] and [cache] of its own."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,17 +90,18 @@ class PublicPart:
     private data is then the best of all outputs, or with `answers = "private"` of the private ones.
     """
 
-    data: str = "own"
-    samples: int = 1000
-    labelled: bool = False
-    holder: Literal["server", "all"] = "all"
-    classes: Literal["shared", "added"] = "shared"
-    answers: Literal["all", "private"] = "all"
+    data: str = option("own", 'a data set by name or path, or `"own"` for rows of the private data')
+    samples: Count = option(1000, "how many rows it has")
+    labelled: bool = option(False, "whether methods may use its labels")
+    holder: Literal["server", "all"] = option("all", "who holds it: the server alone, or the clients too")
+    classes: Literal["shared", "added"] = option("shared", "whether its classes are the private ones, or get outputs")
+    answers: Literal["all", "private"] = option(
+        "all", "outputs that a prediction is chosen from, if classes were added"
+    )
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise UsageError(f"public.samples = {self.samples} must be at least 1")
+        resolve(self, "public")
         if self.classes == "added" and self.data == "own":
             raise UsageError("public.classes = 'added' needs another data set; write public.data, or leave it out")
         if self.answers == "private" and self.classes == "shared":
@@ -108,19 +115,14 @@ class Stop:
     The metric is a share of 1, that of the best of the method's views.
     """
 
-    metric: Literal["amp", "wlp", "alma", "test", "validation"] = "amp"
-    target: float | None = None
-    patience: int | None = None
-    bytes: int | None = None
-    seconds: float | None = None
+    metric: Literal["amp", "wlp", "alma", "test", "validation"] = option("amp", "the metric of `target` and `patience`")
+    target: Share | None = option(None, "stop as soon as the metric reaches this share of 1")
+    patience: Count | None = option(None, "stop when this many evaluations in a row brought no new best")
+    bytes: Count | None = option(None, "stop when this many bytes were sent, up and down, framing included")
+    seconds: Positive | None = option(None, "stop after this much time")
 
     def __post_init__(self) -> None:
-        for name in ("target", "patience", "bytes", "seconds"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"stop.{name} = {value} must be positive; leave it out to have no such limit")
-        if self.target is not None and self.target > 1:
-            raise UsageError(f"stop.target = {self.target} must be a share of 1; 0.8 means 80 %")
+        resolve(self, "stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +158,19 @@ class Experiment:
     fedalloy.errors.UsageError: the experiment has no key 'round'; did you mean 'rounds'?
     """
 
-    rounds: int = 20
-    seed: int = 0
-    evaluate_every: int = 1
-    start: str | None = None
-    engine: Literal["auto", "pool", "threads", "serial", "flower"] = "auto"
-    workers: int | None = None
-    memory: str | int | None = None
-    layout: Layout = "auto"
-    device: str = "cpu"
+    rounds: Count = option(20, "how many rounds to run")
+    seed: Seed = option(0, "where every random stream starts: split, initial model, active clients, batches")
+    evaluate_every: Count = option(1, "evaluate after every so many rounds; the last round is always evaluated")
+    start: str | None = option(None, "a `.safetensors` file with the weights to start from, instead of random ones")
+    engine: Literal["auto", "pool", "threads", "serial", "flower"] = option(
+        "auto", "what carries the messages; `auto` takes the pool where it pays. All give the same bits"
+    )
+    workers: Count | None = option(None, "how many clients run side by side; unset: one per core")
+    memory: str | int | None = option(
+        None, "RAM for clients' last models and memories, such as `4GB`; the rest goes to temporary files"
+    )
+    layout: Layout = option("auto", "memory layout of the networks; it changes the last bits")
+    device: str = option("cpu", "where data and networks lie: `cpu` or `cuda` (not tried on a GPU yet)")
     data: DataPart = field(default_factory=DataPart)
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
     model: Choice = field(default_factory=lambda: Choice(name="lenet5"))
@@ -176,21 +182,16 @@ class Experiment:
     participation: Participation = field(default_factory=Participation)
     quorum: Quorum = field(default_factory=Quorum)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    cache: Cache = field(default_factory=Cache)
     privacy: Privacy | None = None
     public: PublicPart | None = None
     stop: Stop = field(default_factory=Stop)
     published: tuple[Published, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UsageError(f"rounds = {self.rounds} must be at least 1")
-        if self.workers is not None and self.workers < 1:
-            raise UsageError(f"workers = {self.workers} must be at least 1; leave it out for one per core")
+        resolve(self, "")
         if self.memory is not None:
             _check_memory(self.memory)
-        if self.evaluate_every < 1:
-            raise UsageError(f"evaluate_every = {self.evaluate_every} must be at least 1")
-        _check_seed("seed", self.seed)
         if self.budget is not None and not self.models:
             raise UsageError("[budget] chooses among several networks; give them under [[models]]")
         self._check_tiers()
@@ -223,6 +224,7 @@ _CLOSED = {
     "participation": Participation,
     "quorum": Quorum,
     "aggregation": Aggregation,
+    "cache": Cache,
     "privacy": Privacy,
     "stop": Stop,
     "budget": Budget,
@@ -258,7 +260,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
         )
     exp = construct(Experiment, built, "")
     for choice in (exp.method, *exp.methods.values()):
-        build_method(choice)
+        make_method(exp, choice)
     return exp
 
 
@@ -307,16 +309,42 @@ def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
 _LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _published, "models": _one_of_several}
 
 
-def build_method(choice: Choice) -> Method:
-    """The method that a choice names, with its options checked.
+def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
+    """The experiment's method, or another choice, with its options checked and the experiment's sections.
 
-    >>> build_method(Choice(name="fedprox", options={"mu": 0.1})).mu
+    >>> make_method(experiment({"method": {"name": "fedprox", "mu": 0.1}, "aggregation": {"clip": 1.0}})).mu
     0.1
     """
     import fedalloy.methods  # noqa: F401  # registers the built-in methods
 
+    choice = choice or exp.method
     cls = methods[choice.name]
-    return construct(cls, choice.options, choice.name)
+    sections = {name: _own_section(exp, choice, name) for name in sections_of(cls)}
+    return construct(cls, choice.options, choice.name, **sections)
+
+
+def _own_section(exp: Experiment, choice: Choice, name: str) -> Any:
+    """A section of the experiment, with the keys that a method has of its own."""
+    common, own = getattr(exp, name), getattr(choice, name)
+    return construct(type(common), {**dataclasses.asdict(common), **own}, name) if own else common
+
+
+METHOD_PARTS = frozenset({"method", "aggregation", "cache"})  # of an experiment: all that a method is made of
+
+
+def made_from(values: Mapping[str, Any]) -> Method:
+    """The method of an experiment that is known as values only, such as a server's."""
+    return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
+
+
+def with_sections(method: Method, exp: Experiment) -> Method:
+    """A method made in Python, with the experiment's sections in the place of those it has by default."""
+    untouched = {
+        name: getattr(exp, name)
+        for name in sections_of(method)
+        if getattr(method, name) == getattr(dataclasses.replace(method, **{name: type(getattr(exp, name))()}), name)
+    }
+    return dataclasses.replace(method, **untouched)
 
 
 def check_options(
@@ -463,16 +491,11 @@ def _check_memory(size: str | int) -> None:
         )
 
 
-def _check_seed(where: str, seed: int) -> None:
-    if not 0 <= seed < 2**32:  # what numpy's legacy generator takes, which some published splits were made with
-        raise UsageError(f"{where} = {seed} must lie between 0 and {2**32 - 1}")
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, DataPart | PartitionPart | Choice | PublicPart | ModelPart):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
         # An option may be None where that is not its default, so those are kept.
-        return {k: v for k, v in own.items() if v is not None} | _plain(value.options)
+        return {k: v for k, v in own.items() if v not in (None, {})} | _plain(value.options)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {k: v for k, v in own.items() if v is not None}

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.base.files import PRIVATE, write_atomically
 from fedalloy.base.plugins import blamed, load_file, load_installed
-from fedalloy.config.experiment import Experiment, build_method, read
+from fedalloy.config.experiment import Experiment, make_method, read
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
@@ -75,7 +75,7 @@ def present(
     grid: Grid, exp: Experiment, deployment: Deployment, bound: Mapping[int, int], setting: Setting, say: Say
 ) -> Mapping[int, Introduction]:
     """Return what each site says it has, within the deployment's limits; from here on it is fixed."""
-    told = build_method(exp.method).tells_counts
+    told = make_method(exp).tells_counts
 
     def judge(one: Introduction) -> str | None:
         most = deployment.limit(one.client)

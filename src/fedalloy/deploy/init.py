@@ -9,7 +9,7 @@ from typing import Any
 
 from fedalloy.base.files import PRIVATE, make_folder, write_atomically
 from fedalloy.config.build import build, tried
-from fedalloy.config.experiment import Experiment, build_method, experiment
+from fedalloy.config.experiment import Experiment, experiment, make_method
 from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address
@@ -81,7 +81,7 @@ def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_undeployable(exp: Experiment, sites: int) -> None:
     """Refuse an experiment that cannot run at sites that keep their data, or that the server would refuse later."""
-    method, agreed = build_method(exp.method), exp.data.name == AGREED
+    method, agreed = make_method(exp), exp.data.name == AGREED
     if sites < 2:
         raise UsageError(f"--sites {sites}: a federation needs at least 2 sites")
     if method.card.leaves_client == "all training data":

@@ -116,7 +116,7 @@ class Round:
     @property
     def cap(self) -> float | None:
         """The largest share of the weight that a client's size may give it, if there is a limit."""
-        return self._setting.aggregation.cap
+        return self.method.aggregation.cap
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ class Round:
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         """Return the clients of this round in ascending order."""
-        return self._setting.active(self.round, by_size=by_size)
+        return self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
 
     def steps(self, client: int) -> int:
         """Return how many optimiser steps this client takes in a round."""
@@ -267,7 +267,7 @@ class Round:
             self.spent.add(answer.client)
             return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
         contract = self.method.expects(message, self)
-        return refusal(body, contract, message.body, self._setting.aggregation.max_distance)
+        return refusal(body, contract, message.body, self.method.aggregation.max_distance)
 
     def pool(self) -> Samples:
         """Return all clients' training data in one place, counted as uploaded in the first round."""

@@ -5,24 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 
+from fedalloy.aggregation.rule import Aggregation, Weights
 from fedalloy.base import rng, tree
 from fedalloy.base.layout import Layout, laid_out
+from fedalloy.base.options import options_of, resolve, section
 from fedalloy.base.plugins import by_signal, named
-from fedalloy.base.registry import Registry, refuse_unknown_choices
+from fedalloy.base.registry import Registry
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.gate import Contract, finite
+from fedalloy.federation.actions import action, as_check, in_words, is_action, travels
+from fedalloy.federation.gate import Check, Contract, counts, finite, like, optional, whole
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.train.costs import Meter, metered
-from fedalloy.train.fit import LocalWork, address_dropout, load
+from fedalloy.train.fit import LocalWork, address_dropout, load, params
 from fedalloy.train.noise import secret_seed
 from fedalloy.train.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
 
@@ -253,13 +256,14 @@ class Card:
     `quick` holds options with which the method's checks take seconds; everything it does must still be done.
     `private` says that clients learn from their own samples only by `fit`, from a loss that is a mean of one term for
     each sample (and terms without data), and send nothing else of them but their number: [privacy] then covers what
-    the method does, except with the options in `private_except`. `once` says that all is done in the first round, and a
+    the method does, except with the options in `private_except`. `up` and `down`, what travels, are taken from the
+    actions' declarations unless they are given. `once` says that all is done in the first round, and a
     run ends with it.
     """
 
     paper: str
-    up: str
-    down: str
+    up: str = ""
+    down: str = ""
     distils: str = "no"
     leaves_client: str = "model weights, number of samples"
     public: bool = False
@@ -273,15 +277,34 @@ class Card:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method: a server part and client actions, with hyper-parameters and no state of its own."""
+    """A federated method: a server part and client actions, with hyper-parameters and no state of its own.
+
+    `aggregation` is the experiment's rule for combining what clients send; `takes` names those of its keys that the
+    method's server uses, such as `weights`, `combine` (or `combine=krum` alone) and `clip`.
+    """
 
     name: ClassVar[str]
     label: ClassVar[str]
     card: ClassVar[Card]
+    takes: ClassVar[frozenset[str]] = frozenset()
+
+    aggregation: Aggregation = section(Aggregation)
 
     def __post_init__(self) -> None:
-        refuse_unknown_choices(self, self.name)
+        resolve(self, self.name)
+        for key in ("weights", "combine", "clip"):
+            value = getattr(self.aggregation, key)
+            if value not in (None, "mean") and not {key, f"{key}={value}"} & self.takes:
+                raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
+        if self.aggregation.weights is None:
+            object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
+
+    @property
+    def usual_weights(self) -> Weights:
+        """What clients are weighed by where [aggregation] does not say."""
+        return "size"
 
     def init(self, fed: Federation) -> Tree:
         """The server's memory before the first round."""
@@ -302,24 +325,58 @@ class Method:
 
     def uncovered(self) -> str | None:
         """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""
+        if self.aggregation.weights == "disco":
+            return "aggregation.weights = 'disco' uses a client's samples"
         for option, value in self.card.private_except.items():
             if getattr(self, option) == value:
                 return f"{self.name}.{option} = {value!r} uses a client's samples"
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:
-        """What the reply to a message must hold, key by key, made of the checks in gate.py; None: finite numbers.
+        """What the reply to a message must hold, key by key; None if the action does not declare what travels.
 
-        A reply that is otherwise never reaches `round`; the client counts as absent.
+        A reply that does not keep this contract never reaches `round`; the client counts as absent. It is made of what
+        the server knows: what it sent, its roster, and `example`.
         """
-        return None
+        declared = travels(type(self), message.action)
+        if declared is None:
+            return None
+        n, k = fed.sizes[message.client], message.client
+
+        def check(name: str) -> Check:
+            if name == "n":
+                return whole(n, n)
+            if name == "counts":
+                return counts(fed.label_counts(k))
+            sent = message.body.get(name)
+            return like(sent) if isinstance(sent, Mapping) else as_check(self.example(name, fed))
+
+        return {part.name: check(part.name) for part in declared.up if part.applies(self, fed.round)}
 
     def accepts(self, action: str, me: Client) -> Contract | None:
-        """What a client must be sent with an action, as `expects` has it for replies, made of what the client knows.
+        """What a client must be sent with an action; None if the action does not declare it.
 
-        A client on another machine refuses what is otherwise, and does not act.
+        A client on another machine refuses what does not keep this contract, and does not act. It is made of what the
+        client knows.
         """
-        return None
+        declared = travels(type(self), action)
+        if declared is None:
+            return None
+        return {
+            part.name: optional(check) if part.optional else check
+            for part in declared.down
+            if part.applies(self, me.round)
+            for check in [as_check(self.example(part.name, me))]
+        }
+
+    def example(self, name: str, party: Client | Federation) -> Any:
+        """What stands under a name in messages: a tree of the same shapes, or a check from gate.py.
+
+        By default a model or a teacher, like the party's own network.
+        """
+        if name in ("model", "teacher"):
+            return params(party.build())
+        raise UsageError(f"{self.name} declares that '{name}' travels; override example() to say what it is like")
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """The models that could be deployed now, by the name of their view.
@@ -359,10 +416,22 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
     def add(cls: type[M]) -> type[M]:
         frozen = dataclass(frozen=True, kw_only=True)(cls)
         frozen.name, frozen.label, frozen.card = name, label, card
+        frozen.card = _complete(card, frozen)
         methods.register(name)(frozen)
         return frozen
 
     return add
+
+
+def _complete(card: Card, cls: type[Method]) -> Card:
+    """The card with what travels, as the method's actions declare it."""
+    declared = [found for name in dir(cls) if (found := travels(cls, name)) is not None]
+    try:
+        usual: Method | None = cls()
+    except (UsageError, TypeError, AttributeError):  # it has an option without a default
+        usual = None
+    up, down = (in_words((part for found in declared for part in getattr(found, way)), usual) for way in ("up", "down"))
+    return replace(card, up=card.up or up, down=card.down or down)
 
 
 def quick(method: type[Method]) -> Method:
@@ -372,16 +441,7 @@ def quick(method: type[Method]) -> Method:
 
 def hyper_parameters(method: Method) -> dict[str, Any]:
     """A method's hyper-parameters by name."""
-    return {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
-
-
-F = TypeVar("F", bound=Callable[..., Reply])
-
-
-def action(function: F) -> F:
-    """Mark a method's function as something a client may be asked to do; nothing else can be asked for."""
-    function.__dict__["is_action"] = True
-    return function
+    return {found.name: getattr(method, found.name) for found in options_of(method)}
 
 
 def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
@@ -392,7 +452,7 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
     wrong gets a note of whose action it was; what would end more than that, such as SystemExit, is an error like any.
     """
     do = getattr(method, message.action, None)
-    if not getattr(do, "is_action", False):
+    if not is_action(do):
         raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
     assert do is not None
     if me.account is not None:

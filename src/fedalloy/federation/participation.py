@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from fedalloy.base import rng
-from fedalloy.base.registry import refuse_unknown_choices
+from fedalloy.base.options import Fraction, Positive, Share, option, resolve
 from fedalloy.errors import UsageError
 
 Policy = Literal["full", "fraction", "bernoulli", "weakest", "trace", "legacy"]
@@ -32,24 +32,18 @@ class Participation:
     [12, 13, 14, 15, 16, 17, 18, 19]
     """
 
-    policy: Policy = "full"
-    fraction: float = 1.0
-    late_drop: float = 0.0
-    deadline: float | None = None
-    speeds: Sequence[float] | None = None
-    tiers: Sequence[int] | None = None
-    trace: Sequence[Sequence[int]] | None = None
+    policy: Policy = option("full", "who is asked in a round")
+    fraction: Share = option(1.0, "the share of the clients, or the probability of each")
+    late_drop: Fraction = option(0.0, "the probability that a client trains but its reply is lost")
+    deadline: Positive | None = option(None, "seconds; a client whose local work would take longer is not asked")
+    speeds: Sequence[Positive] | None = option(None, "FLOP/s of each client; goes with `deadline`")
+    tiers: Sequence[int] | None = option(None, "how strong each client is, for `weakest` and for `tier` in [[models]]")
+    trace: Sequence[Sequence[int]] | None = option(None, "the ids of each round, for `trace`; repeated from its start")
 
     def __post_init__(self) -> None:
-        refuse_unknown_choices(self, "participation")
-        if not 0 < self.fraction <= 1:
-            raise UsageError(f"participation.fraction = {self.fraction} must lie in (0, 1]; 0.2 means a fifth")
-        if not 0 <= self.late_drop < 1:
-            raise UsageError(f"participation.late_drop = {self.late_drop} must lie in [0, 1)")
+        resolve(self, "participation")
         if (self.deadline is None) != (self.speeds is None):
             raise UsageError("participation.deadline (seconds) and participation.speeds (FLOP/s a client) go together")
-        if self.deadline is not None and self.deadline <= 0:
-            raise UsageError(f"participation.deadline = {self.deadline} must be a positive number of seconds")
         if (self.policy == "trace") != bool(self.trace):
             raise UsageError("participation.policy = 'trace' and a non-empty participation.trace go together")
         if self.fraction != 1 and self.policy not in USES_FRACTION:
@@ -63,8 +57,6 @@ class Participation:
         for name, values in (("speeds", self.speeds), ("tiers", self.tiers)):
             if values is not None and len(values) != clients:
                 raise UsageError(f"participation.{name} has {len(values)} entries for {clients} clients; give one each")
-        if self.speeds is not None and min(self.speeds) <= 0:
-            raise UsageError("participation.speeds must be positive")
         for ids in self.trace or []:
             wrong = [i for i in ids if not 0 <= i < clients]
             if wrong:

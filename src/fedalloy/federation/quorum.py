@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.base.options import Count, Positive, Probability, option, resolve
+from fedalloy.errors import FedalloyError
 
 
 class QuorumError(FedalloyError):
@@ -27,17 +28,12 @@ class Quorum:
     5
     """
 
-    fraction: float = 0.5
-    skips: int = 5
-    deadline: float | None = None
+    fraction: Probability = option(0.5, "the share of those asked that must answer for a round to count")
+    skips: Count = option(5, "stop the run after this many skipped rounds in a row")
+    deadline: Positive | None = option(None, "seconds that a client may take (pool and Flower); unset: no limit")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fraction <= 1:
-            raise UsageError(f"quorum.fraction = {self.fraction} must lie in [0, 1]; 0.5 means half of those asked")
-        if self.skips < 1:
-            raise UsageError(f"quorum.skips = {self.skips} must be at least 1")
-        if self.deadline is not None and self.deadline <= 0:
-            raise UsageError(f"quorum.deadline = {self.deadline} must be a positive number of seconds, or be left out")
+        resolve(self, "quorum")
 
     def needed(self, asked: int) -> int:
         """How many of those that were asked must answer."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.robust import bounded
-from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.layout import Layout
 from fedalloy.base.tree import Tree
 from fedalloy.data.label_space import LabelSpace
@@ -69,7 +68,6 @@ class Setting:
     server: Network | None = None
     space: LabelSpace | None = None
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))
-    aggregation: Aggregation = field(default_factory=Aggregation)
     private_answers: bool = False
     privacy: Privacy | None = None
     secret_noise: bool = False
@@ -192,10 +190,10 @@ class Setting:
         }
         return [3.0 * per_sample[self.network(k)] * self.cost(k) for k in self.ids]
 
-    def active(self, round: int, *, by_size: bool = False) -> list[int]:
-        """The clients of a round."""
+    def active(self, round: int, *, by_size: bool = False, cap: float | None = None) -> list[int]:
+        """The clients of a round; drawn by size, none is more probable than `cap` of the whole."""
         flops = self.flops if self.participation.deadline is not None else None
-        sizes = bounded(self.sizes, self.aggregation.cap)
+        sizes = bounded(self.sizes, cap)
         return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
     @property

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
+from fedalloy.base.options import Fraction, Positive, option
 from fedalloy.base.tree import Tree
-from fedalloy.errors import UsageError
-from fedalloy.federation.core import Card, Federation, State, method
+from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.methods.fedavg import FedAvg
 
 
-@method(
-    "fedavgm",
-    label="FedAvgM",
-    card=Card(
-        paper="Hsu et al., 2019",
-        up="model, n",
-        down="model",
-        private=True,
-        private_except={"weights": "disco"},
-    ),
-)
+@method("fedavgm", label="FedAvgM", card=Card(paper="Hsu et al., 2019", private=True))
 class FedAvgM(FedAvg):
     """FedAvg whose average update D = w^{t-1} - avg passes through a velocity.
 
@@ -36,31 +27,16 @@ class FedAvgM(FedAvg):
     0.9
     """
 
-    momentum: float = 0.9
-    server_lr: float = 1.0
-    variant: Literal["heavy_ball", "ema"] = "heavy_ball"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"fedavgm.momentum = {self.momentum} must lie in [0, 1)")
-        if self.server_lr <= 0:
-            raise UsageError(f"fedavgm.server_lr = {self.server_lr} must be positive")
+    momentum: Fraction = option(0.9, "beta, the share of the velocity that is kept")
+    server_lr: Positive = option(1.0, "the server's learning rate", only_with=("variant", "heavy_ball"))
+    variant: Literal["heavy_ball", "ema"] = option("heavy_ball", "how the velocity follows the updates")
 
     def init(self, fed: Federation) -> Tree:
         """The velocity starts at zero."""
         trainable = {name: torch.zeros_like(p) for name, p in fed.build().named_parameters() if p.requires_grad}
         return {**super().init(fed), "velocity": trainable}
 
-    def round(self, s: State, fed: Federation) -> State:
-        """One round of FedAvg, then the momentum step."""
-        replies = fed.ask("train", fed.sample(), model=s["model"])
-        if not replies:
-            return s.next()
-        model, velocity = self.step(s, self.aggregate(s, replies, fed))
-        return s.next(model=model, velocity=velocity, **self.cached(s, replies))
-
-    def step(self, s: State, mean: Tree) -> tuple[Tree, Tree]:
+    def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """Move the velocity by D and the model by the velocity."""
         fresh, rate = (1.0, self.server_lr) if self.variant == "heavy_ball" else (1 - self.momentum, 1.0)
         velocity: dict[str, Any] = {}
@@ -68,4 +44,4 @@ class FedAvgM(FedAvg):
         for name, v in s["velocity"].items():
             velocity[name] = self.momentum * v + fresh * (s["model"][name] - mean[name])
             model[name] = s["model"][name] - rate * velocity[name]
-        return model, velocity
+        return {"model": model, "velocity": velocity}

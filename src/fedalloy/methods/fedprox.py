@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from fedalloy.errors import UsageError
+from fedalloy.base.options import NotNegative, option
 from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, params
 from fedalloy.train.losses import ce, sq_dist
 
 
-@method(
-    "fedprox",
-    label="FedProx",
-    card=Card(
-        paper="Li et al., MLSys 2020",
-        up="model, n",
-        down="model",
-        private=True,
-        private_except={"weights": "disco"},
-    ),
-)
+@method("fedprox", label="FedProx", card=Card(paper="Li et al., MLSys 2020", private=True))
 class FedProx(FedAvg):
     """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.
 
@@ -31,12 +21,7 @@ class FedProx(FedAvg):
     0.1
     """
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UsageError(f"fedprox.mu = {self.mu} must not be negative; 0 is FedAvg")
+    mu: NotNegative = option(0.01, "weight of the pull to the received model; 0 is FedAvg")
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

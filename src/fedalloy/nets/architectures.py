@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
+from fedalloy.base.options import Positive, Share, option, resolve
 from fedalloy.errors import UsageError
 
 MOST_NAMED = 10  # tiers in an error message
@@ -20,10 +21,10 @@ class ModelPart:
     are assigned to the clients that are left then, in equal consecutive groups or by their budget.
     """
 
-    name: str
-    clients: tuple[int, ...] | None = None
-    tier: int | None = None
-    share: float | None = None
+    name: str = option(MISSING, "the name of a registered network; its options follow")
+    clients: tuple[int, ...] | None = option(None, "the ids of the clients that use it")
+    tier: int | None = option(None, "clients with this number in `participation.tiers` use it, unless listed by id")
+    share: Share | None = option(None, "the share of all clients that use it, in ascending id, from the remaining ones")
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -32,10 +33,9 @@ class ModelPart:
         return [key for key in ("clients", "tier", "share") if getattr(self, key) is not None]
 
     def __post_init__(self) -> None:
+        resolve(self, "models")
         if len(self.given) > 1:
             raise UsageError(f"models: '{self.name}' has both {' and '.join(self.given)}; write one of them, or none")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise UsageError(f"models: share = {self.share} of '{self.name}' must be greater than 0 and at most 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,13 @@ class Budget:
     `limits` has one number per client, or fewer, which apply to equal consecutive groups in ascending id.
     """
 
-    unit: Literal["parameters", "flops"] = "parameters"
-    limits: tuple[float, ...]
+    unit: Literal["parameters", "flops"] = option("parameters", "what is limited: parameters, or FLOPs per sample")
+    limits: tuple[Positive, ...] = option(MISSING, "one limit per client, or fewer for equal consecutive groups")
 
     def __post_init__(self) -> None:
-        if not self.limits or min(self.limits) <= 0:
-            raise UsageError("budget.limits must be a list of positive numbers, one per client or per tier")
+        resolve(self, "budget")
+        if not self.limits:
+            raise UsageError("budget.limits is empty; write one limit per client, or fewer")
 
 
 def assign(

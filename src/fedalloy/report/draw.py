@@ -17,7 +17,7 @@ from fedalloy.base import rng
 from fedalloy.base.files import make_folder
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import build_method, recorded
+from fedalloy.config.experiment import make_method, recorded
 from fedalloy.data.samples import Dataset, Samples
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Method, Network, State, methods
@@ -136,7 +136,7 @@ def _open(folder: Path, dataset: Dataset | None, network: Network | None) -> Ope
     saved = Store(folder).restore()
     if saved is None:
         raise DataError(f"the run in '{folder}' has not completed a round")
-    return Opened(folder, meta, build_method(exp.method), *saved, build=lambda: build(exp, dataset, network))
+    return Opened(folder, meta, make_method(exp), *saved, build=lambda: build(exp, dataset, network))
 
 
 def _images(run: Opened, method: FedKF | DataFreeKD, client: int | None) -> dict[str, Figure]:

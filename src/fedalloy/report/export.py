@@ -13,7 +13,7 @@ from fedalloy.base.files import write_weights
 from fedalloy.base.registry import suggest
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, Experiment, build_method, check_options, recorded
+from fedalloy.config.experiment import Choice, Experiment, check_options, make_method, recorded
 from fedalloy.data.samples import Dataset, Scale
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Network
@@ -40,7 +40,7 @@ def export_model(
     folder = Path(folder)
     meta = described(folder)
     exp = recorded(meta)
-    method = build_method(exp.method)
+    method = make_method(exp)
     saved = Store(folder).restore()
     if saved is None:
         raise DataError(f"the run in '{folder}' has not completed a round")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.base.text import human_bytes, human_seconds, listed
-from fedalloy.config.experiment import build_method, recorded
+from fedalloy.config.experiment import make_method, recorded
 from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
@@ -53,7 +53,7 @@ def left(run: Run) -> str:
     'model weights, number of samples, how many samples of each class'
     """
     try:
-        return build_method(recorded(run.meta).method).leaves()
+        return make_method(recorded(run.meta)).leaves()
     except (FedalloyError, LookupError, TypeError, AttributeError):
         return "unknown: the method is none of fedalloy's"
 

@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.checked import type_hints
+from fedalloy.base.options import kind, options_of, toml
 from fedalloy.base.registry import suggest
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Card, Method, methods
+from fedalloy.federation.core import Card, Method
 from fedalloy.federation.disclosure import always, evaluated
-from fedalloy.methods import FedAvg
+from fedalloy.methods import methods
 from fedalloy.nets.models import models
 
+KINDS = ("methods", "models", "data", "partitions")
 NOTHING = ("", "no", "nothing")  # how a card says that there is none
 
 
@@ -45,25 +48,52 @@ def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) ->
     return makers[what]()
 
 
+def one_method(name: str) -> Group:
+    """All there is to say of one method: its card, and its options with their meanings.
+
+    >>> len(one_method("fedprox").renderables)
+    2
+    """
+    cls = methods[name]
+    card = cls.card
+    facts = [
+        f"{cls.label}: {card.paper}",
+        _first_line(cls),
+        f"up: {card.up}; down: {card.down}",
+        f"leaves the client: {card.leaves_client}",
+        _needs(card),
+        f"a client remembers: {card.remembers}",
+    ]
+    options = options_of(cls)
+    if not options:
+        return Group(Text("\n".join([*facts, "It has no options of its own."])))
+    table = Table("Option", "Default", "Values", "Meaning", box=SIMPLE_HEAD)
+    for found in options:
+        variants = "".join(f"\n{variant}: {toml(value)}" for variant, value in found.variants.items())
+        table.add_row(Text(found.name, style="bold"), toml(found.default) + variants, kind(found.hint), found.meaning)
+    return Group(Text("\n".join(facts)), table)
+
+
 def _methods(filters: Sequence[str]) -> Table:
     table = _table()
     for name, cls in _chosen(filters):
         card = cls.card
-        needs = [
+        options = ", ".join(found.name for found in options_of(cls))
+        _add(table, name, f"{cls.label}: {card.paper}", _first_line(cls), _needs(card), options)
+    table.caption = Text("`fedalloy list NAME` says what a method's options mean.")
+    table.caption_justify = "left"
+    return table
+
+
+def _needs(card: Card) -> str:
+    return "; ".join(
+        [
             "clients may have different networks" if card.any_network else "all clients have the same network",
             *(["needs a public set"] if card.public else []),
             *(["needs networks with features and a head"] if card.features else []),
             *([f"distils: {card.distils}"] if card.distils != "no" else []),
         ]
-        _add(
-            table,
-            name,
-            f"{cls.label}: {card.paper}",
-            f"up: {card.up}; down: {card.down}; leaves the client: {card.leaves_client}",
-            "; ".join(needs),
-            _options(cls),
-        )
-    return table
+    )
 
 
 def _privacy(filters: Sequence[str]) -> Table:
@@ -75,10 +105,10 @@ def _privacy(filters: Sequence[str]) -> Table:
         table.add_row(Text(name, style="bold"), card.leaves_client, card.up, card.down, evaluated(cls))
     table.columns[0].no_wrap = True
     said = always()
-    if any(issubclass(cls, FedAvg) for _, cls in chosen):
+    if any("weights" in cls.takes for _, cls in chosen):
         said.append(
-            'With weights = "disco", every method that averages models also sends how many samples of each class a '
-            "client holds."
+            'With aggregation.weights = "disco", every method that averages models also sends how many samples of each '
+            "class a client holds."
         )
     table.caption = Text("\n".join(said))
     return table
@@ -150,7 +180,7 @@ def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
 
     >>> def ring(*, classes: int, width: int | None = None, kind: Literal["flat", "round"] = "flat", thin=True): ...
     >>> _options(ring, skip=["classes"])
-    'width (unset), kind=flat (or round), thin=true'
+    'width (unset), kind="flat" (or round), thin=true'
     """
     hints = type_hints(maker)
     shown = []
@@ -164,19 +194,13 @@ def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
         elif value is None:
             shown.append(f"{name} (unset{others and f'; or {others}'})")
         else:
-            shown.append(f"{name}={_written(value)}{others and f' (or {others})'}")
+            shown.append(f"{name}={toml(value)}{others and f' (or {others})'}")
     return ", ".join(shown)
 
 
 def _words(hint: Any) -> list[str]:
     """The words that a type allows, alone or beside others such as numbers."""
     return [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{', '.join(map(_written, value))}]" if isinstance(value, list | tuple) else str(value)
 
 
 def _first_line(thing: object) -> str:

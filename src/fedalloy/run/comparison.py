@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedalloy.config.build import Built, build, check_names, tried
-from fedalloy.config.experiment import Choice, Experiment, build_method, experiment
+from fedalloy.config.experiment import Choice, Experiment, experiment, make_method
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.federation.core import Method, Network
+from fedalloy.federation.core import methods as registered
 from fedalloy.run.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
 from fedalloy.storage.results import Run
 from fedalloy.storage.store import Say, begun
@@ -65,7 +66,7 @@ def run_methods(
     say: Say = lambda _: None,
 ) -> list[Run]:
     """Run what `examined` has found nothing wrong with; `first` is what it built for the first seed."""
-    objects = [build_method(choice) for choice in choices.values()]
+    objects = [make_method(exp, choice) for choice in choices.values()]
     runs = []
     for seed in seeds:
         one = dataclasses.replace(exp, seed=seed, methods={})
@@ -112,7 +113,7 @@ def key_of(exp: Experiment) -> str:
 
 def label_of(key: str, choice: Choice) -> str:
     """How tables show a method: by its own label, or by a key that is not its name."""
-    return build_method(choice).label if key == choice.name else key
+    return registered[choice.name].label if key == choice.name else key
 
 
 Refusals = Mapping[str, FedalloyError]
@@ -137,7 +138,7 @@ def examined(
     first: Built | None = None
     for key, choice in choices.items():
         with _noted(found, key):
-            methods[key] = build_method(choice)
+            methods[key] = make_method(exp, choice)
     with _noted(found):
         _refuse_shared_folders(choices)
         if dataset is None and network is None:

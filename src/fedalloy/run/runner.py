@@ -18,10 +18,11 @@ import torch
 import fedalloy
 from fedalloy.base import tree
 from fedalloy.base.layout import resolve
+from fedalloy.base.options import sections_of
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, Stop, build_method, experiment, recorded
+from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, recorded, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import AnyEngine, engine_for
@@ -69,8 +70,7 @@ def simulate(
     (('aca', 'oca'), 2)
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
-    if method is None:
-        method = build_method(exp.method)
+    method = make_method(exp) if method is None else with_sections(method, exp)
     _refuse_own(exp, dataset, network)
     with one_thread():
         built = build(exp, dataset, network) if built is None else built
@@ -115,7 +115,7 @@ def resume(
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
         _refuse_own(exp, dataset, network)
-        method = build_method(exp.method)
+        method = make_method(exp)
         built = build(exp, dataset, network) if built is None else built
         exp = settled(exp, built, method)
         meta = describe(exp, built, old["label"])
@@ -185,7 +185,8 @@ def _spill(exp: Experiment) -> Spill:
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
     """The experiment with the data, the model and the method that are really used, defaults written out."""
     choice = Choice(name=method.name, options=hyper_parameters(method))
-    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice)
+    sections = {name: getattr(method, name) for name in sections_of(method)}
+    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice, **sections)
 
 
 def _go_on(

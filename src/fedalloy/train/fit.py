@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedalloy.base.registry import refuse_unknown_choices
+from fedalloy.base.options import Count, Fraction, NotNegative, Positive, option, resolve
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.train.optimisers import adam
@@ -43,36 +43,24 @@ class LocalWork:
     70
     """
 
-    work: Literal["epochs", "equal_steps", "fixed_steps"] = "epochs"
-    epochs: int = 1
-    steps: int = 10
-    batch: int = 64
-    drop_last: bool = False
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: float = 0.05
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    schedule: Literal["constant", "cosine", "step"] = "constant"
-    horizon: int = 100
-    step_every: int = 10
-    step_factor: float = 0.1
-    clip: float | None = None
+    work: Literal["epochs", "equal_steps", "fixed_steps"] = option("epochs", "how the number of steps is found")
+    epochs: Count = option(1, "passes over the client's data in one round; also the factor of `equal_steps`")
+    steps: Count = option(10, "steps in one round, with `fixed_steps`")
+    batch: Count = option(64, "samples in a batch")
+    drop_last: bool = option(False, "leave out the last batch of a pass if it is smaller than the others")
+    optimiser: Literal["sgd", "adam"] = option("sgd", "the local optimiser; its state is fresh in every round")
+    lr: Positive = option(0.05, "the learning rate")
+    momentum: Fraction = option(0.0, "the momentum of `sgd`")
+    weight_decay: NotNegative = option(0.0, "the weight decay, as in torch's optimisers")
+    lr_decay: Positive = option(1.0, "in round t the learning rate is multiplied by this to the power t - 1")
+    schedule: Literal["constant", "cosine", "step"] = option("constant", "how the learning rate changes over rounds")
+    horizon: Count = option(100, "rounds after which a `cosine` schedule has fallen to zero")
+    step_every: Count = option(10, "rounds between two steps of a `step` schedule")
+    step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule")
+    clip: Positive | None = option(None, "clip gradients to this norm, over all parameters")
 
     def __post_init__(self) -> None:
-        refuse_unknown_choices(self, "training")
-        for name in ("epochs", "steps", "batch", "horizon", "step_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"training.{name} = {getattr(self, name)} must be at least 1")
-        for name in ("lr", "lr_decay", "step_factor"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"training.{name} = {getattr(self, name)} must be a positive number")
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"training.momentum = {self.momentum} must lie in [0, 1)")
-        if self.weight_decay < 0:
-            raise UsageError(f"training.weight_decay = {self.weight_decay} must not be negative")
-        if self.clip is not None and self.clip <= 0:
-            raise UsageError(f"training.clip = {self.clip} must be positive; leave it out for no clipping")
+        resolve(self, "training")
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round (rounds count from 1)."""

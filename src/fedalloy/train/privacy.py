@@ -8,20 +8,21 @@ samples. Such a step is the subsampled Gaussian mechanism, whose cost dp-account
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedalloy.base.options import Positive, option, resolve
 from fedalloy.base.tree import Tree
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.train.noise import Noise, Rehearsed, Secret
@@ -69,27 +70,18 @@ class Privacy:
     >>> Privacy(noise_multiplier=0.0)
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: privacy.noise_multiplier = 0.0 must be a number from 0.01 on; 1.0 is usual
+    fedalloy.errors.UsageError: privacy.noise_multiplier = 0.0 must be at least 0.01
     """
 
-    noise_multiplier: float = 1.0
-    max_grad_norm: float = 1.0
-    delta: float = 1e-5
-    budget: float | None = None
+    noise_multiplier: Annotated[float, Ge(0.01)] = option(
+        1.0, "standard deviation of the noise, in units of max_grad_norm"
+    )
+    max_grad_norm: Positive = option(1.0, "the norm to which each sample's gradient is clipped")
+    delta: Annotated[float, Interval(gt=0, lt=1)] = option(1e-5, "of (epsilon, delta); well below 1 / samples")
+    budget: Positive | None = option(None, "the epsilon that no client exceeds; one that would is absent from then on")
 
     def __post_init__(self) -> None:
-        if not 0.01 <= self.noise_multiplier < math.inf:
-            raise UsageError(
-                f"privacy.noise_multiplier = {self.noise_multiplier} must be a number from 0.01 on; 1.0 is usual"
-            )
-        if not 0 < self.max_grad_norm < math.inf:
-            raise UsageError(f"privacy.max_grad_norm = {self.max_grad_norm} must be a positive number")
-        if not 0 < self.delta < 1:
-            raise UsageError(
-                f"privacy.delta = {self.delta} must lie between 0 and 1, well below 1 / samples; 1e-5 is usual"
-            )
-        if self.budget is not None and not 0 < self.budget < math.inf:
-            raise UsageError(f"privacy.budget = {self.budget} must be a positive epsilon; leave it out for no limit")
+        resolve(self, "privacy")
 
 
 # --- what was spent -------------------------------------------------------------------------------------------------
@@ -144,7 +136,7 @@ def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
     Two runs that agree in all three, and in the seed, are the same run.
     """
     # Numbers as floats, since 1 and 1.0 are the same option and a run that is resumed may read the other one.
-    values = {f.name: getattr(method, f.name) for f in fields(method)}  # type: ignore[arg-type]  # @method makes it one
+    values = asdict(method)  # type: ignore[call-overload]  # every method is a dataclass
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
     clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run and does not change it
     return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"

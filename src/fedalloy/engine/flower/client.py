@@ -27,7 +27,7 @@ from flwr.clientapp import ClientApp
 
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment, build_method, experiment
+from fedalloy.config.experiment import Experiment, made_from
 from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory
@@ -87,7 +87,7 @@ class _Site:
 
     def method(self) -> Method:
         """Build the experiment's method from those registered here."""
-        found = build_method(experiment({"method": self.experiment["method"]}).method)
+        found = made_from(self.experiment)
         if self.setting.privacy is not None:
             self.setting.check(found)  # do not trust the server that the method is private
         return found

@@ -1,0 +1,133 @@
+"""The cache of every client's last model, and their average: FedKF's technique T1 and the view `oca`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedalloy.aggregation.averaging import average, weighted_sum
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.options import Count, option, resolve
+from fedalloy.base.tree import Tree
+from fedalloy.errors import UsageError
+
+Unseen = Literal["seen_only", "init_model", "global"]
+REFRESH = 100  # rounds after which a running sum is computed anew
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The last known model of every client, in the server's state: [cache] of an experiment.
+
+    Its average, the overall client average (OCA), is a teacher in some methods and a view in all that average models.
+    Where it is only a view, it never touches the training, so one run gives both rows of a table, `aca` and `oca`.
+
+    FedKF's Algorithm 1 fills the places of clients not yet seen with the first model, its code leaves them out (in the
+    first rounds the former is mostly an untrained network). Models are combined as [aggregation] says.
+
+    Up to `exact_up_to` clients the sum is computed exactly, in ascending id. Beyond, a running sum is updated by what
+    the active clients changed; it is as reproducible, but differs from the exact one in the last bits. `bfloat16`
+    halves the memory; OCA then carries rounding errors of about 0.2 % of each weight, and no longer equals ACA when all
+    clients take part.
+
+    >>> Cache(unseen="global").dtype
+    'float32'
+    """
+
+    oca: bool | None = option(None, "keep the cache and evaluate its average; unset: as the method usually does")
+    unseen: Unseen | None = option(
+        None, "what stands for a client not yet seen: nothing, the first model, or the global one; unset: by method"
+    )
+    dtype: Literal["float32", "bfloat16"] = option("float32", "how cached models are stored")
+    exact_up_to: Count = option(2000, "most clients for which the sum is exact")
+
+    def __post_init__(self) -> None:
+        resolve(self, "cache")
+
+    def start(self, model: Tree, sizes: Sequence[int], rule: Aggregation) -> dict[str, Any]:
+        """The empty cache, and what its average needs to know."""
+        if not self.oca:
+            return {"cache": {}}
+        if rule.needs_every_model and len(sizes) > self.exact_up_to:
+            key = f"combine = '{rule.combine}'" if rule.combine != "mean" else f"cap = {rule.cap}"
+            raise UsageError(
+                f"aggregation.{key} needs the exact average of all clients, but {len(sizes)} clients are more than "
+                f"cache.exact_up_to = {self.exact_up_to}; write cache.oca = false, or a larger cache.exact_up_to"
+            )
+        if rule.weights == "disco" and self.unseen != "seen_only":
+            raise UsageError(
+                "aggregation.weights = 'disco' needs every client's label counts, which clients not yet seen have not "
+                "sent; write cache.unseen = 'seen_only'"
+            )
+        known: dict[str, Any] = {"cache": {}, "sizes": torch.tensor(sizes)}
+        known |= {"counts": {}} if rule.weights == "disco" else {}
+        return known | ({"start": model} if self.unseen == "init_model" else {})
+
+    def updated(
+        self,
+        s: Mapping[str, Any],
+        round: int,
+        rule: Aggregation,
+        models: Mapping[int, Tree],
+        counts: Mapping[int, Tensor],
+        *,
+        weighed_anew: bool = False,
+    ) -> dict[str, Any]:
+        """c_k <- w_k for the active clients; `weighed_anew` is for methods that give `overall` weights of their own."""
+        if not self.oca:
+            return {}
+        fresh = {str(k): self._stored(model) for k, model in models.items()}
+        cache = {**s["cache"], **fresh}
+        if weighed_anew:
+            return {"cache": cache}
+        if rule.weights == "disco":  # depends on who is there, so that no sum can be carried on
+            return {"cache": cache, "counts": {**s["counts"], **{str(k): c for k, c in counts.items()}}}
+        if len(cache) <= self.exact_up_to:
+            return {"cache": cache}
+        return {"cache": cache, "sum": self._running_sum(s, round, rule, cache, fresh)}
+
+    def overall(
+        self,
+        s: Mapping[str, Any],
+        rule: Aggregation,
+        weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
+    ) -> Tree:
+        """OCA: the average over the last known model of every client; `weigh` gives clients other weights."""
+        model: Tree = s["model"]
+        seen = sorted(int(k) for k in s["cache"])
+        if not seen:
+            return model
+        sizes: list[int] = s["sizes"].tolist()
+        clients = seen if self.unseen == "seen_only" else list(range(len(sizes)))
+        stand_in = s["start"] if self.unseen == "init_model" else model
+        counts = [s["counts"][str(k)] for k in clients] if weigh is None and rule.weights == "disco" else []
+        if weigh is None and rule.needs_every_model:
+            known = [s["cache"].get(str(k), stand_in) for k in clients]
+            return rule.combined(known, rule.bounded([sizes[k] for k in clients], counts), model)
+        weights = rule.weigh([sizes[k] for k in clients], counts) if weigh is None else weigh(clients)
+        weight = dict(zip(clients, weights, strict=True))
+        models, parts = [s["cache"][str(k)] for k in seen], [weight.pop(k) for k in seen]
+        if weigh is None and "sum" in s:
+            models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]
+        if (unseen := sum(weight.values())) > 0:  # they all hold the same model, so they enter as one term
+            models, parts = [*models, stand_in], [*parts, unseen]
+        return average(models, parts, model)
+
+    def _stored(self, model: Tree) -> Tree:
+        if self.dtype == "float32":
+            return model
+        return {name: t.bfloat16() if t.is_floating_point() else t for name, t in model.items()}
+
+    def _running_sum(self, s: Mapping[str, Any], round: int, rule: Aggregation, cache: Tree, fresh: Tree) -> Tree:
+        """sum_k n_k c_k, moved by what the active clients changed; computed anew every `REFRESH` rounds."""
+        weights = rule.weigh(s["sizes"].tolist())
+        if "sum" not in s or round % REFRESH == 0:
+            seen = sorted(int(k) for k in cache)
+            return weighted_sum([cache[str(k)] for k in seen], [weights[k] for k in seen])
+        moved = [(m, weights[int(k)]) for k, m in sorted(fresh.items(), key=lambda item: int(item[0]))]
+        moved += [(s["cache"][k], -weights[int(k)]) for k in sorted(fresh, key=int) if k in s["cache"]]
+        return weighted_sum([s["sum"], *(m for m, _ in moved)], [1.0, *(w for _, w in moved)])
