@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -193,13 +194,13 @@ def test_a_users_file_with_natural_clients(own_file: Callable[..., Path]) -> Non
 @pytest.mark.parametrize(
     ("change", "words", "sentence"),
     [
-        ({"y": np.full(60, 5)}, ["data.classes=3"], "training label 0 is 5, but with 3 classes labels go from 0 to 2"),
-        ({"y": np.arange(60) - 1}, [], "its labels are -1"),
-        ({"y": np.arange(59)}, [], "there are 60 training samples but 59 training labels"),
-        ({"y": np.linspace(0, 1, 60)}, [], "labels and client ids must be whole numbers"),
-        ({"y": None}, [], "has no array y"),
-        ({"client": np.arange(3)}, [], "client ids (3,) must be one per training label (60,)"),
-        ({"x": np.full((60, 4), np.nan)}, [], "training row 0, column 0, holds NaN or infinity"),
+        ({"y": np.full(60, 5)}, ["data.classes=3"], r"training label 0 is 5.*\b3 classes.*0 to 2\b"),
+        ({"y": np.arange(60) - 1}, [], "labels are -1"),
+        ({"y": np.arange(59)}, [], r"\b60 training samples.*\b59 training labels"),
+        ({"y": np.linspace(0, 1, 60)}, [], "labels.*integers.*float64"),
+        ({"y": None}, [], r"array y\b"),
+        ({"client": np.arange(3)}, [], r"client id.*\(3,\).*\(60,\)"),
+        ({"x": np.full((60, 4), np.nan)}, [], "training row 0, column 0.*NaN"),
     ],
 )
 def test_a_users_file_that_is_wrong_is_refused(
@@ -207,7 +208,7 @@ def test_a_users_file_that_is_wrong_is_refused(
 ) -> None:
     with pytest.raises(DataError) as caught:
         built(f"data={own_file(**change)}", *words)
-    assert sentence in str(caught.value)
+    assert re.search(sentence, str(caught.value))
     assert caught.value.code == 3
 
 

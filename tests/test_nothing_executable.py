@@ -490,7 +490,7 @@ def test_links_in_a_run_lead_no_write_out_of_it(made: Path, inside: Path) -> Non
     (run / "rounds.jsonl").unlink()
     for target in (victim, inside.parent / "not there yet"):
         (run / "rounds.jsonl").symlink_to(target)
-        with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only"):
+        with pytest.raises(SecurityError, match="is a link; "):
             files.append_line(run / "rounds.jsonl", "{}")
         (run / "rounds.jsonl").unlink()
     assert outside(inside) == before
