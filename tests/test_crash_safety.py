@@ -288,7 +288,7 @@ def test_a_description_that_is_lost_or_damaged_is_taken_from_its_copy(
     assert len(said) == 1
     (folder / "run.json").unlink()
     code, out, _ = command("run", "--out", str(folder))
-    assert (code, "it was finished and is not run again" in out) == (0, True)
+    assert (code, "it is finished" in out) == (0, True)
     assert (folder / "run.json").read_bytes() == (folder / "checkpoints" / "description.json").read_bytes()
 
 
@@ -389,22 +389,24 @@ def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(comma
     stopped_after(Path("run"), 2, tiny(), built)
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
     assert ended(read("run")) == wanted
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: it was finished and is not run again\n")
+    assert "damaged" not in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert "FedAvg" in out
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
     flip(Path("run/checkpoints/000003.safetensors"), -1)
     code, out, _ = command("run", "--out", "run")
     assert code == 0
-    assert out.startswith("'run' holds this run: it was finished, but the end of it is damaged and is made again\n")
+    assert "damaged" in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert ended(read("run")) == wanted
     code, out, _ = command("run", "rounds=4", "--out", "run")
     assert (code, len(read("run").rounds)) == (0, 4)
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
 
 
 def test_run_refuses_the_folder_of_another_experiment(command: Command, built: Built) -> None:
@@ -458,10 +460,10 @@ def test_one_process_writes_and_a_killed_one_locks_nobody_out(tmp_path: Path, bu
     holder = python(HOLD, folder)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    sentence = f"'{folder}' is being written by process {holder.pid}; wait for its end, or choose another folder"
+    sentence = f"'{folder}' is being written by process {holder.pid}; "
     with pytest.raises(UsageError) as caught:
         resume(folder, built=built)
-    assert (str(caught.value), caught.value.code) == (sentence, 2)
+    assert (str(caught.value)[: len(sentence)], caught.value.code) == (sentence, 2)
     with pytest.raises(UsageError, match="is being written by process"):
         simulate(tiny(), folder, built=built)
     assert len(read(folder).rounds) == 2  # whoever reads needs no lock
@@ -512,7 +514,7 @@ def test_a_signal_ends_a_run_at_once_and_it_goes_on(
     process.send_signal(number)  # impatience costs nothing
     _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert err.splitlines()[-1] == f"fedalloy: interrupted; `fedalloy resume {folder}` goes on from the last round"
+    assert err.splitlines()[-1].startswith(f"fedalloy: interrupted; `fedalloy resume {folder}`")
     assert "Traceback" not in err
     assert [worker for worker in workers if Path(f"/proc/{worker}").exists()] == []
     rounds = len(read(folder).rounds) + 2
@@ -553,7 +555,7 @@ def test_a_run_writes_through_no_link(inner: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / inner).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only") as caught:
+    with pytest.raises(SecurityError, match="is a link; ") as caught:
         simulate({"data": "tiny", "model": "mlp", "rounds": 1}, tmp_path / "run")
     assert caught.value.code == 7
     assert list((tmp_path / "elsewhere").iterdir()) == []

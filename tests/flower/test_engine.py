@@ -247,7 +247,7 @@ def test_own_objects_are_refused(plain):
     with pytest.raises(UsageError, match="told names only"):
         simulate({**EXP, "engine": "flower"}, network=lambda: torch.nn.Linear(1, 1))
     with (
-        pytest.raises(UsageError, match="of an experiment only"),
+        pytest.raises(UsageError, match=r"engine = 'flower'.*engine = 'auto'"),
         engine_for([FedAvg()], plain, 1, "flower", None, lambda _: None),
     ):
         pass
