@@ -140,7 +140,7 @@ def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
     Two runs that agree in all of these, and in the seed, are the same run.
     """
     # Numbers as floats, since 1 and 1.0 are the same option, and a resumed run may read the other one.
-    values = asdict(method)  # type: ignore[call-overload]  # every method is a dataclass
+    values = asdict(method)
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
     clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run but does not change it
     return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
