@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedalloy.aggregation.robust import combined_answers
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, Message, method
+from fedalloy.knowledge.teachers import consensus_of_probabilities
 from fedalloy.methods.soft_labels import SoftLabels
 
 
@@ -43,5 +43,5 @@ class FedMDKnFu(SoftLabels):
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
         """The mean over the clients that answered, or what [aggregation] combines them to."""
         soft = torch.stack([r["soft"] for r in replies])
-        mean = combined_answers(soft, self.aggregation.combine, self.aggregation.trim).to(soft.dtype)
+        mean = consensus_of_probabilities(soft, self.aggregation.combine, self.aggregation.trim).to(soft.dtype)
         return {r.client: {"soft": mean} for r in replies}, {}
