@@ -66,7 +66,6 @@ def test_empty_clients_are_left_out() -> None:
     assert metrics.wlp(acc) == metrics.agnostic_lower_bound(acc) == 0.6
     assert metrics.alma(acc) == pytest.approx(0.7)
     assert metrics.bottom(acc) == 0.6
-    assert metrics.quantiles(acc).tolist() == metrics.quantiles([0.6, 0.7, 0.8]).tolist()
     assert metrics.mixtures(acc, 10, seed=3) == metrics.mixtures([0.6, 0.7, 0.8], 10, seed=3)
     assert metrics.worst_client([NAN, 0.7, 0.6]) == 2
 
@@ -78,7 +77,7 @@ def test_an_accuracy_that_should_be_there_is_not_hidden() -> None:
 def test_nobody_to_measure() -> None:
     acc = [NAN, NAN]
     values = [metrics.amp(acc, [0, 0]), metrics.fm(acc), metrics.wlp(acc), metrics.alma(acc), metrics.bottom(acc)]
-    assert np.isnan([*values, *metrics.mixtures(acc, 5, seed=0), *metrics.quantiles(acc)]).all()
+    assert np.isnan([*values, *metrics.mixtures(acc, 5, seed=0)]).all()
     assert metrics.worst_client(acc) == -1
 
 
@@ -97,10 +96,6 @@ def test_bottom_takes_whole_clients(count: int, share: float, taken: int) -> Non
 def test_bottom_refuses_a_share_that_is_none(share: float) -> None:
     with pytest.raises(UsageError, match="above 0 and up to 1"):
         metrics.bottom([0.5], share)
-
-
-def test_quantiles() -> None:
-    assert metrics.quantiles([0.4, 0.0, 0.2], at=(0.1, 0.5)).tolist() == pytest.approx([0.04, 0.2])
 
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=30)
@@ -180,12 +175,6 @@ def test_rounds_to_target() -> None:
     assert metrics.rounds_to_target([0.7] * 3, 0.7, smoothing=3) == 3  # rounding in the mean does not miss a target
     with pytest.raises(UsageError, match="smoothing is 0"):
         metrics.rounds_to_target(series, 0.5, smoothing=0)
-
-
-def test_speedup() -> None:
-    assert metrics.speedup(100, 25) == 4.0
-    assert metrics.speedup(100, None) is None
-    assert metrics.speedup(None, 25) is None
 
 
 def test_summarise() -> None:

@@ -8,7 +8,6 @@ AMP, FM and WLP are defined in FedKF (Zhou et al.), ALMA in KnFu (Seyedmohammadi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -98,16 +97,6 @@ def bottom(acc: ArrayLike, share: float = 0.1) -> float:
     a = np.sort(_measured(acc))
     # Rounded first, because 0.07 * 100 is 7.000000000000001 and must not become eight clients.
     return float(a[: math.ceil(round(share * a.size, 9))].mean()) if a.size else math.nan
-
-
-def quantiles(acc: ArrayLike, at: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> Floats:
-    """The accuracies below which these shares of the clients lie, linear between clients.
-
-    >>> quantiles([0.0, 0.5, 1.0]).tolist()
-    [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-    a = _measured(acc)
-    return np.quantile(a, np.asarray(at)) if a.size else np.full(len(at), math.nan)
 
 
 def agnostic_lower_bound(acc: ArrayLike) -> float:
@@ -200,15 +189,6 @@ def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> in
     means = np.lib.stride_tricks.sliding_window_view(values, smoothing).mean(-1)
     hits = np.flatnonzero(means >= target - TINY)
     return int(hits[0]) + smoothing if hits.size else None
-
-
-def speedup(reference_rounds: int | None, rounds: int | None) -> float | None:
-    """How many times fewer rounds than the reference; None where either never reached the target.
-
-    >>> speedup(100, 40)
-    2.5
-    """
-    return None if reference_rounds is None or rounds is None else reference_rounds / rounds
 
 
 def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:
