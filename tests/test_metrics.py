@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.config.experiment import Published, Stop
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
+from fedalloy.federation.metrics import METRICS
+from fedalloy.report.table import EXPENDABLE, in_table
 
 NAN = math.nan
 TABLE_II = [
@@ -201,3 +205,25 @@ def test_summarise_without_any_test_sample() -> None:
 def test_summarise_refuses_other_shapes() -> None:
     with pytest.raises(UsageError, match=r"\[K, C, C\] and \[K\]"):
         metrics.summarise(CONFUSION, np.zeros(2), seed=0)
+
+
+def test_each_metric_is_described_once() -> None:
+    assert all(name == metric.name and metric.meaning.endswith(".") for name, metric in METRICS.items())
+    shown = [metric.heading for metric in METRICS.values()]
+    assert len(shown) == len(set(shown))
+    recorded = {name for name, metric in METRICS.items() if metric.source == "view"}
+    assert recorded == {*metrics.summarise(CONFUSION, np.zeros(3), seed=0), "test", "validation"}
+
+
+def test_the_choices_of_an_experiment_are_metrics() -> None:
+    stops, published = get_args(metrics.StopMetric), get_args(metrics.PublishedMetric)
+    assert all(METRICS[name].better == "high" and METRICS[name].unit == "percent" for name in stops)  # shares of 1
+    assert {*stops, *published} <= {name for name, metric in METRICS.items() if metric.source == "view"}
+    assert get_args(get_type_hints(Stop)["metric"]) == stops
+    assert get_args(get_args(get_type_hints(Published)["metrics"])[0]) == published
+
+
+def test_a_narrow_terminal_hides_any_column_but_two() -> None:
+    columns = {*in_table("comparison"), "View"}
+    assert columns - {*EXPENDABLE} == {"amp", "wlp"}
+    assert len(EXPENDABLE) == len({*EXPENDABLE}) == len(columns) - 2

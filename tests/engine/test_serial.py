@@ -90,7 +90,7 @@ def test_nobody_asked_is_nobody_answering(engine):
 
 @pytest.mark.parametrize("client", [6, -1])
 def test_an_unknown_client_is_refused(engine, client):
-    with pytest.raises(UsageError, match=f"^echo asks client {client}, which does not exist$"):
+    with pytest.raises(UsageError, match=f"^echo asks client {client}, "):
         opened(engine).ask("echo", [0, client])
     assert engine.memories == {}
 

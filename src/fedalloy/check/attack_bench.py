@@ -50,8 +50,7 @@ DEFAULT: Mapping[str, Any] = {
         "fedmd": {"pretrain_public": 3, "pretrain_private": 3, "digest_epochs": 5, "digest_batch": 32},
         "knfu": {},
         "ds-fl": {},
-        "dafkd": {  # in the form in which clients say themselves how much they count, and small
-            "upload": "scores",
+        "dafkd-scores": {  # in which clients say themselves how much they count, and small
             "noise": 16,
             "generator_width": 8,
             "distil_samples": 256,

@@ -1,4 +1,4 @@
-"""What all engines share: addressing, memories, lost replies, the byte ledger and the order of replies."""
+"""Code shared by all engines: addressing, memories, lost replies, the byte ledger and the order of replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedalloy.train.costs import Ledger, Meter, metered
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import charged, overspent
 
-REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
+REFERENCE = "memory digest"  # reserved key: the server's reference to a memory that stays with its client
 
 
 @dataclass
@@ -41,8 +41,8 @@ class Round:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
     spent: set[int] = field(default_factory=set)
-    sound: set[int] = field(default_factory=set)  # clients of which a reply counts
-    failed: set[int] = field(default_factory=set)  # those that could not act on what they were sent
+    sound: set[int] = field(default_factory=set)  # clients with a valid reply
+    failed: set[int] = field(default_factory=set)  # clients that could not act on what they were sent
     back_to: int | None = None
 
     @property
@@ -61,7 +61,7 @@ class Round:
 
     @property
     def outputs(self) -> int:
-        """Outputs of a network."""
+        """Number of outputs of a network."""
         return self._setting.outputs
 
     @property
@@ -75,12 +75,12 @@ class Round:
         return self._setting.sizes
 
     def label_counts(self, client: int) -> Tensor:
-        """A client's training samples of each class."""
+        """Return the number of a client's training samples of each class."""
         return self._setting.sites[client].train.counts(self.classes)
 
     @property
     def cap(self) -> float | None:
-        """The largest share that one client's size may give it, if there is one."""
+        """The largest share of the weight that a client's size may give it, if there is a limit."""
         return self.method.aggregation.cap
 
     @property
@@ -90,7 +90,7 @@ class Round:
 
     @property
     def scale(self) -> Scale:
-        """How inputs were normalised."""
+        """The normalisation of the inputs."""
         return self._setting.scale
 
     @property
@@ -105,27 +105,27 @@ class Round:
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
-        """The clients whose networks are equal in structure, names and shapes, group by group."""
+        """The groups of clients whose networks have the same structure, names and shapes."""
         return self._setting.groups
 
     def build(self, client: int | None = None) -> nn.Module:
-        """The server's network as it is before any training, or a client's."""
+        """Build the server's network, or a client's, before any training."""
         return metered(self._setting.build(SERVER if client is None else client), self.meter)
 
     def generator(self, make: Network) -> nn.Module:
-        """A generator as it is before any training."""
+        """Build a generator before any training."""
         return initial_generator(make, self.seed, self._setting.layout, self._setting.device, self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, ascending."""
+        """Return the clients of this round in ascending order."""
         return self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
 
     def steps(self, client: int) -> int:
-        """How many optimiser steps this client takes in a round."""
+        """Return how many optimiser steps this client takes in a round."""
         return self._setting.steps(client)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The server's random stream for a purpose in this round."""
+        """Return the server's random stream for a purpose in this round."""
         return rng.generator(self.seed, purpose, self.round, SERVER)
 
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
@@ -134,7 +134,7 @@ class Round:
         ids = sorted(set(clients))
         unknown = [k for k in ids if k not in range(len(self._setting.sites))]
         if unknown:
-            raise UsageError(f"{self.method.name} asks client {unknown[0]}, which does not exist")
+            raise UsageError(f"{self.method.name} asks client {unknown[0]}, but there is no such client")
         tree.check(body, f"message '{action}'")
         for k, part in own.items():
             tree.check(part, f"message '{action}' of client {k}")
@@ -154,9 +154,9 @@ class Round:
                 continue
             if answer.client not in due:
                 again = answer.client in sent
-                self._quarantine(answer.client, action, "it answered twice" if again else "nobody asked it")
+                self._quarantine(answer.client, action, "it answered twice" if again else "it was not asked")
                 continue
-            if isinstance(answer, Failure):  # the first sound answer counts, whatever came before it
+            if isinstance(answer, Failure):  # the first valid answer counts, even after failures
                 self._quarantine(answer.client, action, answer.reason)
                 self.failed |= {answer.client} if isinstance(answer, Failed) else set()
             elif self._arrived(answer, sent[answer.client], faults.get(place)):
@@ -166,7 +166,7 @@ class Round:
             elif answer.client in self.lost:
                 due.remove(answer.client)
         if len(replies) < (needed := self._setting.quorum.needed(len(ids))):
-            self.skip(f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed")
+            self.skip(f"{len(replies)} of {len(ids)} clients answered, but {needed} are needed")
         return replies
 
     def skip(self, reason: str) -> NoReturn:
@@ -176,16 +176,16 @@ class Round:
 
     @property
     def trained(self) -> bool:
-        """Whether a client has answered soundly in this round."""
+        """Whether any client has given a valid answer in this round."""
         return bool(self.sound)
 
     @property
     def untrainable(self) -> bool:
-        """Whether more clients failed on what they were sent than answered soundly; who is away says nothing of it."""
+        """Whether more clients failed to act than gave a valid answer; absent clients do not count."""
         return len(self.failed - self.sound) > len(self.sound)
 
     def go_back(self, trusted: Generation) -> State:
-        """The state of an earlier round as that of this one."""
+        """Return the state of an earlier round as the state of this round."""
         self.back_to = trusted.state.round
         return State(self.round, trusted.state.body)
 
@@ -193,7 +193,7 @@ class Round:
         self.quarantined.append({"client": client, "action": action, "reason": reason})
 
     def _faults(self, answers: Sequence[Answer | Failure], sent: Mapping[int, Message]) -> dict[int, str]:
-        """Why answers do not count, by their place: each by itself, then those that lie far out beside the others."""
+        """Return why answers are refused, by position: first each one separately, then those far from the others."""
         found: dict[int, str] = {}
         distances: dict[int, float] = {}
         for place, answer in enumerate(answers):
@@ -216,20 +216,20 @@ class Round:
         if reason is not None:
             self._quarantine(answer.client, message.action, reason)
             self.failed |= {answer.client} - self.spent
-            # It remembers nothing of the round, but what it spent of its privacy is spent.
+            # It keeps no memory of the round, but the privacy that it spent stays spent.
             if memory := charged(self.engine.memories.get(answer.client, {}), answer.reply.keep):
                 self.engine.memories[answer.client] = memory
             return False
         if answer.reply.keep is not None:
             self.engine.memories[answer.client] = charged(answer.reply.keep, self.engine.memories.get(answer.client))
         if lost:
-            self.lost.add(answer.client)  # it has trained and remembers, but the server never hears of it
+            self.lost.add(answer.client)  # it has trained and keeps its memory, but the server never gets the reply
             return False
         self.ledger.received(answer.reply.body)
         return True
 
     def _fault(self, answer: Answer, message: Message) -> str | None:
-        """Why an answer does not count, if so: its client has no privacy left, or it is not what it must be."""
+        """Return why an answer is refused, or None: the privacy budget is spent, or it breaks the contract."""
         body = answer.reply.body
         if (spent := overspent(self._setting.privacy, body)) is not None:
             self.spent.add(answer.client)
@@ -238,12 +238,12 @@ class Round:
         return refusal(body, contract, message.body, most, is_tree=answer.reply.checked)
 
     def pool(self) -> Samples:
-        """All clients' training data in one place, counted as uploaded in the first round."""
+        """Return all clients' training data in one place, counted as uploaded in the first round."""
         data = pooled([site.train for site in self._setting.sites])
         if self.round == 1:
             self.ledger.up["data"] += len(data) * (data.x[0].numel() * data.x.element_size() + data.y.element_size())
         return data
 
     def learner(self, samples: Samples, steps: int) -> Client:
-        """The server as a learner on samples of its own."""
+        """Return the server as a learner on its own samples."""
         return self._setting.learner(samples, steps, self.round, self.meter)

@@ -1,4 +1,4 @@
-"""The serial engine, the reference: one client after the other in this process; other engines are bit-equal to it."""
+"""The serial engine, the reference: clients run one after the other in this process; other engines are bit-equal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedalloy.federation.setting import Setting
 
 
 class Serial:
-    """Runs clients in this process, in ascending id.
+    """Run clients in this process, in ascending id.
 
-    `memories` is what the clients remember; hand in the one of a checkpoint to go on from it.
+    `memories` contains the clients' memories; pass those of a checkpoint to resume from it.
     """
 
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:

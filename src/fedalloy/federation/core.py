@@ -310,7 +310,7 @@ class Method:
             value = getattr(self.aggregation, key)
             if value not in (None, "mean") and not {key, f"{key}={value}"} & self.takes:
                 raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
-        if self.aggregation.weights is None:
+        if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
 
     @property
@@ -404,6 +404,13 @@ class Method:
 
     def stages(self, me: Client) -> Mapping[str, Tree]:
         """Other models of this client that are worth measuring, such as the one before its local update, by view."""
+        return {}
+
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """What `fedalloy draw` can show besides the models: data by kind of picture, see `knowledge/pictures.py`.
+
+        A string in the place of the data says why there is no such picture.
+        """
         return {}
 
 
