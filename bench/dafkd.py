@@ -73,15 +73,15 @@ class Server:
 
     def by_hand(self, ask: Ask) -> Tree:
         """Return the student of a loop that evaluates every teacher on every batch."""
-        method, fed, use = self.method, self.fed, self.method.use
+        method, fed = self.method, self.fed
         number = int(torch.randint(2**62, (), generator=fed.rng("pseudo set")))
-        samples = method.pseudo_set(fed, method.two_heads(fed), self.state["generator"], number)
+        samples = method.made(fed, self.state["generator"], number, method.distil_samples)
         teachers = [method.two_heads(fed).load(r["model"], r["head"]) for r in self.replies]
         for teacher in teachers:
             frozen(teacher)
         student = load(fed.build(), self.state["model"]).eval()
-        sgd = torch.optim.SGD(student.parameters(), lr=use.distil_lr)
-        for rows in batches(len(samples), method.distil_batch, use.distil_steps, fed.rng("distillation")):
+        sgd = torch.optim.SGD(student.parameters(), lr=method.distil_lr)
+        for rows in batches(len(samples), method.distil_batch, method.distil_steps, fed.rng("distillation")):
             x = samples[rows]
             with torch.no_grad():
                 logits, domains = (torch.stack(part) for part in zip(*(ask(t, x) for t in teachers), strict=True))
@@ -171,7 +171,7 @@ def distance(a: Tree, b: Tree) -> float:
 
 def main() -> int:
     """Measure, print a table, and return 1 if a target is missed."""
-    steps = DaFKD().use.distil_steps
+    steps = DaFKD().distil_steps
     table = Table(title=f"{WORK.name}, {WORK.clients} teachers, {steps} steps: CPU time, {PASSES} passes")
     for heading in ("each sample is seen", "teacher and discriminator"):
         table.add_column(heading)

@@ -32,11 +32,11 @@ from workloads import W1, W2, W3, W4, Workload
 
 from fedalloy.base import tree
 from fedalloy.config.build import Built
-from fedalloy.engine.choose import AnyEngine
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import State
+from fedalloy.federation.engine import Engine
 from fedalloy.train.fit import one_thread
 
 WORKERS = 2
@@ -54,7 +54,7 @@ Series = dict[str, list[float]]
 class Side:
     """A method under an engine, round by round."""
 
-    def __init__(self, work: Workload, engine: AnyEngine) -> None:
+    def __init__(self, work: Workload, engine: Engine) -> None:
         self.method, self.engine = work.method, engine
         self.state = State(0, self.method.init(engine.open(self.method, 0)))
         self.idle = 0.0

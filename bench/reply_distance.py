@@ -24,11 +24,11 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import Experiment, PartitionPart, experiment, make_method, read_toml
 from fedalloy.data import load
 from fedalloy.data.samples import Dataset
-from fedalloy.engine.base import Answer
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.federation.core import Message, Method, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import relative_distance
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting

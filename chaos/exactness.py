@@ -28,11 +28,12 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import small_settings
-from fedalloy.engine.base import Answer, Failure, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.federation.core import Message, Method, methods, quick, run
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.evaluation import evaluate
 
 HASH_SEEDS = ("0", "1", "random")

@@ -44,7 +44,8 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.report.export import export_model
 from fedalloy.run.runner import resume
-from fedalloy.storage.results import read, rows
+from fedalloy.storage.results import read
+from fedalloy.storage.rows import rows
 from fedalloy.train.fit import load as load_weights
 
 

@@ -22,12 +22,13 @@ from fedalloy.base import rng
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, FedMD
-from fedalloy.methods.dafkd import DaFKD
+from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.train.fit import one_thread
 
 LIMIT = 0.03
@@ -35,7 +36,7 @@ CLIENTS, IMAGES, PUBLIC = 10, 500, 1000
 METHODS: tuple[Method, ...] = (
     FedAvg(),
     FedMD(pretrain_public=1, pretrain_private=1),  # happens before the first round, which does not count
-    DaFKD(upload="scores"),  # the variant that sends more back
+    DaFKDScores(),  # the variant that sends more back
 )
 
 

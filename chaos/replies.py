@@ -26,9 +26,10 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import require_finite, small_settings
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, Reply, State, act, methods, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import refusal
 from fedalloy.federation.setting import Setting
 from fedalloy.train.costs import Meter
@@ -36,9 +37,7 @@ from fedalloy.train.costs import Meter
 OTHERS = "possible, but for others' later replies"  # it makes other replies invalid
 Place = tuple[str, int]  # an action and a client
 VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with another use of them
-    ("dafkd", {"upload": "scores"}),
-    ("dafkd", {"upload": "predictions"}),
-    ("dafkd", {"upload": "scores", "combine": "krum", "trim": 0.4}),
+    ("dafkd-scores", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "median"}),
     ("fedavg", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "trimmed", "clip": "median"}),
@@ -280,7 +279,7 @@ def gate_trial(dice: Dice) -> str:
     contract, body = a_contract(dice), an_object(dice)
     reason = refusal(body, contract)
     if reason is None:
-        Message("any", 0, body)
+        tree.check(body)
         require_finite(body, "what passed the gate")
         tree.framing_bytes(body)
         return "passed"

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedalloy import compare, from_arrays, rows
 from fedalloy.report.table import comparison_table, verdict
-from fedalloy.storage.results import gain_over
+from fedalloy.storage.rows import gain_over
 
 MEASUREMENTS, DIAGNOSES = 12, 4
 

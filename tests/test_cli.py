@@ -144,7 +144,7 @@ def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> No
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     answer = quick("run", *TINY, "seed=1", "--out", str(run))
     assert answer.code == 5
-    assert f"'{run}' holds a run of another experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
+    assert f"'{run}' holds a run of a different experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     answer = quick("run", *TINY, "--out", str(run))
     assert answer.code == 0
@@ -156,7 +156,7 @@ def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> No
 def test_resume_goes_on(quick: Command, run: Path) -> None:
     answer = quick("resume", str(run))
     assert (answer.code, answer.err) == (0, "")
-    assert "was finished" in answer.out
+    assert "already finished" in answer.out
     answer = quick("resume", str(run), "--rounds", "3")
     assert answer.code == 0
     assert "3/3" in answer.out
@@ -183,7 +183,7 @@ def test_run_saves_a_method_of_the_file_under_its_label(quick: Command, tmp_path
 
 def test_skipped_rounds_are_told(fed: Command) -> None:
     words = ("quorum.fraction=1", "participation.late_drop=0.2")
-    sentence = "FedAvg, seed 0: round 2 of 2 was skipped and left the model as it was: "
+    sentence = "FedAvg, seed 0: round 2 of 2 was skipped "
     answer = fed("run", *TINY, *words, "--out", "run")
     assert answer.code == 0
     assert f"\n{sentence}" in answer.out
@@ -206,7 +206,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     first = fed(*words)
     assert (first.code, first.err) == (0, "")
     assert "±" in first.out
-    for words_of_gain in ("What clients gain", "Each client under FedAvg", "No verdict: FedAvg"):
+    for words_of_gain in ("Gains of the clients", "Each client with FedAvg", "No verdict: FedAvg"):
         assert words_of_gain in first.out
     assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir()) == [
         *("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
@@ -218,13 +218,13 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     ]
     shutil.rmtree(tmp_path / "out" / "runs" / "fedavg-seed1")
     again = fed(*words)
-    assert "was finished" in again.out
+    assert "already finished" in again.out
     assert json.loads((tmp_path / "out" / "table.json").read_text())[1]["amp"] == table[1]["amp"]
     # Another experiment does not touch what is there.
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     other = fed(*words, "training.lr=0.5")
     assert other.code == 5
-    assert "holds a run of another experiment; choose another folder:\n  training.lr: " in other.err
+    assert "holds a run of a different experiment; choose another folder:\n  training.lr: " in other.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
@@ -497,7 +497,7 @@ def test_a_run_of_a_plugin_says_that_it_needs_it_again(
         assert answer.code == 2
         assert "method 'halfway' is none of fedalloy's; a plug-in's method needs --plugin" in answer.out + answer.err
         told = quick(command, "out", *plugin)
-        assert "halfway makes nothing that can be drawn" in told.err if command == "draw" else told.code == 0
+        assert "halfway has no pictures" in told.err if command == "draw" else told.code == 0
     forget()
     assert quick("report", "out").code == 0  # a page needs no method
     assert quick("run", *TINY, "method=halfway").err.endswith("selective-fd; one of your own needs --plugin FILE.py\n")
@@ -506,7 +506,7 @@ def test_a_run_of_a_plugin_says_that_it_needs_it_again(
 def test_nobody_tested_is_one_line_and_no_warning(fed: Command, recwarn: pytest.WarningsRecorder) -> None:
     answer = fed("run", *TINY, "rounds=1", "partition.test_fraction=0", "--out", "out")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.count("No client has test samples, so that AMP, FM and WLP are unknown; raise partition.") == 1
+    assert answer.out.count("No client has test samples") == 1
     assert not recwarn.list
 
 
@@ -544,7 +544,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "rounds=2.5"), 2, r"rounds = 2\.5.*integer"),
     (("run", "rounds=true"), 2, r"rounds = True.*integer"),
     (("run", "data=tiny", "partition.alpha=0"), 2, r"alpha = 0\.0.*1e-6.*1e6"),
-    (("run", "participation.fraction=2"), 2, r"participation\.fraction = 2\.0"),
+    (("run", "participation.fraction=2"), 2, r"participation\.fraction = 2"),
     (("run", "data=tiny", "partition.clients=601"), 2, r"\b601 clients.*\b600 rows"),
     (("run", "data=tinny"), 2, r"data set 'tinny'.*'tiny'"),
     (("run", "data=tiny", "model=mpl"), 2, r"model 'mpl'.*'mlp'"),
@@ -630,7 +630,7 @@ def test_damaged_checkpoints(quick: Command, run: Path) -> None:
     answer = quick("resume", str(run))
     assert answer.code == 5
     assert answer.err.startswith(
-        f"fedalloy: no checkpoint in '{run}/checkpoints' is whole; start again in another folder"
+        f"fedalloy: no checkpoint in '{run}/checkpoints' is intact; start again in another folder"
     )
 
 
@@ -644,7 +644,7 @@ def test_changed_data_is_refused(quick: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "my.npz", x=x, y=rows % 3)
     answer = quick("resume", "out", "--rounds", "2")
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: data is not the same: the run was made with ")
+    assert answer.err.startswith("fedalloy: data has changed: the run was made with ")
     assert len(read(tmp_path / "out").rounds) == 1
 
 
@@ -654,7 +654,7 @@ def test_a_changed_version_is_refused(fed: Command, run: Path) -> None:
     (run / "run.json").write_text(json.dumps(meta))
     answer = fed("resume", str(run), "--rounds", "3")
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: torch is not the same: the run was made with 1.0, now it is 2.")
+    assert answer.err.startswith("fedalloy: torch has changed: the run was made with 1.0, now it is 2.")
 
 
 def test_a_changed_plugin_is_refused(quick: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,12 +676,12 @@ def test_a_changed_plugin_is_refused(quick: Command, monkeypatch: pytest.MonkeyP
     file.write_text(f"{text}# mended\n")
     answer = quick("resume", "out", "--rounds", "3", *plugin)
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: plug-in split.py is not the same: the run was made with ")
+    assert answer.err.startswith("fedalloy: plug-in split.py has changed: the run was made with ")
     monkeypatch.setattr(partitions, "_things", without)
     monkeypatch.delitem(sys.modules, "fedalloy_plugin_split")
     file.rename("other.py")
     answer = quick("resume", "out", "--rounds", "3", "--plugin", "other.py")
-    assert answer.err.startswith("fedalloy: plug-in other.py is not the same: the run was made without it, now it is ")
+    assert answer.err.startswith("fedalloy: plug-in other.py has changed: the run was made without it, now it is ")
 
 
 def test_debug_may_stand_after_the_command(quick: Command) -> None:

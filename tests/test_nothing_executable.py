@@ -542,7 +542,7 @@ def test_what_would_execute_something_is_refused_by_its_first_bytes(
     assert Store(run).restore(said.append) is not None
     assert "is a pickle" in said[0]
     older.write_bytes(EXECUTABLE[kind])
-    with pytest.raises(SecurityError, match="is whole") as caught:
+    with pytest.raises(SecurityError, match="is intact") as caught:
         Store(run).restore()
     assert caught.value.code == 7
 

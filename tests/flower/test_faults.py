@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, RecordDict
 from hostile import changed
 
 from fedalloy.base import tree
-from fedalloy.engine.base import REFERENCE, Failure
+from fedalloy.engine.base import REFERENCE
 from fedalloy.engine.flower import carrier
 from fedalloy.engine.flower.claims import introduction
 from fedalloy.engine.flower.client import ACT
@@ -24,7 +24,7 @@ from fedalloy.engine.flower.roster import introductions
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError
 from fedalloy.federation.core import run
-from fedalloy.federation.evaluation import views_on
+from fedalloy.federation.engine import Failure
 from fedalloy.federation.gate import Room
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
@@ -255,7 +255,7 @@ def test_a_client_that_is_there_but_does_not_match_is_not_waited_for(change, set
     engine = federation(setting, fault, patience=20.0)
     begin, rounds = time.monotonic(), []
     state = run(FedAvg(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
-    views_on(engine, FedAvg(), state)
+    engine.evaluate(FedAvg(), state)
     assert time.monotonic() - begin < 10
     assert [[bad["client"] for bad in fed.quarantined] for fed in rounds] == [[BAD], [BAD]]
 
@@ -319,7 +319,7 @@ def test_a_memory_that_is_lost_is_evaluated_as_an_empty_one(setting, federation,
     state = run(Local(), engine, 1)
     for _, _, path in Memory(tmp_path / "memories" / str(BAD)).generations():
         path.write_bytes(b"torn")
-    views = views_on(engine, Local(), state)
+    views = engine.evaluate(Local(), state)
     assert [line.startswith(f"round 1: client {BAD} has lost its memory") for line in said] == [True]
     assert views["personal"]["clients"]["size"] == [4] * 6
 
@@ -339,8 +339,8 @@ def test_a_client_that_cannot_be_evaluated_has_no_figures_and_spoils_none(settin
     said = []
     engine = federation(setting, fault, say=said.append)
     state = run(FedAvg(), engine, 1)
-    views = views_on(engine, FedAvg(), state)
-    honest = views_on(Serial(setting), FedAvg(), state)
+    views = engine.evaluate(FedAvg(), state)
+    honest = Serial(setting).evaluate(FedAvg(), state)
     assert list(views) == list(honest)  # nobody invents a view
     assert views["aca"]["clients"]["size"] == [0, 0, 4, 4, 0, 4]
     assert views["aca"]["clients"]["accuracy"][2:4] == honest["aca"]["clients"]["accuracy"][2:4]
@@ -368,7 +368,7 @@ def test_an_evaluation_that_cannot_be_is_left_out(name, setting, federation):
 
     said = []
     engine = federation(setting, fault, say=said.append)
-    views = views_on(engine, FedAvg(), run(FedAvg(), engine, 0))
+    views = engine.evaluate(FedAvg(), run(FedAvg(), engine, 0))
     assert views["aca"]["clients"]["size"] == [4, 4, 0, 4, 4, 4]
     (line,) = said
     assert len(line) < 400

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -194,6 +195,7 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     """
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
+    from fedalloy.config.build import Shelf, build
     from fedalloy.config.experiment import experiment, override, read_toml
     from fedalloy.config.grid import cells
     from fedalloy.report.grid_table import grid
@@ -209,11 +211,12 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
         (cell, exp, comparison.chosen(exp), folder / comparison.slug(cell.name))
         for cell, exp in zip(found, experiments, strict=True)
     ]
+    shelf = Shelf()
     comparison.refuse(  # find mistakes in the last cell before all others have run
         {
             ", ".join(filter(None, [f"cell '{cell.name}'", what])): error
             for cell, exp, choices, place in plan
-            for what, error in comparison.examined(exp, choices, chosen, place)[0].items()
+            for what, error in comparison.examined(exp, choices, chosen, place, shelf=shelf)[0].items()
         }
     )
     make_folder(folder)
@@ -223,7 +226,9 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
-            done = comparison.run_methods(exp, choices, chosen, folder=place, begin=begin, say=say)
+            # Split again: all cells' networks and partitions at once might not have room.
+            built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
+            done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
             lines.append((cell.labels, done))
     result = grid(axes, lines)
     screen().print(result.table())
@@ -473,20 +478,18 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     from fedalloy.report.progress import Display
     from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.results import rows
+    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
-    refused, first = comparison.examined(exp, choices, seeds, folder / "runs")
+    refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
     comparison.refuse(refused)  # before anything is written
-    assert first is not None
+    first = built[seeds[0]]
     say(first.card.describe())
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
     with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.run_methods(
-            exp, choices, seeds, folder=folder / "runs", first=first, begin=display.begin, say=say
-        )
+        runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
     show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
     write_page(runs, folder / "report.html", as_typed(*words))

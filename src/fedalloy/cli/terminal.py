@@ -145,7 +145,7 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
     from fedalloy.report.trained import doubts, told
     from fedalloy.report.verdict import verdict
     from fedalloy.storage.differences import told_apart, unequal
-    from fedalloy.storage.results import check_selection, rows
+    from fedalloy.storage.rows import check_selection, rows
 
     runs = [run for run in runs if run.views]
     check_selection(runs, select)

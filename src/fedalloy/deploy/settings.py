@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy.base import rng
-from fedalloy.config.build import Built, build, public_of, setting_of
+from fedalloy.config.build import Built, build, other_data, public_of, setting_of
 from fedalloy.config.experiment import Experiment
 from fedalloy.data.card import PartitionCard, gini
 from fedalloy.data.partition import Partition
@@ -173,7 +173,7 @@ def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
 
 def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> Setting:
     pool = sites[0].train
-    public, space = public_of(exp.public, agreed, pool, None, exp)
+    public, space = public_of(exp, other_data(exp, agreed, pool), pool)
     return replace(setting_of(exp, agreed, pool, sites, public, space), secret_noise=True)
 
 

@@ -5,68 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.base import rng
+from fedalloy.base import rng, tree
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
+from fedalloy.federation.core import Client, Generation, Message, Method, Network, State, initial_generator
+from fedalloy.federation.engine import Answer, Engine, Failed, Failure, Forgot
 from fedalloy.federation.gate import farthest, refusal, strays
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.train.costs import Ledger, Meter, metered
 from fedalloy.train.fit import LocalWork
-from fedalloy.train.privacy import LEDGER, charged
+from fedalloy.train.privacy import charged, overspent
 
 REFERENCE = "memory digest"  # reserved key: the server's reference to a memory that stays with its client
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply with its costs."""
-
-    client: int
-    reply: Reply
-    meter: Meter
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client that will not answer in this round, and the reason."""
-
-    client: int
-    reason: str
-
-
-class Failed(Failure):
-    """A client that was available but could not act on what it was sent."""
-
-
-class Forgot(Failure):
-    """A client that has lost its memory: it starts with an empty one, and its answer follows."""
-
-
-class Carrier(Protocol):
-    """The only part that differs between engines: carry messages to clients and return their answers in any order."""
-
-    setting: Setting
-    memories: dict[int, Tree]
-
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Let the clients act on their messages."""
 
 
 @dataclass
 class Round:
     """One round as the server sees it: the `Federation` of every engine."""
 
-    engine: Carrier
+    engine: Engine
     method: Method
     round: int
     ledger: Ledger = field(default_factory=Ledger)
@@ -170,6 +135,9 @@ class Round:
         unknown = [k for k in ids if k not in range(len(self._setting.sites))]
         if unknown:
             raise UsageError(f"{self.method.name} asks client {unknown[0]}, but there is no such client")
+        tree.check(body, f"message '{action}'")
+        for k, part in own.items():
+            tree.check(part, f"message '{action}' of client {k}")
         messages = [Message(action, k, {**body, **own.get(k, {})}) for k in ids]
         for message in messages:
             self.ledger.sent(message.body)
@@ -263,11 +231,11 @@ class Round:
     def _fault(self, answer: Answer, message: Message) -> str | None:
         """Return why an answer is refused, or None: the privacy budget is spent, or it breaks the contract."""
         body = answer.reply.body
-        if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
+        if (spent := overspent(self._setting.privacy, body)) is not None:
             self.spent.add(answer.client)
-            return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
-        contract = self.method.expects(message, self)
-        return refusal(body, contract, message.body, self.method.aggregation.max_distance)
+            return spent
+        contract, most = self.method.expects(message, self), self.method.aggregation.max_distance
+        return refusal(body, contract, message.body, most, is_tree=answer.reply.checked)
 
     def pool(self) -> Samples:
         """Return all clients' training data in one place, counted as uploaded in the first round."""

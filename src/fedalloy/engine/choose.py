@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
 from fedalloy.config.experiment import Experiment
 from fedalloy.engine.cores import usable_cores
@@ -13,13 +13,10 @@ from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method
+from fedalloy.federation.engine import Engine
 from fedalloy.federation.setting import Setting
 
-if TYPE_CHECKING:  # Flower is an extra, and slow to import
-    from fedalloy.engine.flower.carrier import Flower
-
 Kind = Literal["auto", "pool", "threads", "serial", "flower"]
-AnyEngine: TypeAlias = "Serial | Threads | Pool | Flower"
 
 WORTH_A_POOL = 2e11  # floating-point operations: below this, starting workers takes longer than they save
 
@@ -33,14 +30,14 @@ def engine_for(
     workers: int | None,
     say: Callable[[str], None],
     exp: Experiment | None = None,
-) -> Iterator[AnyEngine]:
+) -> Iterator[Engine]:
     """Open an engine for these methods in this setting, and close it at the end.
 
     Flower's clients build their settings themselves from the experiment.
     """
     found = kind_for(methods, setting, rounds, kind, workers, exp)
     if found == "flower":
-        from fedalloy.engine.flower.simulation import Simulation
+        from fedalloy.engine.flower.simulation import Simulation  # Flower is an extra, and slow to import
 
         assert exp is not None
         with Simulation(setting, exp, workers=workers, say=say) as simulation:

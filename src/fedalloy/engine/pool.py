@@ -23,11 +23,12 @@ from torch import Tensor
 from fedalloy.base import plugins
 from fedalloy.base.tree import Tree, clone
 from fedalloy.engine import arena
-from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
-from fedalloy.federation.core import Generation, Message, Method, Reply
+from fedalloy.federation.core import Message, Method, Reply
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.setting import Setting
 
 ARENA = 1 << 20  # initial size in bytes; an arena grows to the largest message
@@ -40,16 +41,14 @@ class WorkerError(FedalloyError):
     """A client whose action failed in a worker, or whose worker died."""
 
 
-class Pool:
+class Pool(Serial):
     """Run clients in worker processes, which live as long as the engine; use it in a `with` block.
 
     By default, `workers` is the number of cores that this process may use.
     """
 
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None, workers: int | None = None) -> None:
-        self.setting = setting
-        self.memories: dict[int, Tree] = dict(memories or {})
-        self.trusted: Generation | None = None
+        super().__init__(setting, memories)
         self._cargo = pack(setting)
         self.workers = min(workers or usable_cores(), len(setting.sites))
         self._workers: list[_Worker] = []
@@ -73,10 +72,6 @@ class Pool:
         for worker in self._workers:
             worker.stop()
         release(self._cargo)
-
-    def open(self, method: Method, round: int) -> Round:
-        """Begin a round."""
-        return Round(self, method, round)
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
         """Assign the longest client to the first free worker, until all have answered or failed."""
@@ -208,7 +203,7 @@ class _Worker:
             raise error
         found = clone(arena.read(self.outbox))
         meter, seconds = rest
-        return Answer(message.client, Reply(found["body"], found.get("keep")), meter, seconds)
+        return Answer(message.client, Reply(found["body"], found.get("keep")).known(), meter, seconds)
 
     def stop(self) -> None:
         """Kill the process if it is still running."""

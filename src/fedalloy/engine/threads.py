@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fedalloy.base.tree import Tree
-from fedalloy.engine.base import Answer
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, act
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.setting import Setting
 
 

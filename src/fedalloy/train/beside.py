@@ -28,9 +28,11 @@ class Beside:
         self.adam = adam(net.parameters(), lr, weight_decay, moments)
 
     @classmethod
-    def carried_on(cls, net: nn.Module, kept: Mapping[str, Any], name: str, lr: float) -> Beside:
+    def carried_on(
+        cls, net: nn.Module, kept: Mapping[str, Any], name: str, lr: float, weight_decay: float = 0.0
+    ) -> Beside:
         """Restore the network and its moments from `kept`; if nothing was kept, use the network as it is."""
-        return cls(load(net, kept[name]) if name in kept else net, lr, moments=kept.get("moments"))
+        return cls(load(net, kept[name]) if name in kept else net, lr, weight_decay, kept.get("moments"))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Return the network's output."""

@@ -29,7 +29,7 @@ from fedalloy.train.noise import Noise, Rehearsed, Secret
 
 if TYPE_CHECKING:
     from fedalloy.data.samples import Samples
-    from fedalloy.federation.core import Client, Method
+    from fedalloy.federation.core import Client, Method, Reply
     from fedalloy.train.fit import LocalWork
 
 LEDGER = (
@@ -218,6 +218,24 @@ def closed(account: Account, memory: Tree, keep: Tree | None) -> Tree | None:
     if not account.spent or (keep is None and not account.charged):
         return keep
     return {**(memory if keep is None else keep), LEDGER: account.spent}
+
+
+def accounted(method: Method, me: Client, do: Callable[[], Reply], reply: type[Reply]) -> Reply:
+    """Let a client act on its account, which travels with what it keeps; one whose budget is spent says that alone."""
+    assert me.account is not None
+    me.account.run = run_address(method, me.work, me.account.privacy)
+    try:
+        answer = do()
+    except BudgetSpentError as spent:
+        answer = reply({LEDGER: str(spent)})
+    return reply(answer.body, closed(me.account, me.memory, answer.keep))
+
+
+def overspent(privacy: Privacy | None, body: Any) -> str | None:
+    """Why a reply does not count, if it says that its client's budget is spent."""
+    if privacy is None or not isinstance(body, Mapping) or not isinstance(body.get(LEDGER), str):
+        return None
+    return f"one more round would exceed its privacy budget of {privacy.budget}"
 
 
 def charged(memory: Tree, *others: Tree | None) -> Tree:

@@ -21,22 +21,23 @@ from flwr.serverapp import Grid
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment
-from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
+from fedalloy.config.experiment import Experiment, naming
+from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
-from fedalloy.federation.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.federation.core import Generation, Message, Method, Reply, State, methods
 from fedalloy.federation.disclosure import OFF
+from fedalloy.federation.engine import Answer, Failed, Failure, Forgot
 from fedalloy.federation.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.federation.gate import Room
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.checkpoints import CHAINS
 from fedalloy.storage.store import Say
-from fedalloy.train.privacy import LEDGER
+from fedalloy.train.privacy import charged
 
 PATIENCE = 60.0  # seconds that a client may be disconnected before it counts as absent
 HURRY = 600.0  # seconds between two messages about slow clients, if there is no deadline
@@ -89,8 +90,14 @@ class Flower:
         fault = claims.changed(one, self.setting)
         return fault and f"{fault}; restore this site's data, or start a new run"
 
+    @property
+    def remote(self) -> bool:
+        """Data and memories are with the clients."""
+        return True
+
     def begin(self, folder: Path | None) -> None:
         """Begin a run with files in this folder; clients have their own folders."""
+        self.memories, self.trusted = {}, None
 
     def check(self) -> None:
         """Raise if no more answers can arrive."""
@@ -157,13 +164,12 @@ class Flower:
 
     def _forget(self, client: int, round: int) -> None:
         self.say(f"round {round}: client {client} has lost its memory and starts with an empty one")
-        spent = self.memories.pop(client, {}).get(LEDGER)
-        if spent:
-            self.memories[client] = {LEDGER: spent}
+        if spent := charged({}, self.memories.pop(client, None)):
+            self.memories[client] = spent
 
     def _told(self, method: Method) -> str:
         """Return the experiment as JSON, with the method that is actually used."""
-        return as_json({**self.exp.to_dict(), "method": {"name": method.name, **hyper_parameters(method)}}).decode()
+        return as_json(naming(self.exp, method).to_dict()).decode()
 
     def _address(self, told: str, round: int, client: int) -> Header:
         digest = _digest(self.memories.get(client, {}))

@@ -29,14 +29,14 @@ from flwr.simulation import run_simulation
 from fedalloy.base.files import as_json
 from fedalloy.base.plugins import load_file, loaded_files
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, experiment
-from fedalloy.engine.base import Answer, Failure
+from fedalloy.config.experiment import METHOD_PARTS, Experiment, experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import one_line
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.store import FREE, Say
 
@@ -69,7 +69,7 @@ class Here:
 
     def __call__(self, context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
         """Return the client's id, its setting and its memory folder."""
-        told = {key: value for key, value in asked.items() if key not in (*FREE, "method", "stop")}
+        told = {key: value for key, value in asked.items() if key not in {*FREE, *METHOD_PARTS, "stop"}}
         return int(context.node_config[PARTITION]), _setting(as_json(told), self.plugins), self.folder
 
 
@@ -122,6 +122,7 @@ class Simulation(Flower):
 
     def begin(self, folder: Path | None) -> None:
         """Begin a run whose clients keep their memories in this folder."""
+        super().begin(folder)
         self._here.folder = Path(self._temporary) if folder is None else folder.absolute()
 
     def check(self) -> None:
