@@ -1,9 +1,9 @@
-"""Twenty small networks on 100 samples each: one after the other, as one batched network, or side by side.
+"""Twenty small networks on 100 samples each: one after the other, as one batched network, or in parallel.
 
-Clients of one architecture and equal sizes could train as one network with a further axis (`torch.vmap`), one step of
-all for one step of each. A round of Local is done in this way, on one torch thread and on as many as there are
-workers, by the serial engine, and by the pool, in turn in one run; what is reported is each way's time in shares of the
-serial engine's, pass by pass. The batched models must be the serial engine's but for rounding.
+Clients with one architecture and equal sizes could train as one network with an additional axis (`torch.vmap`): one
+step of all for one step of each. A round of Local is run in this way, on one torch thread and on as many as there are
+workers, by the serial engine, and by the pool, alternating in one run. The report shows each time relative to the
+serial engine's, pass by pass. The batched models must equal the serial engine's except for rounding.
 
     python bench/batched.py    a few minutes
 """
@@ -38,7 +38,7 @@ WORKLOADS = {"knfu-m1 (W4)": W4, "mlp, 64 hidden": replace(W4, model="mlp")}
 
 
 class Batched:
-    """The local work of all clients at once; every weight, sample and label has the clients' axis before its own."""
+    """The local work of all clients at once; every weight, sample and label has a leading client axis."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -54,7 +54,7 @@ class Batched:
         return F.cross_entropy(functional_call(self.net, dict(weights), (x,)), y)
 
     def round(self, number: int) -> None:
-        """One round of Local with its second phase, for everybody."""
+        """Run one round of Local with its second phase, for all clients."""
         setting, work, who = self.setting, self.setting.work, torch.arange(len(self.setting.sites))[:, None]
         for stage in ("batches", "second phase"):
             orders = [
@@ -68,14 +68,14 @@ class Batched:
                     self.weights[name].sub_(moving[name], alpha=work.lr)
 
     def distance(self, client: int, model: Tree) -> float:
-        """How far a client's model lies from this one's, relative to its length."""
+        """Return the relative distance of a client's model from this one."""
         mine = {name: t[client] for name, t in self.weights.items()}
         apart = sum(float((mine[name] - model[name]).square().sum()) for name in mine)
         return float(apart / sum(float(t.square().sum()) for t in mine.values())) ** 0.5
 
 
 def measured(work: Workload) -> dict[str, list[float]]:
-    """Seconds of a round in each way, pass by pass."""
+    """Return the seconds of a round for each way, pass by pass."""
     setting = work.built().setting
     with Pool(setting, workers=WORKERS) as pool:
         serial, pooled = Side(work, Serial(setting)), Side(work, pool)
@@ -93,15 +93,15 @@ def measured(work: Workload) -> dict[str, list[float]]:
                 begin = time.perf_counter()
                 ways[way](number)
                 found[way].append(time.perf_counter() - begin)
-            if number == 1:  # later rounds magnify the last bits
+            if number == 1:  # later rounds amplify differences in the last bits
                 apart = max(batched.distance(k, memory["model"]) for k, memory in serial.engine.memories.items())
-                assert apart < SAME, f"the batched networks arrived elsewhere, {apart:.1e} away"
+                assert apart < SAME, f"the batched networks differ by {apart:.1e}"
     return {way: took[1:] for way, took in found.items()}  # the first pass warms up
 
 
 def main() -> None:
     """Measure and print one table."""
-    title = f"A round of 20 clients in shares of the serial engine's time, medians of {PASSES} passes"
+    title = f"A round of 20 clients relative to the serial engine's time, medians of {PASSES} passes"
     table = new_table(title, ["serial ms", "batched", THREADS, f"pool of {WORKERS}"])
     tune_malloc()
     with one_thread():

@@ -1,14 +1,14 @@
-"""What it saves that DaFKD's teachers answer once a round: a server's distillation against a loop that asks each time.
+"""What is saved by evaluating DaFKD's teachers once per round: the server's distillation against a loop.
 
 Eight clients' models teach one student on the same samples in the same batches. Ours is `DaFKD.distil`: every teacher
-and discriminator sees the fixed samples once, and a step looks up its rows. The loop by hand asks all of them again at
-every step, in one of two ways: as anybody writes it, with a call for the classifier and one for the discriminator, or
-with one pass through the layers that the two share. All must arrive at the same student, but for rounding.
+and discriminator sees the fixed samples once, and a step looks up its rows. The hand-written loop evaluates all of them
+again at every step, in one of two ways: plainly, with a call for the classifier and one for the discriminator, or with
+one pass through their shared layers. All must produce the same student, except for rounding.
 
-Everything runs in this process, on one thread and in turn; the time is the processor's, which other processes disturb
-less. What is reported is the median of the gains, pass by pass.
+Everything runs in this process, on one thread, alternating; the time is CPU time, which other processes affect less.
+The report shows the median of the gains, pass by pass.
 
-    python bench/dafkd.py    some minutes; leaves with 1 if a gain is below its target
+    python bench/dafkd.py    a few minutes; exits with status 1 if a gain is below its target
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedalloy.train.fit import batches, frozen, load, one_thread, params
 
 PASSES = 5
 TARGET = 4.0
-SAME = 1e-4  # largest difference of two students' weights, where only the order of sums may differ
+SAME = 1e-4  # largest difference of two students' weights, since only the order of sums may differ
 
 WORK = Workload("lenet5, 1x28x28", "lenet5", 1, 28, samples=16, clients=8, active=8)
 # 200 steps over 40 batches, the library's default; over 5, a sample is seen as often as in DaFKD's code.
-ROUNDS = {"5 times each": DaFKD(), "40 times each": DaFKD(distil_samples=160)}
+ROUNDS = {"5 times": DaFKD(), "40 times": DaFKD(distil_samples=160)}
 
 Ask = Callable[[TwoHeads, Tensor], tuple[Tensor, Tensor]]
 
 
 def two_calls(teacher: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
-    """A classifier's logits and a discriminator's, each from the image on."""
+    """Return a classifier's and a discriminator's logits, each computed from the image."""
     return teacher.net(x), teacher.judge(teacher.start(x))
 
 
 def one_pass(teacher: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same from one pass through the layers that they share."""
+    """Return the same from one pass through their shared layers."""
     return teacher.both(teacher.start(x))
 
 
@@ -67,21 +67,21 @@ class Server:
     replies: list[Message]
 
     def ours(self) -> Tree:
-        """The student of the library's distillation."""
+        """Return the student of the library's distillation."""
         model: Tree = self.method.distil(self.fed, self.replies, self.state["model"], self.state["generator"])["model"]
         return model
 
     def by_hand(self, ask: Ask) -> Tree:
-        """The student of a loop that asks every teacher about every batch."""
-        method, fed, use = self.method, self.fed, self.method.use
+        """Return the student of a loop that evaluates every teacher on every batch."""
+        method, fed = self.method, self.fed
         number = int(torch.randint(2**62, (), generator=fed.rng("pseudo set")))
-        samples = method.pseudo_set(fed, method.two_heads(fed), self.state["generator"], number)
+        samples = method.made(fed, self.state["generator"], number, method.distil_samples)
         teachers = [method.two_heads(fed).load(r["model"], r["head"]) for r in self.replies]
         for teacher in teachers:
             frozen(teacher)
         student = load(fed.build(), self.state["model"]).eval()
-        sgd = torch.optim.SGD(student.parameters(), lr=use.distil_lr)
-        for rows in batches(len(samples), method.distil_batch, use.distil_steps, fed.rng("distillation")):
+        sgd = torch.optim.SGD(student.parameters(), lr=method.distil_lr)
+        for rows in batches(len(samples), method.distil_batch, method.distil_steps, fed.rng("distillation")):
             x = samples[rows]
             with torch.no_grad():
                 logits, domains = (torch.stack(part) for part in zip(*(ask(t, x) for t in teachers), strict=True))
@@ -93,7 +93,7 @@ class Server:
 
 
 def server(work: Workload, method: DaFKD) -> Server:
-    """A server whose clients have models and heads of their own."""
+    """Return a server whose clients have different models and heads."""
     fed = Serial(work.built().setting).open(method, 1)
     state, heads = State(0, method.init(fed)), method.two_heads(fed).own_weights()
     noise = torch.Generator().manual_seed(0)
@@ -107,7 +107,7 @@ def server(work: Workload, method: DaFKD) -> Server:
 
 @dataclass(frozen=True)
 class Gain:
-    """Seconds of two sides that were taken in turn, and how far apart their students were at most."""
+    """Seconds of two alternating sides, and the largest difference of their students."""
 
     name: str
     beside: str
@@ -118,17 +118,17 @@ class Gain:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times faster ours was, pass by pass."""
+        """Return how many times faster ours was, pass by pass."""
         return [b / a for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def reached(self) -> bool:
-        """Whether the target, if there is one, is reached."""
+        """Return whether the target, if there is one, is reached."""
         return self.target is None or statistics.median(self.ratios) >= self.target
 
     @property
     def cells(self) -> list[str]:
-        """A row of the table."""
+        """Return a row of the table."""
         low, middle, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
         times = [f"{1000 * statistics.median(seconds):.0f}" for seconds in (self.theirs, self.ours)]
         target = "" if self.target is None else f"{self.target:.1f}" + ("" if self.reached else ", missed")
@@ -136,7 +136,7 @@ class Gain:
 
 
 def gains(name: str, work: Workload, method: DaFKD, passes: int) -> list[Gain]:
-    """A distillation of ours beside the two loops by hand."""
+    """Compare our distillation with the two hand-written loops."""
     here = server(work, method)
     sides: dict[str, Callable[[], Tree]] = {
         "ours": here.ours,
@@ -154,26 +154,28 @@ def gains(name: str, work: Workload, method: DaFKD, passes: int) -> list[Gain]:
             seconds[side].append(time.process_time() - begin)
         for side, student in students.items():
             apart[side] = max(apart[side], distance(student, students["ours"]))
-            assert apart[side] < SAME, f"the loop by hand ({side}) trained another student, {apart[side]:.1e} away"
+            assert apart[side] < SAME, (
+                f"the hand-written loop ({side}) trained a different student, {apart[side]:.1e} away"
+            )
     found = {side: s[1:] for side, s in seconds.items()}  # the first pass warms up
     return [
-        Gain(name, "a call each", TARGET, found["ours"], found["two"], apart["two"]),
+        Gain(name, "separate calls", TARGET, found["ours"], found["two"], apart["two"]),
         Gain("", "shared layers once", None, found["ours"], found["one"], apart["one"]),
     ]
 
 
 def distance(a: Tree, b: Tree) -> float:
-    """The largest difference of two models' weights."""
+    """Return the largest difference of two models' weights."""
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def main() -> int:
-    """Measure, print a table, and answer with 1 if a target is missed."""
-    steps = DaFKD().use.distil_steps
-    table = Table(title=f"{WORK.name}, {WORK.clients} teachers, {steps} steps: processor time, {PASSES} passes")
-    for heading in ("samples are seen", "teacher and discriminator"):
+    """Measure, print a table, and return 1 if a target is missed."""
+    steps = DaFKD().distil_steps
+    table = Table(title=f"{WORK.name}, {WORK.clients} teachers, {steps} steps: CPU time, {PASSES} passes")
+    for heading in ("each sample is seen", "teacher and discriminator"):
         table.add_column(heading)
-    for heading in ("its ms", "our ms", "times faster", "target", "weights differ by"):
+    for heading in ("reference ms", "our ms", "times faster", "target", "weights differ by"):
         table.add_column(heading, justify="right", no_wrap=True)
     tune_malloc()
     with one_thread():

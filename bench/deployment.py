@@ -1,10 +1,10 @@
-"""Three sites with TLS and keys, all on this machine, beside the serial engine: the same bits, and what it costs.
+"""Three sites with TLS and keys, all on this machine, compared with the serial engine: the same bits, and the cost.
 
     python bench/deployment.py bits [METHOD ...]     # is the model that of `fedalloy run`?
-    python bench/deployment.py cost                  # start, seconds a round, memory, bytes on the wire
+    python bench/deployment.py cost                  # start, seconds per round, memory, bytes on the wire
 
-The commands are those of docs/deploy.md. Between the sites and the server stands a forwarder that counts bytes, so that
-everything which would leave a site's machine, or reach it, is counted: TLS, headers, polling. The figures go to
+The commands are those of docs/deploy.md. A forwarder between the sites and the server counts bytes, so that everything
+that would leave a site's machine, or reach it, is counted: TLS, headers, polling. The figures go to
 `results/flower.md`.
 """
 
@@ -39,7 +39,7 @@ FEDALLOY = [sys.executable, "-c", "from fedalloy.cli.main import main; main()"]
 
 
 def bits(names: Sequence[str]) -> None:
-    """Each method at three sites and on the serial engine."""
+    """Compare each method at three sites and on the serial engine."""
     import fedalloy.methods  # noqa: F401  # registers them
     from fedalloy.federation.core import methods
 
@@ -59,14 +59,14 @@ def bits(names: Sequence[str]) -> None:
 
 
 def state(folder: Path) -> str:
-    """The digest of everything the server knows after a run's last round."""
+    """Return the digest of the server's state after a run's last round."""
     saved = Store(folder).restore()
     assert saved is not None
     return tree.digest(saved[0].body)
 
 
 def cost() -> None:
-    """Two models, with and without evaluation in every round."""
+    """Measure two models, with and without evaluation in every round."""
     rows = []
     for hidden, name in ((75, "250 kB"), (1500, "5 MB")):
         for every in (100, 1):
@@ -78,7 +78,7 @@ def cost() -> None:
 
 
 def measured(hidden: int, every: int) -> list[str]:
-    """One step of an MLP at each site, so that a round is its messages."""
+    """Measure one step of an MLP at each site, so that messages dominate a round."""
     values = {
         "data": {"name": "fashion-mini"},
         "model": {"name": "mlp", "hidden": hidden},
@@ -107,13 +107,13 @@ def measured(hidden: int, every: int) -> list[str]:
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """A run's rounds."""
+    """Return a run's rounds."""
     return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A deployment that is up, how long `init` and `up` took, and where the serial run of the same experiment lies."""
+    """A running deployment, how long `init` and `up` took, and the folder of the serial run of the same experiment."""
 
     deployment: Deployment
     forwarder: Forwarder
@@ -124,7 +124,7 @@ class Lab:
 
 @contextmanager
 def deployed(values: Mapping[str, Any]) -> Iterator[Lab]:
-    """A deployment of an experiment, up, and down in the end."""
+    """Start a deployment of an experiment, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="fedalloy-bench-") as scratch:
         alone = Path(scratch) / "alone"
         simulate({**with_cap(values), "engine": "serial"}, alone)
@@ -146,7 +146,7 @@ def deployed(values: Mapping[str, Any]) -> Iterator[Lab]:
 
 
 def command(*words: str) -> float:
-    """Run `fedalloy deploy`; returns how long it took."""
+    """Run `fedalloy deploy`; return how long it took."""
     begun = time.perf_counter()
     done = subprocess.run([*FEDALLOY, "deploy", *words], capture_output=True, text=True)
     if done.returncode:
@@ -155,7 +155,7 @@ def command(*words: str) -> float:
 
 
 class Forwarder:
-    """Passes connections on to a port of this machine, and counts what goes through, both ways."""
+    """Forwards connections to a port of this machine, and counts the bytes in both directions."""
 
     def __init__(self, port: int, to: int) -> None:
         self.port, self.to, self.bytes = port, to, 0
@@ -167,7 +167,7 @@ class Forwarder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._door.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits at it
+        self._door.shutdown(socket.SHUT_RDWR)  # wakes up the waiting thread
         self._door.close()
 
     def _serve(self) -> None:
@@ -175,7 +175,7 @@ class Forwarder:
             try:
                 near, _ = self._door.accept()
                 far = socket.create_connection(("127.0.0.1", self.to))
-            except OSError:  # the door is closed, or nobody is behind it
+            except OSError:  # closed, or nothing listens behind it
                 return
             for ends in ((near, far), (far, near)):
                 threading.Thread(target=self._pass, args=ends, daemon=True).start()
@@ -187,12 +187,12 @@ class Forwarder:
                 with self._lock:
                     self.bytes += len(part)
             sink.shutdown(socket.SHUT_WR)
-        except OSError:  # an end has hung up
+        except OSError:  # one end has closed the connection
             return
 
 
 class Watch:
-    """The forwarder's count when each round is done, and the most memory that all processes held together."""
+    """The forwarder's count after each round, and the peak memory of all processes together."""
 
     def __init__(self, deployment: Deployment, forwarder: Forwarder) -> None:
         self.bytes: list[int] = []
@@ -204,7 +204,7 @@ class Watch:
             thread.start()
 
     def end(self) -> None:
-        """No more rounds will follow."""
+        """Stop: no more rounds will follow."""
         self._done.set()
         for thread in self._threads:
             thread.join()

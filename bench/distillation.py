@@ -1,15 +1,15 @@
-"""What distillation without data costs: FedKF-'s local step against loops written by hand, and heads by the dozen.
+"""The cost of data-free distillation: FedKF-'s local step against hand-written loops, and many heads against one.
 
-A local step of FedKF- goes through the engine's own door, `act(method, me, message)`. Two loops in plain PyTorch take
-the same steps on the same batches and the same noise: one as anybody would write it (Upsample and Conv2d, torch's
-default layout and Adam), one with the library's layers, which leaves the engine as the only difference; with this one
-ours must agree bit for bit, with the other but for rounding. Then the server's training of a generator, KDIA's and
-FedGen's: a step against ten clients' heads compared with a step against one.
+A local step of FedKF- goes through the engine's entry point, `act(method, me, message)`. Two loops in plain PyTorch
+take the same steps on the same batches and the same noise: a plain one (Upsample and Conv2d, torch's default layout and
+Adam), and one with the library's layers, where the engine is the only difference. Ours must agree with the latter bit
+for bit, and with the former except for rounding. Then the server's training of a generator, KDIA's and FedGen's: a step
+against ten clients' heads compared with a step against one.
 
-Everything runs in this process, on one thread and in turn; the time is the processor's, which other processes disturb
-less. What is reported is the median of the ratios, pass by pass.
+Everything runs in this process, on one thread, alternating; the time is CPU time, which other processes affect less.
+The report shows the median of the ratios, pass by pass.
 
-    python bench/distillation.py    two minutes; leaves with 1 if a limit is exceeded
+    python bench/distillation.py    two minutes; exits with status 1 if a limit is exceeded
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from fedalloy.train.fit import batches, one_thread, params
 PASSES = 5
 STEP_LIMIT, HEADS_LIMIT = 1.10, 2.0
 HEADS, SERVER_STEPS = 10, 50
-ALIKE = 3  # passes; each magnifies the last bits of those before it, on some processors a hundredfold
-SAME = 1e-3  # relative distance of two students after some steps, where only the order of sums differs
+ALIKE = 3  # passes; each amplifies earlier differences in the last bits, on some processors a hundredfold
+SAME = 1e-3  # relative distance of two students after some steps, since only the order of sums differs
 
 LETTERS = Workload("lenet5, 1x32x32", "lenet5", 1, 32, samples=512, clients=1, active=1, epochs=1, classes=26)
 Timed = Callable[[int], None]
 
 
 class PlainGenerator(nn.Module):
-    """FedKF's generator as its code has it: pixels are repeated, then convolved."""
+    """FedKF's generator as in its code: pixels are repeated, then convolved."""
 
     def __init__(self, shape: tuple[int, ...], scale: Scale, noise: int, width: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class PlainGenerator(nn.Module):
         )
 
     def forward(self, z: Tensor) -> Tensor:
-        """Images from noise."""
+        """Generate images from noise."""
         return self.scale.normalise(self.layers(self.linear(z).view(-1, *self.small)))
 
 
@@ -98,7 +98,7 @@ class ByHand:
         self.start = params(self.student)
 
     def round(self, number: int) -> None:
-        """One client's local work, always from the first model; the generator goes on."""
+        """Run one client's local work, always from the initial model; the generator continues."""
         student, teacher, generator, work = self.student, self.teacher, self.generator, self.setting.work
         student.load_state_dict(self.start)
         student.train()
@@ -124,7 +124,7 @@ class ByHand:
 
 
 class Ours:
-    """The same client, asked as every engine asks it."""
+    """The same client, called like in every engine."""
 
     def __init__(self, setting: Setting, method: FedKFMinus) -> None:
         self.setting, self.method = setting, method
@@ -133,7 +133,7 @@ class Ours:
         self.model: Tree = {}
 
     def round(self, number: int) -> None:
-        """One client's local work, always from the first model; the generator goes on."""
+        """Run one client's local work, always from the initial model; the generator continues."""
         me = self.setting.client(0, number, self.memory)
         answer = act(self.method, me, Message("train", 0, {"model": self.start}))
         assert answer.keep is not None
@@ -142,7 +142,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of two sides that were taken in turn, for a number of steps each."""
+    """Seconds of two alternating sides, for a number of steps each."""
 
     name: str
     beside: str
@@ -153,17 +153,17 @@ class Cost:
 
     @property
     def ratios(self) -> list[float]:
-        """Ours over theirs, pass by pass."""
+        """Return the ratio of ours to theirs, pass by pass."""
         return [a / b for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def kept(self) -> bool:
-        """Whether the limit is kept."""
+        """Return whether the ratio is within the limit."""
         return statistics.median(self.ratios) <= self.limit
 
     @property
     def cells(self) -> list[str]:
-        """A row of the table."""
+        """Return a row of the table."""
         low, middle, high = statistics.quantiles(self.ratios, n=4, method="inclusive")
         per_step = [f"{1000 * statistics.median(s) / self.steps:.1f}" for s in (self.theirs, self.ours)]
         ratio = f"{middle:.3f} ({low:.2f}-{high:.2f})"
@@ -171,26 +171,28 @@ class Cost:
 
 
 def local_steps(work: Workload, method: FedKFMinus, passes: int) -> list[Cost]:
-    """FedKF-'s local steps beside the two loops."""
+    """Compare FedKF-'s local steps with the two loops."""
     setting = work.built().setting
     ours, plain, alike = Ours(setting, method), *(ByHand(setting, method, plain=plain) for plain in (True, False))
     seconds: dict[str, list[float]] = {"ours": [], "plain": [], "alike": []}
     for number in range(1, passes + 2):
         _turn({"ours": ours.round, "plain": plain.round, "alike": alike.round}, number, seconds)
-        assert tree.equal(ours.model, params(alike.student)), "the loop with the same layers trained another student"
+        assert tree.equal(ours.model, params(alike.student)), (
+            "the loop with the same layers trained a different student"
+        )
         apart = distance(plain.student, ours.model)
         if number <= ALIKE:
-            assert apart < SAME, f"the plain loop trained another student, {apart:.1e} away"
+            assert apart < SAME, f"the plain loop trained a different student, {apart:.1e} away"
     found = {name: s[1:] for name, s in seconds.items()}  # the first pass warms up
     name, steps = f"FedKF- of width {method.width}, a local step", setting.steps(0)
     return [
-        Cost(name, "as anybody writes it", STEP_LIMIT, steps, found["ours"], found["plain"]),
+        Cost(name, "a plain implementation", STEP_LIMIT, steps, found["ours"], found["plain"]),
         Cost("", "with the same layers", STEP_LIMIT, steps, found["ours"], found["alike"]),
     ]
 
 
 def server_steps(work: Workload, method: KDIA | FedGen, heads: int, passes: int) -> Cost:
-    """A server's generator against many heads beside one."""
+    """Compare a server's generator against many heads with one head."""
     setting = work.built().setting
     many, one = (_teaching(setting, method, number) for number in (heads, 1))
     seconds: dict[str, list[float]] = {"many": [], "one": []}
@@ -201,7 +203,7 @@ def server_steps(work: Workload, method: KDIA | FedGen, heads: int, passes: int)
 
 
 def _teaching(setting: Setting, method: KDIA | FedGen, heads: int) -> Timed:
-    """The server's training against the models of this many clients."""
+    """Return the server's training against the models of this many clients."""
     fed = Serial(setting).open(method, 1)
     state = State(0, method.init(fed))
     noise = torch.Generator().manual_seed(0)
@@ -221,13 +223,13 @@ def _shaken(model: Mapping[str, Tensor], noise: torch.Generator) -> dict[str, Te
 
 
 def distance(net: nn.Module, model: Tree) -> float:
-    """How far a network lies from a model, relative to its length."""
+    """Return the relative distance of a network from a model."""
     apart = sum(float((p.detach() - model[name]).square().sum()) for name, p in net.named_parameters())
     return math.sqrt(apart / sum(float(p.detach().square().sum()) for p in net.parameters()))
 
 
 def _turn(sides: Mapping[str, Timed], number: int, seconds: dict[str, list[float]]) -> None:
-    """Every side once, in an order that changes from pass to pass."""
+    """Run every side once, in an order that changes from pass to pass."""
     names = [*sides]
     first = number % len(names)
     for name in names[first:] + names[:first]:
@@ -237,8 +239,8 @@ def _turn(sides: Mapping[str, Timed], number: int, seconds: dict[str, list[float
 
 
 def main() -> int:
-    """Measure, print a table, and answer with 1 if a limit is exceeded."""
-    table = Table(title=f"Processor time, medians of {PASSES} passes (quartiles)")
+    """Measure, print a table, and return 1 if a limit is exceeded."""
+    table = Table(title=f"CPU time, medians of {PASSES} passes (quartiles)")
     for heading in ("what", "beside"):
         table.add_column(heading)
     for heading in ("its ms", "our ms", "ratio", "limit"):

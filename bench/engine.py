@@ -1,13 +1,13 @@
-"""A round in the pool of two workers against its honest limit, against the serial engine, and inside `simulate`.
+"""A round in the pool of two workers against its theoretical limit, against the serial engine, and inside `simulate`.
 
 The limit is the time of the tightest single-thread loop (`tight.py`, in the faster memory layout and with malloc tuned)
-divided by what two processes of matrix products gain over one in the same pass (`gemm.py`): what two cores could do at
-best. In every pass each side runs the same round once, in an order that changes from pass to pass, so that whatever
-else the machine does meets all alike; medians and quartiles are those of the ratios, pass by pass. Serial and pool must
-hold the same bits after every round, and the tight loop the same model after the first.
+divided by the speed-up of two processes of matrix products over one in the same pass (`gemm.py`): the best that two
+cores could do. In every pass each side runs the same round once, in an order that changes from pass to pass, so that
+other load affects all sides equally; medians and quartiles are those of the ratios, pass by pass. Serial and pool must
+have the same bits after every round, and the tight loop the same model after the first.
 
-    python bench/engine.py            W1 to W4, some minutes
-    python bench/engine.py --quick    W2 and a small W4 for CI; leaves with 1 on a gross regression only
+    python bench/engine.py            W1 to W4, a few minutes
+    python bench/engine.py --quick    W2 and a small W4 for CI; exits with status 1 only on a large regression
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from workloads import W1, W2, W3, W4, Workload
 
 from fedalloy.base import tree
 from fedalloy.config.build import Built
-from fedalloy.engine.choose import AnyEngine
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import State
+from fedalloy.federation.engine import Engine
 from fedalloy.train.fit import one_thread
 
 WORKERS = 2
 PASSES, QUICK_PASSES = 5, 5
 TARGET, WHOLE_TARGET = 1.10, 1.15
 SAME = 1e-4  # relative distance of two models after one round
-GROSS_POOL, GROSS_SERIAL = 1.5, 1.6  # pool / serial and serial / raw, where CI fails
+GROSS_POOL, GROSS_SERIAL = 1.5, 1.6  # pool / serial and serial / raw above which CI fails
 
 FULL = (W1, W2, W3, W4)
 QUICK = (W2, dataclasses.replace(W4, name="W4, small", clients=6, active=6))
@@ -54,13 +54,13 @@ Series = dict[str, list[float]]
 class Side:
     """A method under an engine, round by round."""
 
-    def __init__(self, work: Workload, engine: AnyEngine) -> None:
+    def __init__(self, work: Workload, engine: Engine) -> None:
         self.method, self.engine = work.method, engine
         self.state = State(0, self.method.init(engine.open(self.method, 0)))
         self.idle = 0.0
 
     def round(self, number: int) -> float:
-        """The bare round - no evaluation, no record, no checkpoint - and the seconds in which clients worked."""
+        """Run a bare round (no evaluation, record or checkpoint), and return the seconds in which clients worked."""
         fed = self.engine.open(self.method, number)
         self.state = self.method.round(self.state, fed)
         self.idle = fed.ledger.client_seconds - fed.ledger.busy_seconds / self.engine.workers
@@ -73,7 +73,7 @@ class Side:
 
 
 def bare_rounds(work: Workload, built: Built, pool: Pool, gemm: Gemm, passes: int) -> Series:
-    """Seconds of a round in the tight loop, the serial engine and the pool, and what two cores gain, pass by pass."""
+    """Return the seconds of a round in the tight loop, the serial engine and the pool, and the gain of two cores."""
     setting = built.setting
     raw, serial, pooled = fastest(setting, work), Side(work, Serial(setting)), Side(work, pool)
     sides: dict[str, Callable[[int], object]] = {"raw": raw.round, "serial": serial.round, "pool": pooled.round}
@@ -87,16 +87,16 @@ def bare_rounds(work: Workload, built: Built, pool: Pool, gemm: Gemm, passes: in
         found["gain"].append(gemm.scaling())
         found["idle"].append(pooled.idle)
         assert tree.equal(serial.everything, pooled.everything), "pool and serial engine differ"
-        if number == 1:  # later rounds magnify the last bits in which two memory layouts differ
+        if number == 1:  # later rounds amplify the last bits in which two memory layouts differ
             models = [(None, pooled.state["model"])] if "model" in pooled.state.body else []
             models += [(k, memory["model"]) for k, memory in pool.memories.items()]
             apart = max(raw.distance(model, k) for k, model in models)
-            assert apart < SAME, f"the tight loop arrived at another model, {apart:.1e} away"
+            assert apart < SAME, f"the tight loop produced a different model, {apart:.1e} away"
     return {name: values[1:] for name, values in found.items()}  # the first pass warms up
 
 
 def memory_of(work: Workload) -> dict[str, int]:
-    """Peak resident bytes of a parent and its workers, measured in a process that does nothing else."""
+    """Return the peak resident bytes of a parent and its workers, measured in a separate process."""
     command = [sys.executable, __file__, "--memory", work.name]
     answer: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return answer
@@ -120,10 +120,10 @@ def _status(process: int | str) -> dict[str, int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print tables; with --quick, answer with 1 on a gross regression."""
-    parser = argparse.ArgumentParser(description="The pool against its honest limit.")
-    parser.add_argument("--quick", action="store_true", help="W2 and a small W4; fails on a gross regression only")
-    parser.add_argument("--only", metavar="NAME", help="one workload, such as W2")
+    """Measure, print tables; with --quick, return 1 on a large regression."""
+    parser = argparse.ArgumentParser(description="The pool against its theoretical limit.")
+    parser.add_argument("--quick", action="store_true", help="W2 and a small W4; fails only on a large regression")
+    parser.add_argument("--only", metavar="NAME", help="one workload, for example W2")
     parser.add_argument("--memory", metavar="NAME", help="print one workload's peak memory as JSON and nothing else")
     given = parser.parse_args(arguments)
     if given.memory:
@@ -146,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ],
     )
     whole = new_table(
-        f"A whole round of simulate beside a bare one, in the pool; target {WHOLE_TARGET:.2f} with the smaller test",
+        f"A whole round of simulate compared with a bare one, in the pool; target {WHOLE_TARGET:.2f} with the smaller "
+        "test",
         [
             "test rows",
             "bare ms",
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "without evaluation",
         ],
     )
-    memory = new_table("Peak resident MiB", ["data", "parent", "a worker, with the data it shares"])
+    memory = new_table("Peak resident MiB", ["data", "parent", "a worker, including shared data"])
     sound = True
     tune_malloc()
     with Gemm() as gemm, one_thread():
@@ -186,10 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in (bare,) if given.quick else (bare, whole, memory):
         console.print(table)
     console.print(
-        "Pool and serial engine held the same bits after every round, the tight loop the same model after the first."
+        "Pool and serial engine had the same bits after every round, the tight loop the same model after the first."
     )
     if given.quick and not sound:
-        console.print(f"Over the limit of CI: serial / raw {GROSS_SERIAL}, pool / serial {GROSS_POOL}.")
+        console.print(f"Above the CI limit: serial / raw {GROSS_SERIAL}, pool / serial {GROSS_POOL}.")
     return 1 if given.quick and not sound else 0
 
 

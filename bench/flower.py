@@ -1,7 +1,7 @@
-"""Flower's simulation beside the embedded engines: the same bits, and what it costs.
+"""Flower's simulation compared with the embedded engines: the same bits, and the cost.
 
 python bench/flower.py bits [METHOD ...]     # final states and memories on Ray and on the serial engine
-python bench/flower.py cost                  # start, seconds a round, memory, bytes at 10 and 100 clients
+python bench/flower.py cost                  # start, seconds per round, memory, bytes at 10 and 100 clients
 python bench/flower.py network               # which addresses the processes talk to
 
 Bits and cost go to `results/flower.md`.
@@ -40,7 +40,7 @@ TINY: dict[str, Any] = {
 
 
 def left(folder: Path) -> dict[str, Any]:
-    """The last state of a run, and its clients' memories, wherever they lie."""
+    """Return the last state of a run, and its clients' memories, wherever they are stored."""
     saved = Store(folder).restore()
     assert saved is not None
     state, memories = saved
@@ -53,7 +53,7 @@ def left(folder: Path) -> dict[str, Any]:
 
 
 def bits(names: list[str]) -> None:
-    """Each method on Ray and on the serial engine."""
+    """Compare each method on Ray and on the serial engine."""
     import fedalloy.methods  # noqa: F401
     from fedalloy.federation.core import methods
 
@@ -77,7 +77,7 @@ def bits(names: list[str]) -> None:
 
 
 def cost() -> None:
-    """What a round costs on Ray and on the embedded engines, for small and large models."""
+    """Measure the cost of a round on Ray and on the embedded engines, for small and large models."""
     rows = []
     for clients, rounds in ((10, 5), (100, 3)):
         for hidden, name in ((75, "250 kB"), (1500, "5 MB")):
@@ -101,7 +101,7 @@ def _cost(clients: int, rounds: int, hidden: int, engine: str) -> list[str]:
     with peak() as memory:
         begun = time.perf_counter()
         run = simulate(exp, watch=lambda _: marks.append(time.perf_counter()))
-    later = run.rounds[1:]  # the first builds the settings
+    later = run.rounds[1:]  # the first round builds the settings
     each = [r["seconds"]["client"] + r["seconds"]["server"] for r in later]
     look = [r["seconds"]["evaluation"] for r in later]
     ledger = sum(sum(way.values()) for way in run.rounds[-1]["bytes"].values())
@@ -111,7 +111,7 @@ def _cost(clients: int, rounds: int, hidden: int, engine: str) -> list[str]:
 
 
 def network() -> None:
-    """Run a small experiment, and list every peer that a process of it was seen to talk to."""
+    """Run a small experiment, and list every peer that its processes communicated with."""
     seen: set[str] = set()
     done = threading.Event()
 
@@ -133,19 +133,19 @@ def network() -> None:
     watcher.join()
     print("\n".join(sorted(seen)))
     if any("127.0.0.1" not in line for line in seen):
-        sys.exit("a process was seen on another address than 127.0.0.1")
+        sys.exit("a process used an address other than 127.0.0.1")
 
 
 @contextmanager
 def peak() -> Iterator[list[int]]:
-    """The largest sum of what this process and its children hold (PSS), looked at every second and at the end."""
+    """Measure the peak memory (PSS) of this process and its children, every second and at the end."""
     found, done = [0], threading.Event()
 
     def look() -> None:
         found[0] = max(found[0], sum(held(pid) for pid in family(os.getpid())))
 
     def watch() -> None:
-        while not done.wait(1.0):  # looking is itself slow
+        while not done.wait(1.0):  # measuring is slow
             look()
 
     watcher = threading.Thread(target=watch)
@@ -159,7 +159,7 @@ def peak() -> Iterator[list[int]]:
 
 
 def held(pid: int) -> int:
-    """What a process holds (PSS), in bytes."""
+    """Return the memory of a process (PSS) in bytes."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -168,7 +168,7 @@ def held(pid: int) -> int:
 
 
 def family(root: int) -> list[int]:
-    """A process and all that descend from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

@@ -1,4 +1,4 @@
-"""Puts what a benchmark found into its section of `results/flower.md`, so that no figure of it is typed by hand."""
+"""Write benchmark results into their section of `results/flower.md`, so that no figure is typed by hand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PAGE = Path(__file__).parents[1] / "results" / "flower.md"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def save(section: str, found: str) -> None:
-    """Replace what stands between a section's two marks; what people wrote around them stays."""
+    """Replace the text between a section's two markers; the text around them stays."""
     begin, end = f"<!-- {section} -->", f"<!-- end of {section} -->"
     before, rest = PAGE.read_text().split(begin)
     versions = f"flwr {version('flwr')}, ray {version('ray')}, torch {version('torch')}"

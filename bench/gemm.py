@@ -1,6 +1,6 @@
-"""How much faster two cores multiply matrices than one: the ceiling of any parallel design on this machine, just now.
+"""How much faster two cores multiply matrices than one: the current ceiling of any parallel design on this machine.
 
-Two processes of their own, one torch thread each, multiply when they are told to: first one alone, then both at once.
+Two separate processes, with one torch thread each, multiply on request: first one alone, then both at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gemm:
         self._stack.close()
 
     def scaling(self) -> float:
-        """How many times the work of one process two do in the same time: 2 on two cores that share nothing."""
+        """Return the throughput of two processes relative to one: 2 on two cores that share nothing."""
         alone = _seconds(self._crew[:1])
         both = _seconds(self._crew)
         return 2 * alone / both
@@ -55,7 +55,7 @@ def _seconds(crew: list[subprocess.Popen[str]]) -> float:
 
 
 def _multiply_when_told() -> None:
-    import torch  # here, because the parent of these processes need not wait for it
+    import torch  # imported here, so that the parent need not wait for it
 
     torch.set_num_threads(1)
     a, b, out = (torch.rand(SIDE, SIDE, generator=torch.Generator().manual_seed(k)) for k in range(3))

@@ -1,9 +1,9 @@
-"""A round of ten clients in federations of 100 to 100,000: neither its time nor its memory may follow the others.
+"""A round of ten clients in federations of 100 to 100,000: its time and memory must not depend on the others.
 
 LeNet-5, FedAvg with the OCA cache, the serial engine and the pool, bare rounds. All clients draw their rows from one
-small pool of random images, so that what grows is the federation and not the data. Each size runs in a process of its
-own; the processes take their rounds in turn. Memory is what is resident after the last round above what was resident
-before the federation was made, with the shared memory of the pool; it holds the cache of the models seen so far.
+small pool of random images, so that the federation grows and not the data. Each size runs in a separate process; the
+processes alternate. Memory is what is resident after the last round minus what was resident before the federation was
+created, including the shared memory of the pool; it contains the cache of the models seen so far.
 
     python bench/growth.py
 """
@@ -30,8 +30,8 @@ TARGET, MEMORY_TARGET = 1.10, 2 * 2**30
 
 
 def serve(clients: int, kind: str) -> None:
-    """Make the federation, then run one round for each line that comes in; JSON goes out."""
-    import torch  # here, because the parent needs none of this
+    """Create the federation, then run one round per input line; write JSON."""
+    import torch  # imported here, because the parent does not need it
 
     from fedalloy.base import rng
     from fedalloy.data.samples import Samples
@@ -51,7 +51,7 @@ def serve(clients: int, kind: str) -> None:
     x, y = torch.rand(ROWS, 1, 28, 28, generator=stream), torch.arange(ROWS) % 10
     rows = torch.randint(ROWS, (clients, EACH), generator=stream)
     nobody = torch.empty(0, dtype=torch.int64)
-    models.create("lenet5", classes=10, channels=1, size=28)(x[:EACH])  # so that torch has set itself up
+    models.create("lenet5", classes=10, channels=1, size=28)(x[:EACH])  # initialises torch
     before, begin = _resident(), time.perf_counter()
     setting = Setting(
         sites=[Site(Samples(x, y, own), Samples(x, y, nobody)) for own in rows],
@@ -84,7 +84,7 @@ def _resident(process: int | str = "self") -> int:
 
 
 class Federation:
-    """A federation in a process of its own."""
+    """A federation in a separate process."""
 
     def __init__(self, clients: int, kind: str) -> None:
         command = [sys.executable, __file__, "--serve", str(clients), kind]
@@ -110,13 +110,13 @@ class Federation:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="A round of ten clients in ever larger federations.")
-    parser.add_argument("--serve", nargs=2, metavar=("CLIENTS", "ENGINE"), help="be one federation (used by itself)")
+    parser = argparse.ArgumentParser(description="A round of ten clients in federations of increasing size.")
+    parser.add_argument("--serve", nargs=2, metavar=("CLIENTS", "ENGINE"), help="serve one federation (internal)")
     served = parser.parse_args(arguments).serve
     if served:
         serve(int(served[0]), served[1])
         return 0
-    table = Table(title=f"Medians of {ROUNDS} rounds in turn; targets at {SIZES[-1]:,}: {TARGET:.2f} and 2 GiB")
+    table = Table(title=f"Medians of {ROUNDS} alternating rounds; targets at {SIZES[-1]:,}: {TARGET:.2f} and 2 GiB")
     table.add_column("engine")
     for heading in ("clients", "start s", "round ms", f"round / {SIZES[0]}", "quartiles", "MiB", "MiB of a worker"):
         table.add_column(heading, justify="right")

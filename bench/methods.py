@@ -1,13 +1,13 @@
 """Every registered method: a round's clients in the pool of two workers against the same clients one after the other.
 
 Sixteen clients with LeNet-5 and random images take ten steps each; a method that needs public data gets some. What a
-method sets up itself (generators, rounds on the server) is as small as in `fedalloy check`, since here the engine is
-measured: the seconds in which clients work, pool against serial divided by what two processes of matrix products gain
+method sets up itself (generators, rounds on the server) is as small as in `fedalloy check`, since this measures the
+engine: the time in which clients work, pool against serial, divided by the speed-up of two processes of matrix products
 over one in the same pass. Idle is the share of a pool's round in which its workers did not work, the engine's own cost:
-unlike the ratio it compares nothing that ran at different moments. Serial and pool must hold the same bits after every
+unlike the ratio, it does not compare runs at different times. Serial and pool must have the same bits after every
 round.
 
-    python bench/methods.py                 all of them, some minutes
+    python bench/methods.py                 all of them, a few minutes
     python bench/methods.py --only fedmd,kdia --passes 15
 """
 
@@ -38,7 +38,7 @@ TARGET = 1.10
 
 
 def built_for(method: Method) -> Built:
-    """The setting, with labelled public data for a method that needs it."""
+    """Return the setting, with labelled public data for a method that needs it."""
     stream = rng.numpy_generator(0, "bench")
     rows = round(CLIENTS * SAMPLES / 0.8) + PUBLIC
     data = from_arrays(stream.integers(256, size=(rows, 1, 28, 28), dtype=np.uint8), np.arange(rows) % 10)
@@ -55,7 +55,7 @@ def built_for(method: Method) -> Built:
 
 
 def measured(method: Method, gemm: Gemm, passes: int) -> dict[str, list[float]]:
-    """Seconds of the clients' work in either engine, of idle workers, and what two cores gain, pass by pass."""
+    """Return the seconds of the clients' work in both engines, of idle workers, and the gain of two cores, per pass."""
     built = built_for(method)
     work = Workload(method.name, "lenet5", 1, 28, SAMPLES, CLIENTS, CLIENTS, method=method)
     found: dict[str, list[float]] = {"serial": [], "pool": [], "idle": [], "gain": []}

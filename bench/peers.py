@@ -1,14 +1,14 @@
-"""A round of FedAvg in fedalloy's pool, in pfl and in Flower's simulation: the same task on two cores, in turn.
+"""A round of FedAvg in fedalloy's pool, in pfl and in Flower's simulation: the same task on two cores, alternating.
 
-Each peer comes from PyPI into an environment of its own under `build/peers`, with the torch that fedalloy itself runs
-on. All three train the same network on the same data: two processes of one torch thread, the same optimiser, batches,
-epochs and number of clients, no evaluation. They take their rounds in turn, several at a time, in one run; the others
-wait meanwhile. The first rounds warm up. Medians and quartiles are those of the ratios, pass by pass.
+Each peer is installed from PyPI into its own environment under `build/peers`, with the same torch as fedalloy. All
+three train the same network on the same data: two processes with one torch thread each, the same optimiser, batches,
+epochs and number of clients, no evaluation. They alternate, several rounds at a time, in one run; the others wait
+meanwhile. The first rounds warm up. Medians and quartiles are those of the ratios, pass by pass.
 
-Ray, which carries Flower's simulation, looks for a cloud provider's metadata service even when its dashboard and its
-usage statistics are off. So everything is measured in a network namespace that has nothing but loopback (Linux).
+Ray, which Flower's simulation uses, looks for a cloud provider's metadata service even when its dashboard and its usage
+statistics are off. Therefore everything is measured in a network namespace that only has loopback (Linux).
 
-    python bench/peers.py             W1 and W2, some minutes; the first time also the downloads
+    python bench/peers.py             W1 and W2, a few minutes, plus the downloads the first time
     python bench/peers.py --only W2
 """
 
@@ -51,7 +51,7 @@ PATIENCE = 30  # seconds that a peer may take to end
 
 
 class PeerError(Exception):
-    """A peer that cannot be installed or does not run; the message is a sentence."""
+    """A peer cannot be installed or does not run."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Peer:
 
     @property
     def python(self) -> Path:
-        """The interpreter of its environment."""
+        """The Python interpreter of its environment."""
         return HOME / self.name / "bin" / "python"
 
 
@@ -72,7 +72,7 @@ PEERS = (Peer("pfl", "pfl==0.6.*", processes=WORKERS), Peer("flower", "flwr[simu
 
 
 def install(peer: Peer) -> None:
-    """Make the peer's environment, unless it is there; torch comes first, so that nothing brings another one."""
+    """Create the peer's environment if it does not exist; torch is installed first, so that nothing replaces it."""
     ready, wanted = HOME / peer.name / ".ready", f"{peer.package} torch=={TORCH}"
     if ready.exists() and ready.read_text() == wanted:
         return
@@ -81,13 +81,13 @@ def install(peer: Peer) -> None:
     for command in ([sys.executable, "-m", "venv", str(ready.parent)], [*pip, "numpy"], [*pip, peer.package]):
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines() or ["it gave no reason"]
-            raise PeerError(f"{peer.package} could not be installed, and there is nothing to compare with: {said[-1]}")
+            said = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+            raise PeerError(f"{peer.package} could not be installed, so there is nothing to compare with: {said[-1]}")
     ready.write_text(wanted)
 
 
 class Running:
-    """A peer's processes, which wait for their turn; use it in a `with` block."""
+    """A peer's processes, which wait until they are asked; use it in a `with` block."""
 
     def __init__(self, peer: Peer, folder: Path) -> None:
         self.peer, self.log = peer, HOME / f"{peer.name}.log"
@@ -131,7 +131,7 @@ class Running:
                 process.kill()
 
     def rounds(self, number: int) -> tuple[float, int]:
-        """Run so many rounds; their seconds, and the optimiser steps of all processes."""
+        """Run `rounds` rounds; return their seconds, and the optimiser steps of all processes."""
         for process in self.crew:
             assert process.stdin is not None
             process.stdin.write(f"{number}\n")
@@ -141,7 +141,7 @@ class Running:
     def _answers(self) -> list[dict[str, Any]]:
         lines = [process.stdout.readline() for process in self.crew if process.stdout is not None]
         if not all(lines):
-            raise PeerError(f"{self.peer.name} stopped; what it said stands in {self.log.relative_to(ROOT)}")
+            raise PeerError(f"{self.peer.name} stopped; its output is in {self.log.relative_to(ROOT)}")
         return [json.loads(line) for line in lines]
 
 
@@ -152,7 +152,7 @@ def _free_port() -> int:
 
 
 def write_task(work: Workload, built: Built, folder: Path) -> None:
-    """The task and the clients' training data, for programs that know nothing of fedalloy's."""
+    """Write the task and the clients' training data for programs that do not use fedalloy."""
     local = asdict(built.setting.work)
     facts = {name: getattr(work, name) for name in ("model", "channels", "size", "classes", "clients", "active")}
     facts |= {name: local[name] for name in ("epochs", "batch", "lr", "momentum")}
@@ -163,7 +163,7 @@ def write_task(work: Workload, built: Built, folder: Path) -> None:
 
 
 def compare(work: Workload) -> tuple[Series, list[str]]:
-    """Seconds of a round of each side, pass by pass, and the versions that ran."""
+    """Return the seconds of a round of each side, pass by pass, and the versions used."""
     built = work.built()
     numbers = parameter_count(built.setting.network(SERVER)())
     steps = work.active * built.setting.steps(0)
@@ -191,12 +191,12 @@ def compare(work: Workload) -> tuple[Series, list[str]]:
 
 
 def cut_off(arguments: Sequence[str]) -> int:
-    """Run this program again where no other host can be reached."""
+    """Run this program again without network access."""
     inside = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, __file__, "--measure", *arguments]
     try:
         return subprocess.call(["unshare", "--map-root-user", "--net", *inside])
     except FileNotFoundError:
-        raise PeerError("there is no command 'unshare' here, and Ray must not reach the network; use Linux") from None
+        raise PeerError("the command 'unshare' is missing, but Ray must not reach the network; use Linux") from None
 
 
 def measure(workloads: Sequence[Workload]) -> None:
@@ -219,10 +219,12 @@ def measure(workloads: Sequence[Workload]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Install, measure, print a table; answer with 1 if a peer cannot be had."""
+    """Install, measure, print a table; return 1 if a peer is not available."""
     parser = argparse.ArgumentParser(description="A round of FedAvg here, in pfl and in Flower's simulation.")
     parser.add_argument("--only", choices=list(ROUNDS), help="one workload")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)  # installed and cut off already
+    parser.add_argument(
+        "--measure", action="store_true", help=argparse.SUPPRESS
+    )  # already installed and without network access
     given = parser.parse_args(arguments)
     try:
         if given.measure:

@@ -1,10 +1,10 @@
-"""How far honest replies lie from what was sent: the largest ratio of every method of every committed experiment.
+"""The distance of honest replies from what was sent: the largest ratio for each method of each committed experiment.
 
-For each network that a client returns, ||returned - sent|| / ||sent|| over all float parameters and buffers, the ratio
-that `aggregation.max_distance` bounds. Every experiment of experiments/ runs for three rounds with three clients, each
-with as many rows as a client of the whole experiment has, and with its own networks, local work and options, so that
-clients take as many steps as there. Methods whose clients return no network are left out. Where a data set is not at
-hand, `fashion-mini` stands in for it.
+For each network that a client returns, this is ||returned - sent|| / ||sent|| over all float parameters and buffers,
+the ratio that `aggregation.max_distance` limits. Every experiment in experiments/ runs for three rounds with three
+clients, each with as many rows as a client of the full experiment, and with its networks, local work and options, so
+that clients take equally many steps. Methods whose clients return no network are left out. If a data set is not
+available, `fashion-mini` replaces it.
 
     python bench/reply_distance.py          about ten minutes; writes a table
 """
@@ -24,11 +24,11 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import Experiment, PartitionPart, experiment, make_method, read_toml
 from fedalloy.data import load
 from fedalloy.data.samples import Dataset
-from fedalloy.engine.base import Answer
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.federation.core import Message, Method, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import relative_distance
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting
@@ -41,7 +41,7 @@ STAND_IN = "fashion-mini"
 
 
 class Measuring(Serial):
-    """The serial engine, noting how far each returned network lies from the one that was sent."""
+    """The serial engine, recording the distance of each returned network from the one that was sent."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -59,7 +59,7 @@ class Measuring(Serial):
 
 
 def small(exp: Experiment) -> tuple[Experiment, Dataset]:
-    """The experiment with a few clients, each with as many rows as before, and all of them active."""
+    """Return the experiment with a few clients, each with as many rows as before, and all of them active."""
     part, options = exp.partition, dict(exp.data.options)
     try:
         data = load(exp.data.name, **options)
@@ -76,7 +76,7 @@ def small(exp: Experiment) -> tuple[Experiment, Dataset]:
 
 
 def main() -> None:
-    """One line for each method of each experiment, and the largest ratio of all."""
+    """Print one line for each method of each experiment, and the largest ratio."""
     tune_malloc()
     largest = 0.0
     sys.stdout.write("| experiment | method | round 1 | round 2 | round 3 |\n|---|---|---|---|---|\n")
@@ -95,7 +95,7 @@ def main() -> None:
             sys.stdout.flush()
             largest = max([largest, *engine.ratios.values()])
     sys.stdout.write(f"\nThe largest is {largest:.3f}; the default, {LIMIT:g}, is {LIMIT / largest:.0f} ")
-    sys.stdout.write("times as much.\n")
+    sys.stdout.write("times as large.\n")
 
 
 if __name__ == "__main__":

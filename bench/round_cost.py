@@ -1,10 +1,9 @@
 """One round of FedAvg against the raw PyTorch loop that takes the same steps.
 
-Both sides run in this process, on one thread and in turn, so that whatever else the machine does meets both alike. Both
-draw the same batches, so that they must arrive at the same model bit for bit, and this is checked. What is reported is
-the median over the pairs of (time of ours) / (time of the raw loop). An engine's round never waits, so its time is that
-of the processor, which other processes disturb less; a whole round of `simulate` waits for the disk, so its time is
-that of the clock.
+Both sides run in this process, on one thread, alternating, so that other load affects both equally. Both draw the same
+batches, so they must produce the same model bit for bit, which is checked. The report shows the median over the pairs
+of (time of ours) / (time of the raw loop). An engine's round never waits, so its time is CPU time, which other
+processes affect less; a whole round of `simulate` waits for the disk, so its time is wall-clock time.
 
     python bench/round_cost.py            the two workloads, a few minutes
     python bench/round_cost.py --quick    small rounds, a few seconds
@@ -45,7 +44,7 @@ PAIRS, QUICK_PAIRS = 11, 7
 
 
 FULL = (
-    replace(W1, clients=10),  # those who are idle cost nothing here, and their data need not be made
+    replace(W1, clients=10),  # idle clients cost nothing here, so their data is not created
     W2,
 )
 QUICK = (
@@ -55,7 +54,7 @@ QUICK = (
 
 
 class RawLoop:
-    """What one would write by hand: one network, each client's data in tensors of its own, and nothing else."""
+    """The hand-written loop: one network, each client's data in separate tensors, and nothing else."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -90,19 +89,19 @@ class RawLoop:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Seconds of rounds that were taken in turn."""
+    """Seconds of alternating rounds."""
 
     raw: Sequence[float]
     ours: Sequence[float]
 
     @property
     def ratios(self) -> list[float]:
-        """Ours over raw, pair by pair."""
+        """The ratio of ours to raw, pair by pair."""
         return [b / a for a, b in zip(self.raw, self.ours, strict=True)]
 
     @property
     def median(self) -> float:
-        """The middle ratio."""
+        """The median ratio."""
         return statistics.median(self.ratios)
 
     @property
@@ -113,7 +112,7 @@ class Pairs:
 
 
 def engine_rounds(work: Workload, pairs: int) -> Pairs:
-    """Raw, ours, ours, raw, raw, ...: the round itself, without evaluation and checkpoint."""
+    """Measure raw, ours, ours, raw, raw, ...: the round itself, without evaluation and checkpoint."""
     setting = work.built().setting
     raw_loop, engine, method = RawLoop(setting), Serial(setting), FedAvg()
     state = State(0, method.init(engine.open(method, 0)))
@@ -132,7 +131,7 @@ def engine_rounds(work: Workload, pairs: int) -> Pairs:
 
 
 def simulate_rounds(work: Workload, pairs: int) -> Pairs:
-    """Ours, raw, ours, raw, ...: whole rounds of `simulate`, with evaluation, record and checkpoint on disk."""
+    """Measure ours, raw, ours, raw, ...: whole rounds of `simulate`, with evaluation, record and checkpoint on disk."""
     built = work.built()
     raw_loop = RawLoop(built.setting)
     raw: list[float] = []
@@ -156,11 +155,11 @@ def simulate_rounds(work: Workload, pairs: int) -> Pairs:
 
 
 def _assert_equal(raw: Weights, ours: Weights) -> None:
-    assert tree.equal(raw, ours), "the raw loop and the engine arrived at different models"
+    assert tree.equal(raw, ours), "the raw loop and the engine produced different models"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a table, and answer with 1 if the engine is over its limit."""
+    """Measure, print a table, and return 1 if the engine is above its limit."""
     parser = argparse.ArgumentParser(description="One round of FedAvg against the raw PyTorch loop.")
     parser.add_argument("--quick", action="store_true", help=f"small rounds, for CI; the limit is {QUICK_LIMIT}")
     quick = parser.parse_args(arguments).quick
@@ -178,9 +177,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         table.add_row("", "simulate", *_cells(whole), end_section=True)
     console = Console()
     console.print(table)
-    console.print("Both sides arrived at the same models, bit for bit.")
+    console.print("Both sides produced the same models, bit for bit.")
     if not kept:
-        console.print(f"The engine is over its limit of {limit:.2f}.")
+        console.print(f"The engine is above its limit of {limit:.2f}.")
     return 0 if kept else 1
 
 

@@ -1,7 +1,7 @@
 """The limit: the tightest single-thread loop that takes the same steps, with everything that is known to help.
 
 One network for all clients; its parameters and their gradients are views of one flat vector each, so that an optimiser
-step is two operations; each client's data in tensors of its own; nothing is counted, checked or sent.
+step is two operations; each client's data is in separate tensors; nothing is counted, checked or sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TightLoop:
             self.common = total.float()
 
     def train(self, k: int, number: int, stage: str = "batches") -> None:
-        """One client's local work."""
+        """Run one client's local work."""
         work, (x, y), net = self.setting.work, self.data[k], self.net
         order = rng.generator(self.setting.seed, stage, number, k)
         moving = torch.zeros_like(self.flat)
@@ -72,14 +72,14 @@ class TightLoop:
             self.flat.add_(moving, alpha=-work.lr)
 
     def distance(self, model: Tree, client: int | None = None) -> float:
-        """How far another model lies from this loop's, relative to its length; another layout changes the last bits."""
+        """Return the relative distance of another model from this loop's; another layout changes the last bits."""
         self.flat.copy_(self.common if self.own is None or client is None else self.own[client])
         apart = sum(float((p.detach() - model[name]).square().sum()) for name, p in self.net.named_parameters())
         return math.sqrt(apart / float(self.flat.square().sum()))
 
 
 def fastest(setting: Setting, work: Workload, trials: int = 3) -> TightLoop:
-    """The loop in the memory layout that is the faster one for this network: the best of alternating trials."""
+    """Return the loop in the faster memory layout for this network: the best of alternating trials."""
     loops = [TightLoop(setting, work, layout) for layout in ("nchw", "channels_last")]
     took = [[_seconds(loop) for loop in loops] for _ in range(1 + trials)][1:]  # the first ones warm up
     best = min(loops, key=lambda loop: min(row[loops.index(loop)] for row in took))

@@ -1,4 +1,4 @@
-"""The workloads: federations on random images, because the time of a step does not depend on what the pixels show."""
+"""The workloads: federations on random images, because the time of a step does not depend on the pixel values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEST_SHARE = 0.2  # of each client's rows, for its local test
 
 @dataclass(frozen=True)
 class Workload:
-    """A federation on random images; every client holds `samples` of them for training."""
+    """A federation on random images; every client has `samples` of them for training."""
 
     name: str
     model: str
@@ -48,14 +48,14 @@ class Workload:
         )
 
     def data(self) -> Dataset:
-        """Random pixels and labels."""
+        """Return random pixels and labels."""
         stream = rng.numpy_generator(0, "bench")
         rows = round(self.clients * self.samples / (1 - TEST_SHARE))
         pixels = stream.integers(256, size=(rows, self.channels, self.size, self.size), dtype=np.uint8)
         return from_arrays(pixels, np.arange(rows) % self.classes)
 
     def built(self) -> Built:
-        """The setting of this workload; its network can cross to a worker."""
+        """Return the setting of this workload; its network can be sent to a worker."""
         built = build(self.experiment(1), self.data())
         assert set(built.setting.sizes) == {self.samples}
         return built

@@ -1,4 +1,4 @@
-"""Contracts of all kinds, and objects of all kinds, among them many that almost keep one."""
+"""Random contracts and random objects, many of which almost satisfy a contract."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ SHAPES = ((), (1,), (3,), (2, 3), (2, 2), (4,), (0,), (3, 2), (1 << 40,), (1,) *
 
 
 def a_contract(dice: random.Random) -> Contract | None:
-    """None, an empty one, or one of some checks."""
+    """Return None, an empty contract, or one with some checks."""
     if dice.random() < 0.15:
         return None
     return {name: CHECKS[name] for name in dice.sample(sorted(CHECKS), dice.randrange(4))}
 
 
 def an_object(dice: random.Random, depth: int = 0) -> Any:
-    """A tree, almost a tree, or something else."""
+    """Return a tree, almost a tree, or something else."""
     if depth < 3 and dice.random() < (0.9 if depth == 0 else 0.3):
         names = [dice.choice(NAMES) for _ in range(dice.randrange(4))]
         return {name if dice.random() < 0.95 else a_leaf(dice, str): _fitting(name, dice, depth) for name in names}
@@ -52,7 +52,7 @@ def an_object(dice: random.Random, depth: int = 0) -> Any:
 
 
 def _fitting(name: str, dice: random.Random, depth: int) -> Any:
-    """Under its name often what should be there."""
+    """Often return what the contract expects under this name."""
     if dice.random() < 0.4:
         return an_object(dice, depth + 1)
     good: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _fitting(name: str, dice: random.Random, depth: int) -> Any:
 
 
 def a_tensor(dice: random.Random, shape: tuple[int, ...] | None = None) -> Tensor:
-    """A tensor of any shape and type; a large one takes no room."""
+    """Return a tensor of any shape and dtype; a large one takes no memory."""
     shape = dice.choice(SHAPES) if shape is None else shape
     value = dice.choice((0, 1, 1, 0.25, -1, NAN, INF, -INF, 1e-42, 3e38))
     dtype = dice.choice(TYPES)
@@ -88,7 +88,7 @@ def a_tensor(dice: random.Random, shape: tuple[int, ...] | None = None) -> Tenso
 
 
 def a_leaf(dice: random.Random, *but: type) -> Any:
-    """Anything that is not a plain table, and can be a key if texts are left out."""
+    """Return anything that is not a plain table, and that can be a key if strings are excluded."""
     keys: list[Any] = [
         None,
         True,

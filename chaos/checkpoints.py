@@ -1,9 +1,9 @@
-"""Damaged checkpoints are refused, or passed over for the older generation, which leads to the same bits.
+"""Damaged checkpoints are refused, or skipped for the older generation, which leads to the same bits.
 
-Some runs of several methods are stopped when a round is complete. In each trial a copy of such a folder is damaged in
-one to three ways and resumed. Either that is refused in one line, which leaves every file as it was, or the run
-ends with the state, the memories and the records that it would have had. Anything else that is accepted is a failure,
-and so is any other error. `doctor`, which only looks, must have something to say of every folder.
+Runs of several methods are stopped after a completed round. In each trial, a copy of such a folder is damaged in one to
+three ways and resumed. Either it is refused in one line, with every file unchanged, or the run ends with the state, the
+memories and the records that it would have had. Anything else that is accepted is a failure, and so is any other error.
+`doctor`, which only reads, must report something for every folder.
 
     python chaos/checkpoints.py --count 10000 --save
 """
@@ -34,14 +34,14 @@ from fedalloy.errors import FedalloyError, SecurityError, StorageError
 from fedalloy.federation.core import methods
 from fedalloy.run.runner import resume, simulate
 
-# A cache of models on the server; memories alone; a generator with its optimiser; answers on a public set.
+# A cache of models on the server; only memories; a generator with its optimiser; answers on a public set.
 METHODS = ("fedavg", "local", "fedkf", "knfu")
 STOPPED = (1, 2, 5)  # after how many rounds
 ROUNDS = 6
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many damaged folders."""
+    """Test `count` damaged folders."""
     with tempfile.TemporaryDirectory() as place, prepared(Path(place)), little_memory():
         report = trials("checkpoints", count, seed, damage_trial, save=save, finish=breadth)
     show(report)
@@ -49,13 +49,13 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Among how much the trials were drawn."""
+    """Report how many cases the trials were drawn from."""
     return {"kinds": len(DAMAGE), "methods": list(METHODS)}
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run that was stopped, and how it would have ended."""
+    """A run that was stopped, and its result if it had not been stopped."""
 
     folder: Path
     built: Built
@@ -68,7 +68,7 @@ PLACE: list[Path] = []
 
 @contextmanager
 def prepared(place: Path) -> Iterator[None]:
-    """Keep runs in a folder; what is written need not reach a disk, since nobody pulls the plug."""
+    """Keep runs in a folder; writes need not reach the disk, since there is no power cut."""
     PLACE.append(place)
     torch.set_num_threads(1)
     with read_once(), patch.object(os, "fsync", lambda _: None):
@@ -79,7 +79,7 @@ def prepared(place: Path) -> Iterator[None]:
 
 @cache
 def stopped(name: str, rounds: int) -> Stopped:
-    """A run of a method that was stopped after so many rounds, with runs of other seeds and methods beside it."""
+    """Return a run of a method that was stopped after `rounds` rounds, with runs of other seeds and methods."""
     exp = _experiment(name, 0)
     built = build(experiment(exp))
     whole = PLACE[0] / f"{name}-whole"
@@ -100,7 +100,7 @@ def _experiment(name: str, seed: int) -> dict[str, Any]:
 
 
 class StoppedError(Exception):
-    """What stops a run."""
+    """Raised to stop a run."""
 
 
 def _stop(exp: Mapping[str, Any], folder: Path, rounds: int) -> None:
@@ -113,7 +113,7 @@ def _stop(exp: Mapping[str, Any], folder: Path, rounds: int) -> None:
 
 
 def damage_trial(dice: Dice) -> str:
-    """A folder that is damaged and resumed."""
+    """Damage a folder and resume it."""
     run = stopped(dice.choice(METHODS), dice.choice(STOPPED))
     with tempfile.TemporaryDirectory(dir=PLACE[0], prefix="trial") as place:
         folder = Path(shutil.copytree(run.folder, Path(place) / "run"))
@@ -124,11 +124,11 @@ def damage_trial(dice: Dice) -> str:
         where = f"{run.folder.name}, {' and '.join(kinds)}"
         before = content(folder)
         if dice.random() < 0.2 and not doctor.run(folder):
-            raise FaultError(f"{where}: doctor has nothing to say")
+            raise FaultError(f"{where}: doctor reports nothing")
         said: list[str] = []
         refused = gone_on_with(folder, run, where, said)
         if refused is not None and refused.code in (StorageError.code, SecurityError.code):
-            clear(folder)  # as it asks for
+            clear(folder)  # as the message asks
             before, refused = content(folder), gone_on_with(folder, run, where, said)
         if refused is not None:
             if content(folder) != before:
@@ -136,12 +136,12 @@ def damage_trial(dice: Dice) -> str:
             return f"refused with code {refused.code}"
         found = ending(folder)
         if other := [part for part in ("run.json", "records", "bits") if found[part] != run.wanted[part]]:
-            raise FaultError(f"{where}: it was accepted, and then {other} are not what they should be")
+            raise FaultError(f"{where}: it was accepted, but {other} differ from the undisturbed run")
     return "passed over" if said else "mended or no harm"
 
 
 def gone_on_with(folder: Path, run: Stopped, where: str, said: list[str]) -> FedalloyError | None:
-    """Go on with a run; returns the refusal, if it is refused."""
+    """Resume a run; return the error if it is refused."""
     try:
         resume(folder, built=run.built, say=said.append)
     except FedalloyError as error:
@@ -153,7 +153,7 @@ def gone_on_with(folder: Path, run: Stopped, where: str, said: list[str]) -> Fed
 
 
 def clear(folder: Path) -> None:
-    """Remove what is no file from where files belong."""
+    """Remove everything that is not a file where files belong."""
     for path in [*(folder / "checkpoints").iterdir(), folder / "rounds.jsonl"]:
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
@@ -162,7 +162,7 @@ def clear(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """What every file of a folder holds but the lock, which whoever goes on takes; of what is no file, what it is."""
+    """Return the contents of every file except the lock, and the type of everything that is not a file."""
     found: dict[str, Any] = {}
     for path in (path for path in folder.rglob("*") if path.name != "run.lock"):
         found[str(path.relative_to(folder))] = path.read_bytes() if is_plain(path) else path.lstat().st_mode

@@ -1,9 +1,9 @@
-"""Command lines that are wrong end in one line and an exit code that says why.
+"""Wrong command lines give one line and an exit status that says why.
 
-In each trial a command line, drawn from all commands and options, has something wrong in it, or a file or folder that
-it names has. It is called as the installed command would be, in a folder of its own. It must leave with one of the
-documented codes, without a traceback and without calling anything a bug, say nothing but one line on stderr if it
-fails, and write nothing outside its folder.
+In each trial, a command line, drawn from all commands and options, or a file or folder that it names has something
+wrong. It is called like the installed command, in its own folder. It must exit with one of the documented statuses,
+without a traceback and without calling anything a bug, print only one line on stderr if it fails, and write nothing
+outside its folder.
 
     python chaos/commands.py --count 500 --save
 """
@@ -33,7 +33,7 @@ from fedalloy.data import fetch
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.report import html, plots
 
-# Without `demo`, which takes long, and whatever listens on a network.
+# Without `demo`, which takes long, and commands that listen on a network.
 COMMANDS = (
     *("run", "compare", "table", "resume", "list", "partition", "report", "draw", "export", "check", "doctor"),
     "bench-attacks",
@@ -84,7 +84,7 @@ WORDS = (
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many command lines."""
+    """Test `count` command lines."""
     with tempfile.TemporaryDirectory() as place, prepared(Path(place)), quick():
         report = trials("commands", count, seed, command_trial, save=save, finish=breadth)
     show(report)
@@ -92,19 +92,19 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Which codes are documented, and which commands there are."""
+    """Report the documented exit statuses and the commands."""
     return {"codes": sorted(codes()), "commands": list(COMMANDS)}
 
 
 def codes() -> set[int]:
-    """The documented exit codes."""
+    """Return the documented exit statuses."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
     return {0, QuorumError.code, *(kind.code for kind in kinds)}
 
 
 @contextlib.contextmanager
 def quick() -> Iterator[None]:
-    """Leave out downloads, and the pages and pictures, which are drawn after everything was checked."""
+    """Disable downloads, and the pages and figures, which are created after everything was checked."""
     plugins.load_installed()
 
     def offline(file: fetch.RemoteFile) -> Path:
@@ -121,7 +121,7 @@ def quick() -> Iterator[None]:
 
 
 def command_trial(dice: Dice) -> str:
-    """A command line with something wrong in it."""
+    """Test a command line with something wrong in it."""
     with tempfile.TemporaryDirectory(dir=PLACE[0], prefix="trial") as place:
         inside = Path(place) / "inside"
         inside.mkdir()
@@ -130,24 +130,24 @@ def command_trial(dice: Dice) -> str:
         code, said = called(inside, words)
         shown = " ".join(words)[:150]
         if code not in codes() or (code == 1 and words[:1] != ["check"]):
-            raise FaultError(f"{shown!r} left with {code}: {said[:200]!r}")
-        if "Traceback" in said or " a bug of fedalloy's" in said:
+            raise FaultError(f"{shown!r} exited with status {code}: {said[:200]!r}")
+        if "Traceback" in said or "a bug in fedalloy" in said:
             raise FaultError(f"{shown!r}: {said[:200]!r}")
         if code and not is_one_line(said) and ("doctor" not in words or said):  # its findings are on stdout
-            raise FaultError(f"{shown!r} does not end in one line: {said[:200]!r}")
+            raise FaultError(f"{shown!r} does not give one line: {said[:200]!r}")
         if outside(Path(place)) != before:
             raise FaultError(f"{shown!r} wrote outside its folder")
     return f"code {code}"
 
 
 def is_one_line(said: str) -> bool:
-    """Whether a failure was told in one line; a list of differing keys follows on lines of its own."""
+    """Return whether a failure was reported in one line; a list of differing keys may follow on separate lines."""
     first, *rest = said.strip("\n").split("\n")
     return first.startswith("fedalloy: ") and all(line.startswith("  ") for line in rest) and len(said) < 3000
 
 
 def called(folder: Path, words: Sequence[str]) -> tuple[int, str]:
-    """What a command line answers: its exit code, and what it says on stderr."""
+    """Run a command line; return its exit status and its output on stderr."""
     out, err, home = io.StringIO(), io.StringIO(), Path.cwd()
     os.chdir(folder)
     try:
@@ -162,7 +162,7 @@ def called(folder: Path, words: Sequence[str]) -> tuple[int, str]:
 
 
 def outside(place: Path) -> set[str]:
-    """What lies beside the folder in which a command is called."""
+    """Return the files next to the folder in which a command is called."""
     return {path.name for path in place.iterdir()}
 
 
@@ -170,7 +170,7 @@ def outside(place: Path) -> set[str]:
 
 
 def a_command_line(folder: Path, dice: Dice) -> list[str]:
-    """A command with what it needs, and then something more, less or else."""
+    """Return a command with its arguments, and then something added, removed or changed."""
     name = dice.choice(COMMANDS)
     words = [name, *_needed(name, folder, dice)]
     for _ in range(dice.choice((0, 1, 1, 2, 3))):
@@ -179,7 +179,7 @@ def a_command_line(folder: Path, dice: Dice) -> list[str]:
         if what < 0.6:
             words.insert(at, _word(folder, dice))
         elif at == len(words) or words[at] in SMALL:
-            continue  # without these, a run that happens to be right would take long
+            continue  # without these, a run that happens to be valid would take long
         elif what < 0.8:
             del words[at]
         else:
@@ -199,7 +199,7 @@ def _needed(name: str, folder: Path, dice: Dice) -> list[str]:
 
 
 def _a_folder(folder: Path, dice: Dice) -> str:
-    """A run, one that is damaged, or something else."""
+    """Return a run, a damaged run, or something else."""
     what = dice.randrange(4)
     if what == 0:
         return str(no_file(folder, dice))
@@ -218,7 +218,7 @@ def _texts() -> list[bytes]:
 
 
 def _a_file(folder: Path, dice: Dice) -> str:
-    """An experiment that is damaged, or no file."""
+    """Return a damaged experiment, or something that is not a file."""
     if dice.random() < 0.3:
         return str(no_file(folder, dice))
     path = folder / "experiment.toml"

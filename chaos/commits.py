@@ -1,11 +1,11 @@
-"""Every fault point of the commit path: a run in which one call that changes the disk fails goes on to the same bits.
+"""Every fault point of the commit path: if one call that changes the disk fails, the run resumes to the same bits.
 
-For every registered method a small run is made on a disk that counts calls, and then once more for each call and each
-way in which it can fail: the process is killed before it, which is also after the call before; a write is torn in the
-middle; the disk reports an error; or it is full from then on. The same is done with going on with a folder that has all
-that may have to be mended: a damaged generation, torn records, temporary files, the lock of a dead process. A round
-that was reported must be on the disk, an error must be a sentence, and what is resumed must end as the run that
-nobody disturbed. The order of the points is drawn, and without a count all that there are are tried.
+For every registered method a small run is made on a disk that counts calls, and then repeated for each call and each
+way in which it can fail: the process is killed before it, which is also after the previous call; a write is torn in the
+middle; the disk reports an error; or it is full from then on. The same is done while resuming a folder with everything
+that may have to be repaired: a damaged generation, torn records, temporary files, the lock of a dead process. A
+reported round must be on disk, an error must be one sentence, and a resumed run must end like the undisturbed run. The
+order of the points is random, and without a count all of them are tested.
 
     python chaos/commits.py --save
 """
@@ -41,17 +41,21 @@ TASKS = ("run", "resumption")
 ROUNDS = 3
 WORDS = (
     *("data=tiny", "model=mlp", "model.hidden=[4]", f"rounds={ROUNDS}", f"evaluate_every={ROUNDS}", "partition=iid"),
-    *("partition.clients=3", "participation.policy=fraction", "participation.fraction=0.34"),  # one in each round
+    *(
+        "partition.clients=3",
+        "participation.policy=fraction",
+        "participation.fraction=0.34",
+    ),  # one client in each round
     *("training.lr=0.1", "training.batch=600", "engine=serial"),
 )
 ALL = 1_000_000  # more points than there are
 
 
-Point = tuple[str, str, str, int]  # a method, a task, a fault, and the number of the call that meets it
+Point = tuple[str, str, str, int]  # a method, a task, a fault, and the number of the call that fails
 
 
 def main(count: int, seed: int, *, save: bool = False, names: Sequence[str] = METHODS) -> dict[str, Any]:
-    """So many fault points of these methods, or all of them."""
+    """Test `count` fault points of these methods, or all of them."""
 
     def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"methods": list(names), "points": len(every)}
@@ -60,7 +64,7 @@ def main(count: int, seed: int, *, save: bool = False, names: Sequence[str] = ME
         return point_trial(every[dice.number])
 
     with tempfile.TemporaryDirectory() as place, prepared(Path(place)):
-        scene.cache_clear()  # its folders are in the place
+        scene.cache_clear()  # its folders are in PLACE
         every = every_point(names, seed)
         report = trials("commits", min(count, len(every)), seed, trial, save=save, finish=breadth)
     show(report)
@@ -69,16 +73,16 @@ def main(count: int, seed: int, *, save: bool = False, names: Sequence[str] = ME
 
 @dataclass(frozen=True)
 class Scene:
-    """What is done with a folder, which calls that takes, and how it ends if none of them fails."""
+    """A task on a folder, its calls, and its result if none of them fails."""
 
     exp: Experiment
     built: Built
-    begun: Path | None  # the folder that is resumed; None for a run from its beginning
+    begun: Path | None  # the folder that is resumed; None for a new run
     calls: Sequence[str] = ()
     wanted: Mapping[str, Any] | None = None
 
     def do(self, disk: Disk, seen: list[int]) -> tuple[Run | None, BaseException | None]:
-        """The task, on a disk that may misbehave; `seen` gets the rounds that are reported."""
+        """Run the task on a disk that may fail; `seen` collects the reported rounds."""
         folder = Path(disk.folder)
 
         def watch(record: Mapping[str, Any]) -> None:
@@ -92,7 +96,7 @@ class Scene:
 
 @cache
 def scene(name: str, task: str) -> Scene:
-    """A task of a method, once on a disk that only counts."""
+    """Run a task of a method once on a disk that only counts."""
     if task == "run":
         exp = experiment(_experiment(name))
         first = Scene(exp, build(exp), None)
@@ -114,7 +118,7 @@ def _experiment(name: str) -> dict[str, Any]:
 
 
 def _hurt(whole: Scene, folder: Path) -> Path:
-    """The folder of a run that has all that may have to be mended before it is resumed."""
+    """Return the folder of a run with everything that may have to be repaired before it is resumed."""
     disturbed(Disk(folder), lambda: simulate(whole.exp, folder, built=whole.built))
     newest = folder / "checkpoints" / f"{ROUNDS:06}.safetensors"
     data = newest.read_bytes()
@@ -127,7 +131,7 @@ def _hurt(whole: Scene, folder: Path) -> Path:
 
 
 def every_point(names: Sequence[str], seed: int) -> list[Point]:
-    """All fault points of these methods, in an order that is drawn, but so that a few are of every kind."""
+    """Return all fault points of these methods in random order, but so that the first few include every kind."""
     every = [
         (name, task, fault, at)
         for name in names
@@ -145,7 +149,7 @@ def every_point(names: Sequence[str], seed: int) -> list[Point]:
 
 
 def point_trial(point: Point) -> str:
-    """One fault, and then the command again: nothing that was reported is lost, and it ends as if nothing had been."""
+    """Test one fault, then repeat the command: nothing that was reported is lost, and it ends as if undisturbed."""
     name, task, fault, at = point
     at_rest, where = scene(name, task), f"{name}, {task}, {fault} at call {at} of {len(scene(name, task).calls)}"
     with tempfile.TemporaryDirectory(dir=PLACE[0], prefix="trial") as place:
@@ -158,7 +162,7 @@ def point_trial(point: Point) -> str:
         if seen[-1]:
             saved = Store(folder).restore()
             if saved is None or saved[0].round < seen[-1]:
-                raise FaultError(f"{where}: round {seen[-1]} was reported, and its checkpoint is not there")
+                raise FaultError(f"{where}: round {seen[-1]} was reported, but its checkpoint is missing")
         if (folder / "run.json").exists():
             resume(folder, built=at_rest.built)
         else:
@@ -169,7 +173,7 @@ def point_trial(point: Point) -> str:
 
 def _same(where: str, found: Mapping[str, Any], wanted: Mapping[str, Any], parts: Sequence[str] = ()) -> None:
     if other := [part for part in parts or found if found[part] != wanted[part]]:
-        raise FaultError(f"{where}: {other} not as in the run that was undisturbed")
+        raise FaultError(f"{where}: {other} differ from the undisturbed run")
 
 
 if __name__ == "__main__":

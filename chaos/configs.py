@@ -1,9 +1,9 @@
-"""Experiments that are wrong are refused in a sentence, and those that are accepted work.
+"""Wrong experiments are refused in one sentence, and accepted experiments work.
 
 First tables and then files with something wrong in them: each must be accepted or refused with a `FedalloyError` of one
-line. An accepted table must come back whole from what it says of itself, and now and then what it names is built.
-Then experiments drawn from all that is registered, with any of their options, are run for a round or two. A refusal is
-good only before the first round, and is counted: a draw may be impossible, but most must not be.
+line. An accepted table must survive a round trip through its own description, and sometimes what it names is built.
+Then experiments drawn from everything that is registered, with any of their options, are run for a round or two. They
+may only be refused before the first round, and refusals are counted: a draw may be impossible, but most must not be.
 
     python chaos/configs.py --count 100000 --save        and a fifth as many files, a fiftieth as many runs
 """
@@ -40,11 +40,11 @@ from fedalloy.federation.quorum import QuorumError
 from fedalloy.run.runner import simulate
 
 MOST_REFUSED = 0.2  # of the experiments that should work
-LEAST_RAN = 0.5  # of them: some are without a quorum
+LEAST_RAN = 0.5  # of them: some have no quorum
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many tables, a fifth as many files, a fiftieth as many runs."""
+    """Test `count` tables, a fifth as many files, a fiftieth as many runs."""
     with read_once(), little_memory():
         found = {
             "config-tables": trials("config-tables", count, seed, table_trial, save=save),
@@ -57,12 +57,12 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def runs(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """Experiments that should work, and how many of them ran and were refused."""
+    """Test experiments that should work, and count how many ran and were refused."""
     return trials("config-runs", count, seed, run_trial, save=save, finish=counted)
 
 
 def counted(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many experiments truly ran, the share that was refused, and whether that is as it should be."""
+    """Report how many experiments ran, the share that was refused, and whether both are within the limits."""
     ran, share = report["endings"].get("ran", 0), report["endings"].get("refused", 0) / report["trials"]
     return {
         "ran": ran,
@@ -77,9 +77,9 @@ BUILT_IN = ("tiny", OTHER)
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Unpack the built-in data once, and read type hints once: both take longer than what is tried."""
+    """Unpack the built-in data once, and read type hints once: both take longer than a trial."""
     other = load(OTHER)
-    few = replace(other, x=other.x[::10], y=other.y[::10], x_test=None, y_test=None)  # only ever a public set
+    few = replace(other, x=other.x[::10], y=other.y[::10], x_test=None, y_test=None)  # only used as a public set
     held = {"tiny": load("tiny"), OTHER: few}
 
     def loaded(name: str, **given: Any) -> Dataset:
@@ -107,19 +107,19 @@ def _adapter(hint: Any, config: Any) -> TypeAdapter[Any]:
 
 @cache
 def texts() -> list[bytes]:
-    """Files that are right: those of the project's experiments."""
+    """Return valid files: those of the project's experiments."""
     return [file.read_bytes() for file in sorted((HERE.parent / "experiments").glob("*.toml"))]
 
 
 def table_trial(dice: Dice) -> str:
-    """A table with something wrong in it."""
+    """Test a table with something wrong in it."""
     right = tomllib.loads(dice.choice(texts()).decode()) if dice.random() < 0.2 else an_experiment(dice)
     try:
         exp = experiment(mutated(right, dice))
     except FedalloyError as error:
         return _refused(error)
     if experiment(exp.to_dict()).to_dict() != exp.to_dict():  # a list may have been a tuple
-        raise FaultError("an accepted experiment does not come back whole")
+        raise FaultError("an accepted experiment does not survive a round trip")
     small = exp.data.name == "tiny" and (exp.data.size or 8) <= 32 and exp.device == "cpu"
     if dice.random() < 0.7 or not small or (exp.public is not None and exp.public.data not in ("own", "tiny", OTHER)):
         return "accepted"
@@ -134,7 +134,7 @@ def table_trial(dice: Dice) -> str:
 
 
 def file_trial(dice: Dice) -> str:
-    """A file with something wrong in it, or no file at all."""
+    """Test a file with something wrong in it, or something that is not a file."""
     with tempfile.TemporaryDirectory() as folder:
         if dice.random() < 0.05:
             path = no_file(Path(folder), dice)
@@ -149,7 +149,7 @@ def file_trial(dice: Dice) -> str:
 
 
 def run_trial(dice: Dice) -> str:
-    """An experiment that should work."""
+    """Test an experiment that should work."""
     values = an_experiment(dice)
     engine: Noting | None = None
     try:
@@ -162,7 +162,7 @@ def run_trial(dice: Dice) -> str:
         return "without a quorum"
     except FedalloyError as error:
         if engine is not None and engine.last > 0:
-            raise FaultError(f"refused in the run: {error}; {values}") from error
+            raise FaultError(f"refused during the run: {error}; {values}") from error
         return _refused(error)
     except Exception as error:
         raise FaultError(f"{type(error).__name__}: {str(error)[:300]}; {values}") from error
@@ -170,7 +170,7 @@ def run_trial(dice: Dice) -> str:
 
 
 class Noting(Serial):
-    """Knows whether the first round has begun."""
+    """An engine that records whether the first round has begun."""
 
     last = -1
 

@@ -1,12 +1,12 @@
-"""A curious server: it subtracts from each private reply all the noise that it can compute, and looks at what is left.
+"""A curious server: it subtracts from each private reply all the noise that it can compute, and examines what is left.
 
-A deployment of two sites with two samples each trains one step a round by DP-SGD, with twenty times as much noise as
-gradient. The server has the experiment's file, every message and reply, and run.json; it knows this library, the time
-and the process ids. From each reply it subtracts every noise that follows from these: that of a rehearsal with the same
-seed, at all addresses that this library has ever used, and what torch and numpy draw from plausible seeds. It keeps the
-guess that comes closest to the true gradient, which it could not even recognise. Its cosines must be those that it
-reaches against fresh noise, which nobody can compute. A control shows that the attack works: against sites that draw a
-rehearsal's noise, it must find every gradient.
+A deployment of two sites with two samples each trains one step per round with DP-SGD, with twenty times as much noise
+as gradient. The server has the experiment's file, every message and reply, and run.json; it knows this library, the
+time and the process ids. From each reply it subtracts every noise that can be derived from these: that of a rehearsal
+with the same seed, at all addresses that this library has ever used, and what torch and NumPy draw from plausible
+seeds. It keeps the guess that is closest to the true gradient, which it could not even recognise. Its cosines must be
+those that it reaches against fresh noise, which nobody can compute. A control shows that the attack works: against
+sites that draw the noise of a rehearsal, it must find every gradient.
 
     python chaos/curious_server.py --count 200 --save        so many replies
 """
@@ -48,9 +48,9 @@ sys.path.insert(0, str(HERE.parent / "tests" / "deploy"))
 from sites_grid import grid_of  # a Grid in this process
 
 SITES, ROWS = 2, 2
-FOUND = 0.999  # the cosine of a gradient that was found
-NEAR = 0.5  # and of one of which something was found; 1,074 parameters in a random direction have one of 0.03
-RARE = 2.6  # the critical value of Kolmogorov and Smirnov's test: one honest campaign in 400,000 exceeds it
+FOUND = 0.999  # the cosine of a recovered gradient
+NEAR = 0.5  # the cosine of a partly recovered gradient; a random direction in 1,074 dimensions has 0.03
+RARE = 2.6  # critical value of the Kolmogorov-Smirnov test: one honest campaign in 400,000 exceeds it
 EXPERIMENT: dict[str, Any] = {
     "seed": 7,
     "data": {"name": "sites", "classes": 2, "channels": 1, "size": 8, "mean": [0.5], "std": [0.25]},
@@ -62,7 +62,7 @@ EXPERIMENT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Overheard:
-    """What the server has of one reply: headers of question and answer, and the weights before and after."""
+    """What the server knows about one reply: headers of question and answer, and the weights before and after."""
 
     asked: dict[str, Any]
     told: dict[str, Any]
@@ -72,7 +72,7 @@ class Overheard:
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many replies attacked, beside as many with fresh noise and a few of sites that draw a rehearsal's."""
+    """Attack `count` replies, as many with fresh noise, and a few of sites that draw the noise of a rehearsal."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         caught, fresh = attacked(Path(folder) / "secret", count, seed)
@@ -89,7 +89,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[float]]:
-    """The best cosine for each reply of a deployment, and for the same replies with fresh noise."""
+    """Return the best cosine for each reply of a deployment, and for the same replies with fresh noise."""
     rounds = math.ceil(count / SITES)
     made = init({**EXPERIMENT, "rounds": rounds, "evaluate_every": rounds}, folder, SITES)
     stream = rng.numpy_generator(seed, "chaos", "curious server")
@@ -110,25 +110,25 @@ def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[flo
 
 
 def rehearsing(folder: Path, sites: int) -> tuple[int, Any]:
-    """A site's setting with the noise of a simulation."""
+    """Return a site's setting with the noise of a simulation."""
     client, setting = site_setting(folder, sites)
     return client, dataclasses.replace(setting, secret_noise=False)
 
 
 def best(seen: Tensor, truth: Tensor, noises: Sequence[Tensor]) -> float:
-    """The largest cosine with the truth of what is left when a noise, or none, is subtracted."""
+    """Return the largest cosine with the true gradient after subtracting one of these noises, or none."""
     left = seen - _scale() * torch.stack([torch.zeros_like(seen), *noises])
     return float(torch.nn.functional.cosine_similarity(left, truth[None]).max())
 
 
 def released(one: Overheard) -> Tensor:
-    """The noisy sum of gradients that a reply holds."""
+    """Return the noisy sum of gradients in a reply."""
     moved = flat({name: one.before[name].double() - one.after[name].double() for name in one.before})
     return moved / EXPERIMENT["training"]["lr"] * ROWS
 
 
 def gradient(made: Deployment, one: Overheard) -> Tensor:
-    """The sum of the site's clipped gradients: what the noise hides."""
+    """Return the sum of the site's clipped gradients, which the noise hides."""
     client, setting = site_setting(made.site(one.asked["client"]), SITES)
     net = setting.fitting(one.before)
     total = torch.zeros(sum(p.numel() for p in net.parameters()), dtype=torch.float64)
@@ -141,7 +141,7 @@ def gradient(made: Deployment, one: Overheard) -> Tensor:
 
 
 def guesses(one: Overheard) -> list[Tensor]:
-    """Every noise that follows from what the server has."""
+    """Yield every noise that can be derived from what the server knows."""
     told = json.loads(one.asked["experiment"])
     seed, action, place = told["seed"], one.asked["action"], (one.asked["round"], one.asked["client"])
     steps = sum(n for by in json.loads(one.told["ledger"]).values() for n in by.values())
@@ -167,7 +167,7 @@ def guesses(one: Overheard) -> list[Tensor]:
 
 
 def overheard(grid: Any, names: Sequence[str]) -> Iterator[Overheard]:
-    """Every training message with its reply, the weights in the order of these names."""
+    """Yield every training message with its reply, with the weights in the order of these names."""
     answers = {reply.metadata.reply_to_message_id: reply for reply in grid.received}
     for message in grid.sent:
         if message.metadata.message_type == ACT:
@@ -179,14 +179,14 @@ def overheard(grid: Any, names: Sequence[str]) -> Iterator[Overheard]:
 
 
 def distance(some: Sequence[float], others: Sequence[float]) -> float:
-    """Kolmogorov and Smirnov's distance between two samples: how far their distribution functions are apart."""
+    """Return the Kolmogorov-Smirnov distance between two samples."""
     ends = np.sort([*some, *others])
     shares = [np.searchsorted(np.sort(sample), ends, side="right") / len(sample) for sample in (some, others)]
     return float(np.abs(shares[0] - shares[1]).max())
 
 
 def flat(weights: dict[str, Tensor]) -> Tensor:
-    """All weights in one vector."""
+    """Return all weights as one vector."""
     return _cat(weights.values())
 
 
@@ -199,7 +199,7 @@ def _scale() -> float:
 
 
 def _unknown(count: int) -> Tensor:
-    """Normal numbers that nobody can repeat, and not made by what is on trial."""
+    """Draw normal numbers that nobody can repeat, independently of the code under test."""
     return torch.from_numpy(np.random.default_rng(secrets.randbits(256)).standard_normal(count))
 
 

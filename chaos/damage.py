@@ -1,4 +1,4 @@
-"""Ways in which the files of a run's checkpoints can be damaged, lost or mixed up."""
+"""Ways to damage, lose or swap the files of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from mutants import damaged, mutated
 
 @dataclass(frozen=True)
 class Site:
-    """The folder of a run, that of another, and the dice with which places are drawn."""
+    """The folder of a run, that of another run, and the random generator."""
 
     folder: Path
     other: Path
     dice: random.Random
 
     def files(self, *suffixes: str) -> list[Path]:
-        """The files of the checkpoints, and both copies of the records; some may be gone."""
+        """Return the files of the checkpoints, and both copies of the records; some may be missing."""
         found = [*(self.folder / "checkpoints").iterdir(), self.folder / "rounds.jsonl"]
         return sorted(f for f in found if is_plain(f) and (not suffixes or f.suffix in suffixes))
 
     def file(self, *suffixes: str) -> Path | None:
-        """One of these files, if there are any."""
+        """Return one of these files, if there are any."""
         found = self.files(*suffixes)
         return self.dice.choice(found) if found else None
 
     def round(self) -> int:
-        """A number that a round may have."""
+        """Return a possible round number."""
         return self.dice.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 999999, 1000001))
 
 
 def is_plain(file: Path) -> bool:
-    """Whether this is a file that can be read."""
+    """Return whether this is a readable file."""
     return file.is_file() and not file.is_symlink() and file.stat().st_size < 1 << 24
 
 
@@ -58,52 +58,52 @@ def changed(change: Callable[[bytearray, random.Random], object], *suffixes: str
 
 
 def flip(data: bytearray, dice: random.Random) -> None:
-    """One bit."""
+    """Flip one bit."""
     data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
 
 
 def flips(data: bytearray, dice: random.Random) -> None:
-    """Several bits."""
+    """Flip several bits."""
     for _ in range(dice.randrange(2, 50)):
         flip(data, dice)
 
 
 def cut(data: bytearray, dice: random.Random) -> None:
-    """The end is missing."""
+    """Truncate the file."""
     del data[dice.randrange(len(data)) :]
 
 
 def zero_end(data: bytearray, dice: random.Random) -> None:
-    """The end is zeros, as after a power cut."""
+    """Replace the end by zeros, as after a power cut."""
     at = dice.randrange(len(data))
     data[at:] = bytes(len(data) - at)
 
 
 def block(data: bytearray, dice: random.Random) -> None:
-    """Some bytes are others."""
+    """Change some bytes."""
     at = dice.randrange(len(data))
     to = min(len(data), at + dice.choice((4, 64, 4096)))
     data[at:to] = dice.randbytes(to - at)
 
 
 def some_bytes(data: bytearray, dice: random.Random) -> None:
-    """What parsers stumble over."""
+    """Insert bytes that parsers have problems with."""
     data[:] = damaged(bytes(data), dice)
 
 
 def grown(data: bytearray, dice: random.Random) -> None:
-    """There is more at the end."""
+    """Append bytes."""
     data += dice.randbytes(dice.choice((1, 8, 1000)))
 
 
 def reordered(data: bytearray, dice: random.Random) -> None:
-    """Lines are in another order, or twice."""
+    """Reorder or duplicate lines."""
     lines = bytes(data).splitlines(keepends=True)
     data[:] = b"".join(dice.choices(lines, k=len(lines)))
 
 
 def replaced_by(make: Callable[[Path, random.Random], object]) -> Damage:
-    """Something else lies in the place of a file."""
+    """Replace a file by something else."""
 
     def damage(site: Site) -> None:
         if (file := site.file()) is not None:
@@ -114,13 +114,13 @@ def replaced_by(make: Callable[[Path, random.Random], object]) -> Damage:
 
 
 def huge(file: Path, _: random.Random) -> None:
-    """A file of 1 TB that takes no room."""
+    """Create a sparse file of 1 TB."""
     with file.open("wb") as handle:
         handle.truncate(1 << 40)
 
 
 def two(act: Callable[[Path, Path], object]) -> Damage:
-    """Do something with two files of a kind."""
+    """Apply a function to two files of the same kind."""
 
     def damage(site: Site) -> None:
         found = site.files(site.dice.choice((".json", ".safetensors", ".jsonl")))
@@ -131,14 +131,14 @@ def two(act: Callable[[Path, Path], object]) -> Damage:
 
 
 def swap(one: Path, other: Path) -> None:
-    """Each has the other's content."""
+    """Swap the contents."""
     first = one.read_bytes()
     one.write_bytes(other.read_bytes())
     other.write_bytes(first)
 
 
 def from_elsewhere(site: Site) -> None:
-    """A file is that of another run."""
+    """Replace a file by that of another run."""
     theirs = sorted((site.other / "checkpoints").iterdir())
     mine = site.file()
     if mine is not None:
@@ -147,7 +147,7 @@ def from_elsewhere(site: Site) -> None:
 
 
 def whole_generation(site: Site) -> None:
-    """All checkpoints are those of another run."""
+    """Replace all checkpoints by those of another run."""
     for file in (site.other / "checkpoints").iterdir():
         mine = site.folder / "checkpoints" / file.name
         if (file.suffix != ".jsonl" or site.dice.random() < 0.5) and (mine.is_file() or not os.path.lexists(mine)):
@@ -155,7 +155,7 @@ def whole_generation(site: Site) -> None:
 
 
 def duplicated(site: Site) -> None:
-    """A generation is there again under another number."""
+    """Duplicate a generation under another number."""
     if (manifest := site.file(".json")) is not None:
         number = site.round()
         for suffix in (".json", ".safetensors"):
@@ -165,7 +165,7 @@ def duplicated(site: Site) -> None:
 
 
 def renamed(site: Site) -> None:
-    """A file has another number, or one that is written otherwise."""
+    """Rename a file to another number or spelling."""
     if (file := site.file(".json", ".safetensors")) is not None:
         number = site.round()
         name = site.dice.choice((f"{number:06d}", f"{number}", f"{number:09d}", "x", "-1", "٣"))
@@ -173,19 +173,19 @@ def renamed(site: Site) -> None:
 
 
 def edited(site: Site) -> None:
-    """A manifest says something else, and its hash is the old one."""
+    """Edit a manifest but keep its old hash."""
     if (file := site.file(".json")) is not None:
         try:
             claim = json.loads(file.read_bytes())
             hash_of_it = claim.pop("sha256")
             text = json.dumps({**mutated(claim, site.dice), "sha256": hash_of_it}, default=str)
         except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            return  # it was damaged before, or what was drawn cannot be written
+            return  # already damaged, or the drawn value cannot be written
         file.write_bytes(text.encode(errors="replace"))
 
 
 def older_records(site: Site) -> None:
-    """The records end some rounds earlier."""
+    """Remove the last rounds from the records."""
     for log in site.dice.sample([site.folder / "rounds.jsonl", site.folder / "checkpoints" / "rounds.jsonl"], 1):
         if is_plain(log):
             lines = log.read_bytes().splitlines(keepends=True)
@@ -193,7 +193,7 @@ def older_records(site: Site) -> None:
 
 
 def leftovers(site: Site) -> None:
-    """Temporary files of a process that was killed."""
+    """Add temporary files of a killed process."""
     for name in ("checkpoints/.000006.json.part", "checkpoints/.000006.safetensors.part", ".run.json.part", "run.lock"):
         if site.dice.random() < 0.5:
             (site.folder / name).write_bytes(site.dice.randbytes(site.dice.choice((0, 10, 1000))))

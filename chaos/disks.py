@@ -1,4 +1,4 @@
-"""A disk that fails at a call of our choice: the process is killed, a write torn, an error reported, or it is full."""
+"""A disk that fails at a chosen call: the process is killed, a write torn, an error reported, or it is full."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FAULTS = ("killed", "torn", "error", "full")
 
 
 class KilledError(BaseException):
-    """The process is dead: nothing catches this, and nothing reaches the disk any more."""
+    """The process is dead: nothing catches this, and nothing is written any more."""
 
 
 class Disk:
-    """The calls that change what lies below a folder; the one with the number `at` meets a fault.
+    """The calls that change files below a folder; call number `at` fails.
 
-    `killed` is before the call, which is also after the one before it; `torn` in the middle of a write; `error` is EIO
-    once, and `full` is ENOSPC from then on.
+    `killed` is before the call, which is also after the previous one; `torn` is in the middle of a write; `error` is
+    EIO once, and `full` is ENOSPC from then on.
     """
 
     CHANGING = ("open", "write", "fsync", "ftruncate", "replace", "unlink", "mkdir", "rmdir")
@@ -39,7 +39,7 @@ class Disk:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Stand between the library and the system, and then let the process end."""
+        """Intercept the library's system calls, and then simulate the end of the process."""
         real = os.close
 
         def close(handle: int) -> None:
@@ -54,7 +54,7 @@ class Disk:
             yield
 
     def end(self) -> None:
-        """What the kernel does for a process that has ended: its files are closed, its locks released."""
+        """Do what the kernel does when a process ends: close its files and release its locks."""
         for handle in self.handles:
             fcntl.flock(handle, fcntl.LOCK_UN)
             os.close(handle)
@@ -80,7 +80,7 @@ class Disk:
                 self.full = True
                 if kind != "write":
                     raise OSError(errno.ENOSPC, "No space left on device")
-                return real(what, rest[0][: len(rest[0]) // 2])  # the system takes what there is room for
+                return real(what, rest[0][: len(rest[0]) // 2])  # the system writes what fits
             result = real(what, *rest, **named)
             if name == "open":
                 self.handles.add(result)
@@ -90,7 +90,7 @@ class Disk:
 
 
 def disturbed(disk: Disk, work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
-    """Do something while the disk misbehaves, then let the process end."""
+    """Call a function while the disk fails, then simulate the end of the process."""
     with disk.installed():
         try:
             return work(), None
@@ -99,6 +99,6 @@ def disturbed(disk: Disk, work: Callable[[], T]) -> tuple[T | None, BaseExceptio
 
 
 def points(calls: Sequence[str], fault: str) -> list[int]:
-    """The numbers of the calls that a fault can meet."""
+    """Return the numbers of the calls that can fail in this way."""
     meets = {"torn": ("write",), "full": Disk.GROWING}
     return [number for number, kind in enumerate(calls, start=1) if kind in meets.get(fault, (kind,))]

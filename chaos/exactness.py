@@ -1,8 +1,8 @@
-"""The same seed gives the same bits: whatever the number of workers, the order of arrival and Python's hash seed.
+"""The same seed gives the same bits, for any number of workers, order of arrival and Python hash seed.
 
-A process for each hash seed runs every method on the serial engine, in threads, and on pools of 1, 2 and 4 workers,
-once with messages and answers in their order and once with both shuffled: 30 cells for each method. All must leave the
-same state, the same memories and the same figures of evaluation.
+One process per hash seed runs every method on the serial engine, in threads, and on pools of 1, 2 and 4 workers, once
+with messages and answers in order and once with both shuffled: 30 cells for each method. All must give the same state,
+the same memories and the same evaluation results.
 
     python chaos/exactness.py --count 23 --save        so many methods
 """
@@ -28,11 +28,12 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import small_settings
-from fedalloy.engine.base import Answer, Failure, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.federation.core import Message, Method, methods, quick, run
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.evaluation import evaluate
 
 HASH_SEEDS = ("0", "1", "random")
@@ -42,7 +43,7 @@ ROUNDS = 2
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """All cells of so many methods; a failure is a cell that differs from the first of its method."""
+    """Test all cells of `count` methods; a failure is a cell that differs from the first of its method."""
     begin = time.monotonic()
     names = random.Random(seed).sample(sorted(methods), min(count, len(methods)))
     tables = {hash_seed: _elsewhere(hash_seed, names, seed) for hash_seed in HASH_SEEDS}
@@ -64,7 +65,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def _elsewhere(hash_seed: str, names: Sequence[str], seed: int) -> dict[str, dict[str, str]]:
-    """What a process with this hash seed finds: for each method the digest of each cell."""
+    """Return the digest of each cell of each method, from a process with this hash seed."""
     command = [sys.executable, __file__, "--cells", str(seed), *names]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": hash_seed}
@@ -74,7 +75,7 @@ def _elsewhere(hash_seed: str, names: Sequence[str], seed: int) -> dict[str, dic
 
 
 def cells(names: Sequence[str], seed: int, engines: Sequence[str] = ENGINES) -> dict[str, dict[str, str]]:
-    """The digest of each method's run on each engine, in both orders, in this process."""
+    """Return the digest of each method's run on each engine, in both orders, in this process."""
     setting = small_settings()[1]
     found: dict[str, dict[str, str]] = {name: {} for name in names}
     for kind in engines:
@@ -99,7 +100,7 @@ def _engine(setting: Any, kind: str) -> Iterator[Any]:
 
 
 class Shuffled:
-    """Another engine, whose messages go out and whose answers arrive in another order."""
+    """An engine whose messages and answers are shuffled."""
 
     def __init__(self, engine: Any, seed: int) -> None:
         self.engine, self.dice = engine, random.Random(f"{seed}/arrival")
@@ -107,7 +108,7 @@ class Shuffled:
 
     @property
     def memories(self) -> dict[int, Tree]:
-        """The clients' memories, which are the other engine's."""
+        """The clients' memories, those of the wrapped engine."""
         found: dict[int, Tree] = self.engine.memories
         return found
 
@@ -120,14 +121,14 @@ class Shuffled:
         return Round(self, method, round)
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """The same answers, shuffled."""
+        """Return the same answers, shuffled."""
         answers = list(self.engine.carry(method, round, self.dice.sample(messages, len(messages))))
         self.dice.shuffle(answers)
         return answers
 
 
 def digest(method: Method, engine: Any) -> str:
-    """All that some rounds leave behind."""
+    """Return the digest of everything that some rounds leave behind."""
     state = run(method, engine, ROUNDS)
     views = evaluate(engine.setting, method, state, engine.memories, engine.workers)
     kept = {str(k): memory for k, memory in engine.memories.items()}

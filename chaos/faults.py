@@ -1,4 +1,4 @@
-"""What each fault leads to, and where that is tried: the sentences of `docs/reliability.md`, which `page.py` writes."""
+"""The consequences of each fault, and where they are tested: the texts of `docs/reliability.md`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedalloy.federation.quorum import QuorumError
 
 
 class Fault(NamedTuple):
-    """Something that goes wrong, what happens then, and the tests and programs that have seen it happen."""
+    """A fault, its consequence, and the tests and programs that check it."""
 
     what: str
     then: str
@@ -26,8 +26,8 @@ class Fault(NamedTuple):
 
 
 def code(*kinds: type[Exception]) -> str:
-    """The exit codes of refusals, as a text."""
-    return " or ".join(f"code {kind.code}" for kind in kinds)  # type: ignore[attr-defined]  # all of them have one
+    """Return the exit statuses of errors as text."""
+    return " or ".join(f"status {kind.code}" for kind in kinds)  # type: ignore[attr-defined]  # all of them have one
 
 
 SAFETY, STORE, POOL = "tests/test_crash_safety.py", "tests/test_store.py", "tests/engine/test_pool.py"
@@ -39,24 +39,27 @@ FAULTS: dict[str, list[Fault]] = {
     "Processes": [
         Fault(
             "The run is killed at any moment",
-            "The same command, or `fedalloy resume RUN`, goes on to the same bits; no more than a round is lost.",
+            "The same command, or `fedalloy resume RUN`, resumes it and ends with the same bits; at most one round is "
+            "lost.",
             ("chaos/kills.py", "chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing"),
         ),
         Fault(
-            "It is killed again while it goes on",
+            "It is killed again after it was resumed",
             "The same.",
             ("chaos/kills.py", "chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_resumption_loses_nothing"),
         ),
         Fault(
-            "Ctrl-C, SIGTERM, a closed terminal, or some of them in haste",
-            f"It ends with {code(InterruptionError, TerminationError, HangupError)} at once, leaves no worker, says "
-            "how to go on.",
+            "Ctrl-C, SIGTERM, a closed terminal, or several of them in quick succession",
+            f"It exits immediately with {code(InterruptionError, TerminationError, HangupError)}, leaves no worker "
+            "behind, "
+            "and says how to resume.",
             (f"{SAFETY}::test_a_signal_ends_a_run_at_once_and_it_goes_on",),
         ),
         Fault(
             "A worker is killed",
-            "A new one does the same client again, with the same bits; a client that takes its worker with it twice "
-            "counts as absent.",
+            "A new worker runs the same client again, with the same bits; a client that kills its worker twice counts "
+            "as "
+            "absent.",
             (
                 "chaos/kills.py",
                 f"{POOL}::test_a_killed_worker_costs_one_retry_and_no_bit",
@@ -65,7 +68,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "The process that started workers is killed",
-            "The workers end with it, and nothing of the clients' data stays in shared memory.",
+            "The workers end with it, and none of the clients' data stays in shared memory.",
             (
                 "chaos/kills.py",
                 f"{POOL}::test_workers_die_with_their_parent",
@@ -74,15 +77,16 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "Two processes want to write one run",
-            f"One does; the other is refused with {code(UsageError)}. A lock left by a killed process stops nobody.",
+            "Two processes try to write the same run",
+            f"One succeeds; the other is refused with {code(UsageError)}. A lock left by a killed process does not "
+            "block anyone.",
             (
                 f"{SAFETY}::test_one_process_writes_and_a_killed_one_locks_nobody_out",
                 f"{SAFETY}::test_a_lock_has_one_holder_whoever_takes_and_releases_it",
             ),
         ),
         Fault(
-            "Another number of workers, order of arrival or hash seed of Python",
+            "A different number of workers, order of arrival or Python hash seed",
             "The same bits.",
             ("chaos/exactness.py", f"{POOL}::test_pool_and_threads_equal_serial_bit_for_bit"),
         ),
@@ -90,23 +94,25 @@ FAULTS: dict[str, list[Fault]] = {
     "Disks": [
         Fault(
             "A write fails or the disk is full, at any write",
-            f"The run ends with {code(StorageError)}; once there is room it goes on to the same bits.",
+            f"The run exits with {code(StorageError)}; once there is space it can be resumed and ends with the same "
+            "bits.",
             ("chaos/commits.py", f"{SAFETY}::test_a_fault_at_any_call_of_a_run_loses_nothing"),
         ),
         Fault(
-            "The power fails",
-            "Files are synced before they are renamed, and folders after: a completed round is on the disk. Nobody has "
-            "pulled a plug.",
+            "A power failure",
+            "Files are synced before they are renamed, and folders after: a completed round is on the disk. This was "
+            "not "
+            "tested with a real power cut.",
             (f"{STORE}::test_a_file_is_replaced_at_once_and_synced",),
         ),
         Fault(
-            "A place that cannot be written",
+            "A folder that cannot be written",
             f"Refused with {code(StorageError)} before the first round.",
             (f"{STORE}::test_a_place_below_a_file_cannot_be_written",),
         ),
         Fault(
-            "The newest checkpoint is damaged, cut, lost or mixed up",
-            "It is set aside, said, and the generation before it leads to the same bits.",
+            "The newest checkpoint is damaged, truncated, lost or swapped",
+            "It is set aside, with a message, and the previous generation leads to the same bits.",
             (
                 "chaos/checkpoints.py",
                 f"{SAFETY}::test_damage_costs_one_generation",
@@ -114,8 +120,8 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "All checkpoints are",
-            f"Refused with {code(CheckpointError)}, and nothing is touched; a run never begins anew by itself.",
+            "All checkpoints are damaged",
+            f"Refused with {code(CheckpointError)}, and nothing is changed; a run never starts over by itself.",
             (
                 "chaos/checkpoints.py",
                 f"{SAFETY}::test_damage_to_both_generations_is_refused_and_nothing_is_touched",
@@ -123,54 +129,55 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "The description of a run is lost, cut off or overwritten",
-            "Its copy beside the checkpoints takes its place, and that is said.",
+            "The description of a run is lost, truncated or overwritten",
+            "Its copy next to the checkpoints is used instead, with a message.",
             (f"{SAFETY}::test_a_description_that_is_lost_or_damaged_is_taken_from_its_copy",),
         ),
         Fault(
-            "Experiment, data, versions or plug-ins have changed since",
-            f"Refused with {code(CheckpointError)}, with what differs.",
+            "Experiment, data, versions or plug-ins have changed since the run began",
+            f"Refused with {code(CheckpointError)}, naming what differs.",
             (
                 f"{SAFETY}::test_all_that_has_changed_since_is_said",
                 f"{SAFETY}::test_run_refuses_the_folder_of_another_experiment",
             ),
         ),
         Fault(
-            "Links in a run's folder that lead elsewhere",
+            "Links in a run's folder that point elsewhere",
             f"Nothing is written through them; {code(SecurityError)}.",
             (f"{SAFETY}::test_a_run_writes_through_no_link", f"{NOTHING}::test_links_in_a_run_lead_no_write_out_of_it"),
         ),
     ],
     "Clients": [
         Fault(
-            "A reply with NaN, infinity, another shape or type or other names, or that is something else altogether",
-            "It is set aside with a reason, and the round is what it is without that client.",
+            "A reply with NaN, infinity, or wrong shapes, types or names, or that is something else entirely",
+            "It is set aside with a reason, and the round is the same as without that client.",
             ("chaos/replies.py", "tests/test_gate.py::test_a_refused_client_might_as_well_have_been_absent"),
         ),
         Fault(
-            "Sample counts, class counts or probabilities that cannot be",
-            "The same; a client's number of samples is in a simulation the roster's, and at sites what the site said "
-            "first, up to most_samples.",
+            "Impossible sample counts, class counts or probabilities",
+            "The same. In a simulation, a client's number of samples comes from the roster; at sites it is what the "
+            "site "
+            "said first, up to most_samples.",
             ("chaos/replies.py",),
         ),
         Fault(
-            "Replies so large or so many that they would fill the memory",
-            "Set aside by their number of bytes and what they say of themselves, before anybody reads all of it.",
+            "Replies so large or so numerous that they would fill the memory",
+            "They are set aside by their size and header, before they are read completely.",
             ("chaos/replies.py", "chaos/memory.py"),
         ),
         Fault(
-            "A reply that comes twice, from a stranger, or to no question",
+            "A duplicate reply, one from an unknown client, or one that nobody asked for",
             "The first counts; the others are set aside.",
             ("chaos/replies.py", f"{FLOWER}::test_an_answer_to_another_message_is_ignored"),
         ),
         Fault(
-            "Replies are lost, all of a round's too",
-            "Who is not heard does not count: the server's state is as if that client had never been there.",
+            "Replies are lost, even all of a round",
+            "A lost reply does not count: the server's state is as if that client had not taken part.",
             (f"{CHECK}::test_registering_a_method_is_being_tested",),
         ),
         Fault(
-            "Fewer answer than the quorum",
-            f"The round is recorded as skipped and changes nothing; after several in a row the run ends with "
+            "Fewer clients answer than the quorum",
+            f"The round is recorded as skipped and changes nothing; after several in a row the run exits with "
             f"{code(QuorumError)}, and can be resumed.",
             (
                 f"{QUORUM}::test_a_round_below_quorum_leaves_everything_as_it_was",
@@ -178,24 +185,25 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "The server's own numbers overflow, from replies that are finite",
-            "The round is recorded as skipped and changes nothing, as one below the quorum.",
+            "The server's own numbers overflow although all replies are finite",
+            "The round is recorded as skipped and changes nothing, like a round below the quorum.",
             (
                 f"{QUORUM}::test_a_round_after_which_the_server_is_not_finite_leaves_everything_as_it_was",
                 f"{QUORUM}::test_a_hostile_reply_of_huge_numbers_never_stays",
             ),
         ),
         Fault(
-            "Finite poison: negative variances, impossible counters, networks far from what was sent or the others",
-            "It is set aside with a reason, and the round is what it is without that client.",
+            "Finite poison: negative variances, impossible counters, networks far from what was sent or from the "
+            "others",
+            "It is set aside with a reason, and the round is the same as without that client.",
             (
                 "chaos/replies.py",
                 "tests/test_poison.py::test_finite_poison_is_refused_and_the_run_is_as_without_that_reply",
             ),
         ),
         Fault(
-            "A model that clients cannot train, whoever spoiled it",
-            "The run goes back to the newest state that clients could train and says so, to the same bits if it is "
+            "A model that clients cannot train, whatever the cause",
+            "The run goes back to the newest state that clients could train and says so, with the same bits if it is "
             "killed and resumed.",
             (
                 "tests/test_rollback.py::test_poison_that_no_gate_knows_costs_two_rounds_and_not_the_run",
@@ -204,7 +212,7 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A client that reports more samples than it has",
-            "With `aggregation.cap`, which `fedalloy deploy init` sets, its share of the weight is at most that.",
+            "With `aggregation.cap`, which `fedalloy deploy init` sets, its share of the weight is at most the cap.",
             (
                 "tests/test_cap.py::test_a_client_that_claims_a_million_samples_has_at_most_its_cap_of_every_model",
                 "tests/deploy/test_init.py::test_one_site_s_weight_is_capped_unless_the_experiment_says_otherwise",
@@ -212,12 +220,14 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A client that hangs",
-            "With `quorum.deadline` it counts as absent, and its worker is replaced; without one it is waited for.",
+            "With `quorum.deadline` it counts as absent, and its worker is replaced; without a deadline the run waits "
+            "for it.",
             (f"{QUORUM}::test_the_pool_goes_on_without_a_client_that_hangs_or_kills",),
         ),
         Fault(
             "A client's code raises an error",
-            "In a simulation the run ends and names client and action, since that is a fault of the method; in a "
+            "In a simulation the run ends with an error that names client and action, since the method is at fault; "
+            "in a "
             "deployment the site counts as absent.",
             (
                 f"{POOL}::test_a_failing_client_is_told_with_its_place",
@@ -226,12 +236,13 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "A batch or a client of one sample, with BatchNorm",
-            "It trains all the same.",
+            "Training works.",
             ("tests/test_training.py::test_no_size_breaks_batch_norm",),
         ),
         Fault(
-            "What a client has spent of its privacy, when the run is killed",
-            "It is never less than what its released work has cost. In a simulation it is equal to that of a run that "
+            "The privacy that a client has spent, if the run is killed",
+            "It is never less than the cost of the work that it released. In a simulation it is the same as in a run "
+            "that "
             "was not killed; clients on Flower, which keep their own ledgers, also pay for the work that died.",
             (
                 "chaos/kills.py",
@@ -241,8 +252,8 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "A site's privacy ledger that is damaged, or missing though the site has trained",
-            "The site does not train, and says which file is to be restored.",
+            "A site's privacy ledger is damaged, or missing although the site has trained",
+            "The site does not train, and says which file to restore.",
             ("tests/flower/test_ledger.py::test_a_ledger_that_is_lost_or_damaged_is_no_new_one",),
         ),
         Fault(
@@ -251,9 +262,9 @@ FAULTS: dict[str, list[Fault]] = {
             ("chaos/curious_server.py",),
         ),
     ],
-    "What is read": [
+    "Input": [
         Fault(
-            "An experiment with unknown keys, wrong types, impossible values, or that is no experiment at all",
+            "An experiment with unknown keys, wrong types, impossible values, or something that is not an experiment",
             f"Refused in one line with {code(UsageError)}: where, what, and what to write instead.",
             ("chaos/configs.py", "tests/test_config.py::test_what_is_wrong_is_said_in_one_sentence"),
         ),
@@ -263,12 +274,12 @@ FAULTS: dict[str, list[Fault]] = {
             ("chaos/configs.py",),
         ),
         Fault(
-            "A command line that is wrong in whatever way",
-            "One line, and a code that says why.",
+            "A command line that is wrong in any way",
+            "One line, and an exit status that says why.",
             ("chaos/commands.py", "tests/test_cli.py::test_bad_input_gets_one_sentence_and_leaves_nothing"),
         ),
         Fault(
-            "Labels that are no classes, samples that are no numbers",
+            "Labels that are not classes, samples that are not numbers",
             f"Refused with {code(DataError)} when they are read.",
             (
                 "tests/data/test_catalogue.py::test_a_wrong_data_set_is_refused",
@@ -277,19 +288,19 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Damaged data, weights, records or descriptions of runs",
-            f"Refused in one line with {code(DataError)}, or sound.",
+            f"Refused in one line with {code(DataError)}, or read correctly.",
             ("chaos/files.py", "tests/data/test_fetch.py::test_a_corrupt_file_names_itself_both_hashes_and_the_remedy"),
         ),
         Fault(
-            "A run folder in which a stranger has written anything",
-            f"Refused in one line with {code(DataError)} that names the file and the key, or its report is sound.",
+            "A run folder with arbitrary contents from a third party",
+            f"Refused in one line with {code(DataError)} that names the file and the key, or its report is correct.",
             (
                 "chaos/run_folders.py",
                 "tests/test_run_files.py::test_what_cannot_be_reported_is_refused_with_its_file_and_key",
             ),
         ),
         Fault(
-            "A site's own file is damaged, or does not hold what was agreed on",
+            "A site's own file is damaged, or does not contain what was agreed on",
             f"`start.sh` says so in one line, with the line and column, the row or the image, and {code(DataError)}.",
             (
                 "chaos/site_files.py",
@@ -297,22 +308,24 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "Labels that start late or have gaps, token ids as features",
-            f"Refused with {code(DataError)} that says what was found and what to write.",
+            "Labels that do not start at zero or have gaps, token ids as features",
+            f"Refused with {code(DataError)} and a message with what was found and what to write.",
             (
                 "tests/data/test_arrays.py::test_labels_that_start_late_or_have_gaps_are_a_sentence",
                 "tests/data/test_arrays.py::test_token_ids_are_not_taken_for_quantities",
             ),
         ),
         Fault(
-            "A download that fails, stops in the middle or is something else",
-            f"{code(DataError).capitalize()}; nothing of it is left.",
+            "A download that fails, is truncated or has the wrong content",
+            f"Refused with {code(DataError)}; nothing is left behind.",
             ("tests/data/test_fetch.py::test_a_failed_download_is_one_sentence_and_leaves_nothing",),
         ),
         Fault(
-            "A file that would execute something when it is read",
-            "It is not executed: nothing on disk or on the wire is unpickled, imported or evaluated. What begins like "
-            f"a pickle is refused with {code(SecurityError)}; as a checkpoint it is passed over if another is whole.",
+            "A file that would execute code when it is read",
+            "It is not executed: nothing on disk or on the wire is unpickled, imported or evaluated. A file that "
+            "begins "
+            f"like a pickle is refused with {code(SecurityError)}; as a checkpoint it is skipped if another one is "
+            "intact.",
             (
                 f"{NOTHING}::test_what_would_execute_something_is_refused_by_its_first_bytes",
                 f"{NOTHING}::test_every_use_that_could_execute_is_allowed_and_needed",
@@ -321,35 +334,35 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Names that are paths, modules or commands",
-            "A name chooses among what is registered; folders are called by harmless names.",
+            "A name only selects among registered entries; folder names are sanitised.",
             (
                 f"{NOTHING}::test_an_experiment_names_what_is_registered_and_nothing_else",
                 f"{NOTHING}::test_a_folders_name_is_harmless_whatever_the_label",
             ),
         ),
         Fault(
-            "Others on the same machine",
-            "A run's folder and files are for its owner alone.",
+            "Other users on the same machine",
+            "Only the owner can read a run's folder and files.",
             (f"{STORE}::test_what_a_store_writes_is_for_its_owner_alone",),
         ),
     ],
     "Deployments": [
         Fault(
-            "The server's run is cut off",
-            "It goes on from its own checkpoint to the model of a simulation.",
+            "The server's run is interrupted",
+            "It resumes from its own checkpoint and ends with the model of a simulation.",
             ("tests/deploy/test_app.py::test_a_run_that_was_cut_off_goes_on_to_the_same_model",),
         ),
         Fault(
-            "A site is away, or comes back under another id",
-            "It is waited for, then counts as absent; when it is back it is found by its key.",
+            "A site is offline, or comes back with another node id",
+            "The server waits for it, then counts it as absent; when it is back, it is identified by its key.",
             (
                 f"{FLOWER}::test_a_node_that_stays_away_is_absent",
                 f"{FLOWER}::test_a_node_that_comes_back_with_another_id_is_found_again",
             ),
         ),
         Fault(
-            "A site says that it is another one, at the start or when a run is resumed",
-            "Its key says who it is: it is left out, with both numbers. A node without a registered key is ignored.",
+            "A site claims to be another one, at the start or when a run is resumed",
+            "Its key identifies it: it is left out, with both numbers. A node without a registered key is ignored.",
             (
                 f"{IDENTITY}::test_a_site_cannot_begin_a_run_as_another",
                 f"{IDENTITY}::test_a_site_cannot_resume_a_run_as_another",
@@ -357,8 +370,9 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "A site claims more samples than `most_samples` allows, or other sizes or label counts than at the start",
-            "It is left out, with both numbers; nothing is allocated by what it claims.",
+            "A site claims more samples than `most_samples` allows, or different sizes or label counts than at the "
+            "start",
+            "It is left out, with both numbers; nothing is allocated based on its claims.",
             (
                 f"{IDENTITY}::test_a_claim_beyond_the_limit_is_refused_with_both_numbers",
                 f"{IDENTITY}::test_sizes_stay_what_they_were_when_the_run_began",
@@ -366,8 +380,8 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "A site's account of its work, its privacy or its evaluation cannot be",
-            "The reply is set aside at once, and the run goes on.",
+            "A site's account of its work, its privacy or its evaluation is impossible",
+            "The reply is set aside immediately, and the run continues.",
             (
                 f"{FLOWER}::test_a_bad_answer_costs_its_client_the_round_and_nobody_else",
                 f"{FLOWER}::test_an_evaluation_that_cannot_be_is_left_out",
@@ -375,8 +389,8 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "A server of another authority, strangers at the server",
-            "They are not believed, and reach nothing but the place where sites report.",
+            "A server with another authority, strangers at the server",
+            "They are not trusted; strangers can only reach the interface where sites report.",
             (
                 f"{DEPLOY}::test_a_link_of_another_authority_is_not_believed",
                 f"{DEPLOY}::test_strangers_reach_the_fleet_alone",
@@ -384,14 +398,14 @@ FAULTS: dict[str, list[Fault]] = {
         ),
         Fault(
             "Insecure defaults, secrets in the wrong hands",
-            "What `fedalloy deploy init` writes asks for everything that protects; only the owner reads its keys.",
+            "`fedalloy deploy init` enables all protections; only the owner can read its keys.",
             (
                 "tests/deploy/test_init.py::test_scripts_ask_for_everything_that_protects",
                 "tests/deploy/test_init.py::test_only_the_owner_reads_secrets",
             ),
         ),
         Fault(
-            "A server that asks a site for what it may not",
+            "A server that asks a site for something it must not ask",
             "The site refuses.",
             (
                 f"{FLOWER}::test_a_client_refuses_what_a_server_may_not_ask",
@@ -399,9 +413,10 @@ FAULTS: dict[str, list[Fault]] = {
             ),
         ),
         Fault(
-            "A server that has a site evaluate models of its own choice",
-            "Under [privacy] the site evaluates nothing. Otherwise it refuses what its method cannot have and what "
-            "belongs to no round that can be under way, answers for few models in a round, and logs their digests.",
+            "A server that asks a site to evaluate models of its own choice",
+            "Under [privacy] the site evaluates nothing. Otherwise it refuses models that do not fit its method and "
+            "rounds "
+            "that cannot be in progress, answers for few models per round, and logs their digests.",
             (
                 "chaos/oracle.py",
                 "tests/deploy/test_oracle.py::test_with_privacy_a_site_evaluates_nothing",
@@ -413,11 +428,12 @@ FAULTS: dict[str, list[Fault]] = {
 }
 
 LIMITS = (
-    "Equal bits are promised on the same kind of machine with the same versions; others are refused.",
-    "Hashes find damage, not forgery: who can write a run's folder can also write its hashes.",
-    "A reply that keeps the contract cannot be told from an honest one; what bounds such an attacker is an option of "
-    "some [methods](methods.md).",
-    "Attackers do what the table says and nothing else: free riders echo exactly what they were sent, by which Krum "
-    "knows them. With noise of their own, or an attack made for the defence, less may be kept.",
-    "A real power cut and network file systems were not tried.",
+    "Equal bits are promised on the same kind of machine with the same versions; other versions are refused.",
+    "Hashes find damage, not forgery: anyone who can write a run's folder can also write its hashes.",
+    "A reply that satisfies the contract cannot be distinguished from an honest one; some [methods](methods.md) have "
+    "options that limit such an attacker.",
+    "Attackers do exactly what the table says: free riders echo exactly what they were sent, which is how Krum "
+    "recognises "
+    "them. With added noise, or an attack designed against the defence, less accuracy may be kept.",
+    "A real power cut and network file systems were not tested.",
 )

@@ -1,9 +1,8 @@
-"""Damaged files of every kind that is read are refused in a sentence, or can be used.
+"""Damaged files of every kind are refused in one sentence, or can be used.
 
-In each trial a file that is right is damaged, as it lies there or, where it is packed, inside, and then put to use: a
-run's `run.json` or `rounds.jsonl`, weights to start from, a message, a user's .npz file, and the published formats of
-all data sets. What is made of it must be a `FedalloyError` of one line, or be sound. Experiments are the affair of
-`configs.py`, checkpoints that of `checkpoints.py`.
+In each trial a valid file is damaged, directly or, if it is packed, inside, and then used: a run's `run.json` or
+`rounds.jsonl`, weights to start from, a message, a user's .npz file, and the published formats of all data sets. The
+result must be a `FedalloyError` of one line, or valid. `configs.py` tests experiments, `checkpoints.py` checkpoints.
 
     python chaos/files.py --count 20000 --save
 """
@@ -45,13 +44,14 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.report.export import export_model
 from fedalloy.run.runner import resume
-from fedalloy.storage.results import read, rows
+from fedalloy.storage.results import read
+from fedalloy.storage.rows import rows
 from fedalloy.train.fit import load as load_weights
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file: how one is made, with something done to what lies in it, and what it is good for."""
+    """A kind of file: how to create one, with a change to its contents, and how to use it."""
 
     make: Callable[[Hurt], bytes]
     use: Callable[[Path], object]
@@ -59,7 +59,7 @@ class Kind:
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many damaged files."""
+    """Test `count` damaged files."""
     with tempfile.TemporaryDirectory() as place, prepared(Path(place)), little_memory():
         report = trials("files", count, seed, file_trial, save=save, finish=breadth)
     show(report)
@@ -67,12 +67,12 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Among how much the trials were drawn."""
+    """Report how many cases the trials were drawn from."""
     return {"kinds": sorted(KINDS)}
 
 
 def file_trial(dice: Dice) -> str:
-    """A damaged file that is put to use."""
+    """Damage a file and use it."""
     which = dice.choice(sorted(KINDS))
     kind = KINDS[which]
     content = kind.make(Hurt(dice)) if dice.random() < 0.5 else Hurt(dice)(kind.make(Hurt()))
@@ -83,7 +83,7 @@ def file_trial(dice: Dice) -> str:
 
 
 def outcome(which: str, use: Callable[[Path], object], path: Path) -> str:
-    """Whether a file was used or refused; anything else is a fault."""
+    """Return whether a file was used or refused; anything else is a fault."""
     try:
         use(path)
     except FedalloyError as error:
@@ -100,17 +100,17 @@ def outcome(which: str, use: Callable[[Path], object], path: Path) -> str:
 
 
 def of_a_run(name: str) -> Kind:
-    """A file of a run's folder; what is packed in it is a JSON table, of which values are changed."""
+    """A file of a run's folder, in which values of a JSON table are changed."""
     return Kind(lambda hurt: hurt.lines((stopped("knfu", 5).folder / name).read_bytes()), use_run, name)
 
 
 def use_run(path: Path) -> None:
-    """All that reads a run's folder: each of them may refuse, and the refusal of the last counts."""
+    """Call everything that reads a run's folder: each may refuse, and the last refusal counts."""
     run = stopped("knfu", 5)
     folder = Path(shutil.copytree(run.folder, path.parent / "run"))
     shutil.copy(path, folder / path.name)
     if not doctor.run(folder):
-        raise FaultError("doctor has nothing to say")
+        raise FaultError("doctor reports nothing")
     for work in (
         lambda: rows(read(folder)),
         lambda: export_model(folder, client=0, path=path.parent / "model.safetensors"),
@@ -119,7 +119,7 @@ def use_run(path: Path) -> None:
             work()
 
     def watch(_: Mapping[str, Any]) -> None:
-        raise StoppedError  # one round is enough, however many it asks for
+        raise StoppedError  # one round is enough
 
     with suppress(StoppedError):
         resume(folder, built=run.built, engine=Serial(run.built.setting), watch=watch)
@@ -137,21 +137,23 @@ def _in_a_line(folder: Path) -> Any:
 
 
 def use_weights(path: Path) -> None:
-    """Start from them."""
+    """Start a run from these weights."""
     load_weights(network(), read_weights(path))
 
 
 def use_message(path: Path) -> None:
-    """Read it; what comes back must be a tree."""
+    """Read a message; the result must be a tree."""
     tree.encode(tree.decode(path.read_bytes()))
 
 
 def published(reading: Callable[[Path], readers.Arrays]) -> Callable[[Path], object]:
-    """Read a published file and make a data set of it."""
+    """Read a published file and create a data set from it."""
 
     def use(path: Path) -> None:
         held = reading(path)
-        from_arrays(held.x, held.y, x_test=held.x_test, y_test=held.y_test, classes=256)  # few of them are in here
+        from_arrays(
+            held.x, held.y, x_test=held.x_test, y_test=held.y_test, classes=256
+        )  # only few of the classes occur
 
     return use
 
@@ -180,7 +182,7 @@ KINDS: dict[str, Kind] = {
 
 
 def whole(kinds: Iterable[str] = KINDS) -> dict[str, str]:
-    """How the files fare that are not damaged: all of them must be of use."""
+    """Use the undamaged files: all of them must work."""
     found = {}
     for which in kinds:
         with tempfile.TemporaryDirectory() as place:

@@ -1,11 +1,11 @@
-"""A deployment on this machine, three sites with TLS and keys, and everything that can befall it.
+"""A deployment on this machine, three sites with TLS and keys, and everything that can happen to it.
 
     python chaos/flower.py                    # kills, stragglers, hostile replies, strangers, an impostor
     python chaos/flower.py link strangers     # some of them
 
-Each line says what was done, what the user saw of it, and whether the model is that of a run to which it did not
-happen. Every message starts a Python process at each site, so that a line takes half a minute, and more on a busy
-machine. Only 127.0.0.1 is contacted. The exit code is 1 if anything ended otherwise than it must.
+Each line says what was done, what the user saw, and whether the model equals that of an undisturbed run. Every message
+starts a Python process at each site, so a line takes half a minute, and more on a busy machine. Only 127.0.0.1 is
+contacted. The exit status is 1 if anything ended differently from what is expected.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ PROC = Path("/proc")
 
 
 def settings(method: str, /, **more: Any) -> dict[str, Any]:
-    """A tiny experiment of a method."""
+    """Return a tiny experiment of a method."""
     import fedalloy.methods  # noqa: F401  # registers them
 
     card = methods[method].card
     public = {"public": {"data": "own", "samples": 40, "labelled": True}} if card.public else {}
     return {
         "rounds": 2,
-        "evaluate_every": 10,  # the last round alone
+        "evaluate_every": 10,  # only the last round
         "data": {"name": "tiny"},
         "model": {"name": "mlp"},
         "partition": {"clients": SITES, "alpha": 1.0},
@@ -64,14 +64,14 @@ def settings(method: str, /, **more: Any) -> dict[str, Any]:
 
 @dataclass
 class Rehearsal:
-    """A deployment that runs one experiment after the other, without being started anew for each."""
+    """A deployment that runs one experiment after the other, without a restart."""
 
     deployment: Deployment
     scratch: Path
     said: list[str] = field(default_factory=list)
 
     def give(self, values: Mapping[str, Any]) -> None:
-        """Hand everybody another experiment, and forget the run before."""
+        """Give all sites another experiment, and remove the previous run."""
         shutil.rmtree(self.deployment.run, ignore_errors=True)
         files = [self.deployment.experiment]
         for k in range(SITES):
@@ -82,7 +82,7 @@ class Rehearsal:
         self.said.clear()
 
     def run(self, meanwhile: Callable[[], None] = lambda: None) -> str:
-        """Run what was given; `meanwhile` happens beside it. Returns the model's digest, or why there is none."""
+        """Run the experiment, with `meanwhile` in parallel; return the model's digest, or why there is none."""
         beside = threading.Thread(target=meanwhile, daemon=True)
         try:
             run = control.submitted(self.deployment, self.said.append)
@@ -95,7 +95,7 @@ class Rehearsal:
         return digest(self.deployment.run)
 
     def rounds(self) -> int:
-        """How many rounds are done."""
+        """Return how many rounds are done."""
         file = self.deployment.run / "rounds.jsonl"
         return file.read_text().count("\n") if file.exists() else 0
 
@@ -107,7 +107,7 @@ class Rehearsal:
 
 
 def digest(folder: Path) -> str:
-    """The digest of everything the server knows after a run's last round."""
+    """Return the digest of the server's state after a run's last round."""
     try:
         found = Store(folder).restore()
     except (FedalloyError, OSError) as error:
@@ -116,7 +116,7 @@ def digest(folder: Path) -> str:
 
 
 def alone(values: Mapping[str, Any], scratch: Path) -> str:
-    """The same by `fedalloy run`, serially."""
+    """Return the digest of the same experiment with `fedalloy run`, serially."""
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
     simulate(experiment({**with_cap(values), "engine": "serial"}), folder)
     return digest(folder)
@@ -124,7 +124,7 @@ def alone(values: Mapping[str, Any], scratch: Path) -> str:
 
 @contextmanager
 def rehearsal(port: int) -> Iterator[Rehearsal]:
-    """A deployment that is up, and down in the end."""
+    """Start a deployment, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="fedalloy-chaos-") as scratch:
         deployment = init(settings("fedavg"), Path(scratch) / "lab", SITES, f"127.0.0.1:{port}", [HOSTILE])
         try:
@@ -135,14 +135,14 @@ def rehearsal(port: int) -> Iterator[Rehearsal]:
 
 
 def row(what: str, saw: Sequence[str], ended: str, seconds: float) -> None:
-    """One line of the report."""
+    """Print one line of the report."""
     line = next(iter(saw), "nothing")
     sys.stdout.write(f"{what:<60} | {line[:110]:<110} | {ended:<36} | {seconds:5.0f} s\n")
     sys.stdout.flush()
 
 
 def kill_site(lab: Rehearsal) -> str:
-    """A SuperNode is killed in the second round and started again."""
+    """A SuperNode is killed in the second round and restarted."""
     values = settings("fedavg", rounds=3)
     lab.give(values)
 
@@ -163,15 +163,15 @@ def kill_app(lab: Rehearsal) -> str:
     def meanwhile() -> None:
         group = leader(lab, control.site_name(VICTIM))
         lab.after_round(1)
-        old = children(group, "flwr-clientapp")  # they have answered, and are about to end
+        old = children(group, "flwr-clientapp")  # they have answered and are about to end
         kill(child(group, "flwr-clientapp", old))
 
-    # Killed before it begins to train, it is started again by Flower; afterwards it misses the round.
+    # If killed before training, Flower restarts it; if killed later, it misses the round.
     return equal_or_without(lab.run(meanwhile), values, lab)
 
 
 def hostile(lab: Rehearsal) -> str:
-    """A site raises, sends NaN, sends nothing, sends garbage, each in a round of its own."""
+    """A site raises, sends NaN, sends nothing, sends garbage, each in a separate round."""
     values = settings("fedavg", rounds=5, method={"name": "chaos-hostile", "victim": VICTIM})
     lab.give(values)
     honest = {**values, "method": {"name": "chaos-hostile", "victim": -1}}
@@ -184,7 +184,7 @@ def straggler(lab: Rehearsal) -> str:
     lab.give(settings("fedavg", rounds=1))
     begin = time.monotonic()
     lab.run()
-    deadline = 2 * (time.monotonic() - begin)  # a whole run of one round takes longer than any message does
+    deadline = 2 * (time.monotonic() - begin)  # a whole run of one round takes longer than any message
     values = settings("fedavg", rounds=3, method={"name": "chaos-straggler", "victim": VICTIM, "sleep": 1.5 * deadline})
     values["quorum"] = {"deadline": deadline}
     lab.give(values)
@@ -226,7 +226,7 @@ def kill_server_app(lab: Rehearsal) -> str:
 
 
 def strangers(lab: Rehearsal) -> str:
-    """A site with a wrong authority, one whose key nobody registered, one without TLS, beside a run."""
+    """During a run: a site with a wrong authority, one with an unregistered key, one without TLS."""
     values = settings("fedavg")
     lab.give(values)
     seen: list[str] = []
@@ -243,7 +243,7 @@ def strangers(lab: Rehearsal) -> str:
 
 
 def impostor(lab: Rehearsal) -> str:
-    """A site with a key of its own says that it is another one; afterwards it is itself again."""
+    """A site claims to be another one; afterwards it is itself again."""
     values = settings("fedavg")
     lab.give(values)
     site, name = lab.deployment.site(VICTIM), control.site_name(VICTIM)
@@ -284,7 +284,7 @@ STRANGERS = {"wrong CA": _wrong_authority, "unregistered key": _unknown_key, "pl
 
 
 def refused(lab: Rehearsal, change: Callable[[Path], None], number: int) -> str:
-    """Start a site that should not be let in; returns what it was told."""
+    """Start a site that must be refused; return its output."""
     site = lab.scratch / f"stranger-{number}"
     shutil.copytree(lab.deployment.site(VICTIM), site, ignore=shutil.ignore_patterns("flwr", "memory"))
     port = lab.deployment.runtime_port(VICTIM)
@@ -303,13 +303,13 @@ def refused(lab: Rehearsal, change: Callable[[Path], None], number: int) -> str:
             code = process.wait(180)
             return f"exit {code}"
         except subprocess.TimeoutExpired:
-            return "still trying, never let in" if "SuperNode ID" not in (site / "log").read_text() else "NOT REFUSED"
+            return "still trying, never accepted" if "SuperNode ID" not in (site / "log").read_text() else "NOT REFUSED"
         finally:
             end_group(process.pid)
 
 
 def end_group(pid: int) -> None:
-    """End what is left of a process that was started here."""
+    """Kill what is left of a process that was started here."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -317,12 +317,12 @@ def end_group(pid: int) -> None:
 
 
 def leader(lab: Rehearsal, name: str) -> int:
-    """The process that `up` started under a name."""
+    """Return the process that `up` started under a name."""
     return int((lab.deployment.state / f"{name}.pid").read_text().split()[0])
 
 
 def child(group: int, command: str, old: Collection[int] = ()) -> int:
-    """A new process of a group that runs a command, as soon as there is one."""
+    """Wait for a new process of a group that runs a command."""
     end = time.monotonic() + 300
     while time.monotonic() < end:
         if found := set(children(group, command)) - set(old):
@@ -332,7 +332,7 @@ def child(group: int, command: str, old: Collection[int] = ()) -> int:
 
 
 def children(group: int, command: str) -> list[int]:
-    """The processes of a group that run a command."""
+    """Return the processes of a group that run a command."""
     found = []
     for folder in PROC.iterdir():
         try:
@@ -345,25 +345,25 @@ def children(group: int, command: str) -> list[int]:
 
 
 def kill(pid: int) -> None:
-    """End a process at once."""
+    """Kill a process."""
     os.kill(pid, signal.SIGKILL)
 
 
 def without(values: Mapping[str, Any], number: int, lab: Rehearsal) -> str:
-    """The run as it is if the victim takes no part in one round."""
+    """Return the digest of the run in which the victim misses one round."""
     everyone = list(range(SITES))
     trace = [[k for k in everyone if k != VICTIM or t != number] for t in range(1, values["rounds"] + 1)]
     return alone({**values, "participation": {"policy": "trace", "trace": trace}}, lab.scratch)
 
 
 def equal_or_without(found: str, values: Mapping[str, Any], lab: Rehearsal) -> str:
-    """Whether a fault of the second round cost the victim that round, or nothing at all."""
+    """Check that a fault in the second round cost the victim that round, or nothing."""
     expected = [alone(values, lab.scratch), without(values, 2, lab)]
     return compared(found, expected, ["equal", "equal to a run without it in round 2"])
 
 
 def compared(found: str, expected: Sequence[str], words: Sequence[str]) -> str:
-    """What a digest is equal to."""
+    """Return what a digest is equal to."""
     return next(
         (word for other, word in zip(expected, words, strict=True) if other == found), f"NOT EQUAL ({found[:20]})"
     )
@@ -382,14 +382,14 @@ FAULTS: Mapping[str, Callable[[Rehearsal], str]] = {
 
 
 def try_faults(names: Sequence[str], port: int) -> int:
-    """Each fault in a run of its own; returns how many ended otherwise than they must."""
+    """Test each fault in a separate run; return how many ended differently from what is expected."""
     plugins.load_file(HOSTILE)
     wrong = 0
     with rehearsal(port) as lab:
         for name in names or FAULTS:
             begin = time.monotonic()
             try:
-                control.up(lab.deployment, SITES, lambda _: None)  # the fault before may have left something dead
+                control.up(lab.deployment, SITES, lambda _: None)  # the previous fault may have left dead processes
                 ended = FAULTS[name](lab)
             except (FedalloyError, OSError) as error:
                 ended = f"NOT ENDED: {error}"

@@ -1,9 +1,9 @@
-"""The gate's share of a round's time, in the same run: methods that send models, answers, or models and scores.
+"""The gate's share of a round's time, in the same run, for methods that send models, answers, or models and scores.
 
-FedAvg, FedMD and DaFKD, with LeNet-5 and ten clients with 500 images each; FedMD's public set has 1,000, and DaFKD's
-options are the usual ones. What counts as the gate is all that stands between an answer's arrival and its use: making
-the contract of what the server knows, and holding the reply against it. Both times are the processor's, of one thread,
-so that what else the machine does disturbs neither.
+FedAvg, FedMD and DaFKD, with LeNet-5 and ten clients with 500 images each; FedMD's public set has 1,000 images, and
+DaFKD's options are the defaults. The gate is everything between an answer's arrival and its use: creating the contract
+from what the server knows, and checking the reply against it. Both times are CPU times of one thread, so that other
+load on the machine does not matter.
 
     python chaos/gate_price.py --count 20 --save        so many rounds of each
 """
@@ -22,25 +22,26 @@ from fedalloy.base import rng
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg, FedMD
-from fedalloy.methods.dafkd import DaFKD
+from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.train.fit import one_thread
 
 LIMIT = 0.03
 CLIENTS, IMAGES, PUBLIC = 10, 500, 1000
 METHODS: tuple[Method, ...] = (
     FedAvg(),
-    FedMD(pretrain_public=1, pretrain_private=1),  # which comes before the first round, and that does not count
-    DaFKD(upload="scores"),  # the form in which more comes back
+    FedMD(pretrain_public=1, pretrain_private=1),  # happens before the first round, which does not count
+    DaFKDScores(),  # the variant that sends more back
 )
 
 
 def main(count: int, seed: int, *, save: bool = False, images: int = IMAGES) -> dict[str, Any]:
-    """The share of each of so many rounds of each method; the first, which warms up, does not count."""
+    """Measure the share in `count` rounds of each method; the first one warms up and does not count."""
     begin = time.monotonic()
     setting = _setting(seed, images)
     shares = {method.label: measured(method, setting, count) for method in METHODS}
@@ -54,7 +55,7 @@ def main(count: int, seed: int, *, save: bool = False, images: int = IMAGES) -> 
 
 
 class Timed(Round):
-    """A round that knows how long the gate took."""
+    """A round that measures how long the gate took."""
 
     gate = 0.0
 
@@ -67,7 +68,7 @@ class Timed(Round):
 
 
 def measured(method: Method, setting: Setting, rounds: int) -> list[float]:
-    """The gate's share of the time of each round."""
+    """Return the gate's share of the time of each round."""
     engine = Serial(setting)
     shares: list[float] = []
     with one_thread():
@@ -82,7 +83,7 @@ def measured(method: Method, setting: Setting, rounds: int) -> list[float]:
 
 
 def _setting(seed: int, images: int) -> Setting:
-    """Random pixels: the time of a step does not depend on what they show."""
+    """Return random pixels: the time of a step does not depend on their values."""
     public = PUBLIC * images // IMAGES
     size = (CLIENTS * images + public, 1, 28, 28)
     pixels = rng.numpy_generator(seed, "chaos").integers(256, size=size, dtype=np.uint8)

@@ -1,7 +1,7 @@
-"""What the programs of this folder share: numbered trials, which can be resumed, and a report of them.
+"""Code shared by the programs in this folder: numbered trials, which can be resumed, and their report.
 
-What happens in a trial follows from the seed and its number alone: any one can be repeated, and a campaign that was
-stopped goes on where it was.
+A trial is determined by the seed and its number: any trial can be repeated, and an interrupted campaign continues where
+it stopped.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from fedalloy.errors import FedalloyError
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-SHOWN = 20  # failures that are written down; all are counted
+SHOWN = 20  # failures that are recorded in detail; all are counted
 PATIENCE = 120  # seconds that a trial may take; longer is a failure
 EVERY = 5.0  # seconds between two lines of progress
-ABOUT = ("machine", "code", "command", "examples", "endings")  # of a report, what its one line leaves out
-LONGEST = 1000  # letters of a sentence
+ABOUT = ("machine", "code", "command", "examples", "endings")  # entries of a report that its one line omits
+LONGEST = 1000  # characters of an error message
 
 
 class FaultError(Exception):
-    """A trial that did not end as it must."""
+    """A trial did not end as expected."""
 
 
 class LateError(BaseException):
-    """A trial that takes too long; whoever catches all sorts of errors must not catch this."""
+    """A trial took too long; code that catches all exceptions must not catch this."""
 
 
 class Dice(random.Random):
-    """The random numbers of one trial, and which trial it is."""
+    """The random generator of one trial, and its number."""
 
     def __init__(self, seed: int, name: str, number: int) -> None:
         super().__init__(f"{seed}/{name}/{number}")
@@ -54,7 +54,7 @@ class Dice(random.Random):
 
 
 Trial = Callable[[Dice], str]
-"""Does one thing that is drawn from the dice, says how it ended in a word or two, and raises if that must not be."""
+"""Runs one random case, returns how it ended in a word or two, and raises if that is a failure."""
 
 
 def trials(
@@ -67,10 +67,10 @@ def trials(
     patience: int = PATIENCE,
     finish: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {},
 ) -> dict[str, Any]:
-    """Carry out trials 0 to `count` and report them; with `save`, go on with those that are reported already.
+    """Run trials 0 to `count` and report them; with `save`, continue after those that are already reported.
 
-    If more are reported, they all stay, with the command that made them. A trial that takes longer than `patience`
-    seconds has failed. `finish` makes of the report what else it should say.
+    If more are already reported, they all stay, with the command that made them. A trial that takes longer than
+    `patience` seconds has failed. `finish` adds further entries to the report.
     """
     report = _begun(name, seed, count) if save else _blank(name, seed)
     begin, shown, first = time.monotonic(), 0.0, report["trials"]
@@ -100,7 +100,7 @@ def trials(
 def single(
     name: str, seed: int, failures: int, *, count: int, begin: float, save: bool = False, **facts: Any
 ) -> dict[str, Any]:
-    """The report of something that is measured as a whole, and was begun at this `time.monotonic()`."""
+    """Create the report of something that is measured as a whole and began at this `time.monotonic()`."""
     seconds = round(time.monotonic() - begin, 1)
     report = {**_blank(name, seed), "trials": count, "failures": failures, "seconds": seconds, **facts}
     del report["endings"]
@@ -118,16 +118,16 @@ def show(report: Mapping[str, Any]) -> None:
 
 
 def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int, *names: str) -> None:
-    """Call a program's `main`, and leave with 1 if anything failed; `names` are what `--count` is also called."""
+    """Call a program's `main`, and exit with status 1 if anything failed; `names` are aliases of `--count`."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument(
         "--count", *names, dest="count", type=int, default=count, help="how many trials (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", action="store_true", help="write chaos/results, or go on with what is there")
+    parser.add_argument("--save", action="store_true", help="write to chaos/results, or continue an existing campaign")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torch's, about the strange tensors that are made on purpose
+    warnings.simplefilter("ignore")  # torch warns about the strange tensors that are created on purpose
     found = main(given.count, given.seed, save=given.save)
     wrong = ("failures", "too_many_refused", "too_few_ran")
     sys.exit(1 if any(report.get(key) for report in found.values() for key in wrong) else 0)
@@ -135,7 +135,7 @@ def run_from_command_line(main: Callable[..., Mapping[str, Any]], count: int, *n
 
 @contextmanager
 def little_memory(room: int = 4 << 30) -> Iterator[None]:
-    """No more than `room` bytes beyond what the process has: a fault that takes more fails, and not the machine."""
+    """Limit the process to `room` more bytes, so that a fault that takes more fails instead of the machine."""
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (has + room, hard))
@@ -147,7 +147,7 @@ def little_memory(room: int = 4 << 30) -> Iterator[None]:
 
 @contextmanager
 def peak(into: list[int]) -> Iterator[None]:
-    """Append the largest resident size during the block, in bytes; Linux can forget an earlier one."""
+    """Append the peak resident size during the block, in bytes; Linux can reset an earlier peak."""
     Path("/proc/self/clear_refs").write_text("5")
     yield
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -155,14 +155,14 @@ def peak(into: list[int]) -> Iterator[None]:
 
 
 def one_line(error: FedalloyError, folder: str = "") -> None:
-    """Insist that a refusal is one line, which is not too long, however the folder is called where it happened."""
+    """Check that an error message is one line of limited length, whatever the name of the folder."""
     sentence = str(error).replace(folder, "") if folder else str(error)
     if not sentence or len(sentence) > LONGEST or "\n" in sentence or "\x1b" in sentence:
-        raise FaultError(f"the refusal is not one line: {sentence[:200]!r} ({len(sentence)} letters)")
+        raise FaultError(f"the refusal is not one line: {sentence[:200]!r} ({len(sentence)} characters)")
 
 
 def told(error: BaseException) -> str:
-    """An error and where it comes from, in a line."""
+    """Return an error and its location in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {str(error)[:300]} ({Path(place.filename).name}, {place.name})"
 
@@ -173,7 +173,7 @@ def _tried(trial: Trial, dice: Dice, patience: int) -> tuple[str, str | None]:
             return trial(dice), None
     except (FaultError, LateError) as fault:
         return "failed", str(fault)
-    except Exception as error:  # whatever it is: that it came out is the failure
+    except Exception as error:  # any uncaught exception is a failure
         return "failed", told(error)
 
 
@@ -212,7 +212,7 @@ def _blank(name: str, seed: int) -> dict[str, Any]:
 
 
 def _code() -> str:
-    """What was tried: trials of another code do not count for this one."""
+    """Return the hash of the tested code: trials of different code do not count."""
     found = hashlib.sha256()
     for file in sorted([*HERE.glob("*.py"), *(HERE.parent / "src").rglob("*.py")]):
         found.update(file.read_bytes())

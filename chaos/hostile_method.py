@@ -43,7 +43,7 @@ class Straggler(FedAvg):
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
-        """Train, late."""
+        """Train late."""
         if me.id == self.victim and me.round == 2:
             time.sleep(self.sleep)
         return super().train(me, msg)

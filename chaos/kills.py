@@ -1,10 +1,10 @@
-"""Runs that are killed go on to the same bits.
+"""Killed runs resume to the same bits.
 
 In each trial a small run of one method, serial or with two workers, is killed with SIGKILL at a random moment of a
-random round, resumed, perhaps killed again, and at last let go to its end; there a worker may be killed instead.
-Its last state, the clients' memories, its records and run.json must be those of a run that nobody disturbed. A kill may
-cost the round that was under way and no other, leaves neither worker nor shared memory behind, and needs no help: the
-next command is the same `fedalloy run` again, or `fedalloy resume`.
+random round, resumed, perhaps killed again, and finally allowed to finish; there a worker may be killed instead. Its
+last state, the clients' memories, its records and run.json must be those of an undisturbed run. A kill may only cost
+the round in progress, leaves neither workers nor shared memory behind, and needs no manual help: the next command is
+the same `fedalloy run` again, or `fedalloy resume`.
 
 Processes are forked from one that has imported everything; one trial in fifty starts fresh interpreters instead.
 
@@ -46,15 +46,15 @@ WORDS = (
 )
 PUBLIC = ("public.samples=60", "public.labelled=true")
 PRIVATE = "fedavg with privacy"
-FRESH = 50  # of so many trials, one starts interpreters
+FRESH = 50  # one in this many trials starts interpreters
 PATIENCE = 900  # seconds for a trial: interpreters take long to start on a busy machine
-POLL = 0.003  # seconds between two looks at a run
-TRIES = 50  # a run that ends before it is struck is begun again, so many times
+POLL = 0.003  # seconds between two polls of a run
+TRIES = 50  # a run that ends before it is killed is started again, up to this many times
 ENDING = re.compile(r"(.+): (\d+) kills, (\d+) in a commit, (\d+) workers")
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many runs, each of them killed at least once."""
+    """Test `count` runs, each killed at least once."""
     with tempfile.TemporaryDirectory() as memory, warmed(Path(memory)):
         rehearse()
         report = trials("kills", count, seed, kill_trial, save=save, patience=PATIENCE, finish=tally)
@@ -63,7 +63,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def rehearse() -> None:
-    """Let this process know what it may know without training: imports, and the types of all experiments."""
+    """Prepare this process without training: imports, and the types of all experiments."""
     for words in cast().values():
         experiment(override({}, words))
     for words in (cast()["fedavg"], [*cast().values()][-1]):
@@ -74,7 +74,7 @@ def rehearse() -> None:
 
 
 def tally(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many kills there were, of which methods, how many within a commit, and how many workers were killed."""
+    """Report the number of kills by method, how many were within a commit, and how many workers were killed."""
     of: Counter[str] = Counter()
     torn = workers = 0
     for ending, times in report["endings"].items():
@@ -87,7 +87,7 @@ def tally(report: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def cast() -> dict[str, tuple[str, ...]]:
-    """What is run, by name, as words of the command line: every method, and one with differential privacy."""
+    """Return the runs by name, as command-line arguments: every method, and one with differential privacy."""
     found = {name: _words(name) for name in sorted(methods)}
     private = (*_words("fedavg"), "privacy.noise_multiplier=1.0")
     return {**found, PRIVATE: private} if importlib.util.find_spec("opacus") is not None else found
@@ -101,16 +101,16 @@ def _words(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """A run that nobody disturbed: what it leaves behind, and how long it took."""
+    """An undisturbed run: what it leaves behind, and how long it took."""
 
     ending: Mapping[str, Any]
-    first: float  # seconds until its first round was recorded,
-    each: float  # and for each of the others
+    first: float  # seconds until its first round was recorded
+    each: float  # seconds for each of the other rounds
 
 
 @cache
 def undisturbed(name: str) -> Undisturbed:
-    """The run with which those that are killed are compared."""
+    """Return the run with which killed runs are compared."""
     with tempfile.TemporaryDirectory() as place:
         folder, begin, first = Path(place) / "run", time.monotonic(), 0.0
         run = Command(["run", *cast()[name], "engine=serial", "--out", str(folder)], Path(place) / "errors")
@@ -121,7 +121,7 @@ def undisturbed(name: str) -> Undisturbed:
 
 
 def kill_trial(dice: Dice) -> str:
-    """A run that is killed one to three times."""
+    """Test a run that is killed one to three times."""
     name = sorted(cast())[dice.number % len(cast())]
     reference = undisturbed(name)
     two, fresh = dice.random() < 0.5, dice.number % FRESH == FRESH - 1
@@ -140,12 +140,12 @@ def kill_trial(dice: Dice) -> str:
                 break
             if struck(begun(), folder, dice, reference):
                 kills, torn = kills + 1, torn + in_a_commit(folder)
-            elif kills:  # it was done before it was struck again
+            elif kills:  # it finished before it was killed again
                 break
             else:
                 shutil.rmtree(folder)
         else:
-            raise FaultError(f"{name}: no run could be struck before its end")
+            raise FaultError(f"{name}: no run could be killed before it finished")
         last = begun()
         if two:
             workers = worker_struck(last, folder, dice, reference)
@@ -153,12 +153,12 @@ def kill_trial(dice: Dice) -> str:
         nothing_shared()
         found = ending(folder)
         if other := [part for part in found if found[part] != reference.ending[part]]:
-            raise FaultError(f"{name}, {engine}, killed {kills} times: {other} not as in the run that was undisturbed")
+            raise FaultError(f"{name}, {engine}, killed {kills} times: {other} differ from the undisturbed run")
     return f"{name}: {kills} kills, {torn} in a commit, {workers} workers"
 
 
 def struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed) -> bool:
-    """Kill a run in one of the rounds that it has before it, or after the last; returns whether it was not yet done."""
+    """Kill a run in one of its remaining rounds, or after the last; return whether it was not yet finished."""
     done = recorded(folder)
     after = dice.randint(done, ROUNDS)
     while recorded(folder) < after and run.running:
@@ -170,11 +170,11 @@ def struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed) -> bo
 
 
 def worker_struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed) -> int:
-    """Kill a worker of a run that has two, if there is a round left for that; returns how many were killed."""
+    """Kill a worker of a run with two workers, if there is a round left; return how many were killed."""
     done = recorded(folder)
     if done + 1 >= ROUNDS:
         return 0
-    while recorded(folder) <= done and run.running:  # from then on all workers are there
+    while recorded(folder) <= done and run.running:  # from then on all workers are running
         time.sleep(POLL)
     time.sleep(dice.random() * reference.each)
     workers = run.workers()
@@ -185,7 +185,7 @@ def worker_struck(run: Command, folder: Path, dice: Dice, reference: Undisturbed
 
 
 def in_a_commit(folder: Path) -> bool:
-    """Whether a kill fell between the first and the last write of a round; insists that it cost one round at most."""
+    """Return whether a kill was between the first and the last write of a round; at most one round may be lost."""
     if not (folder / "run.json").exists():
         return False
     saved = Store(folder).restore()
@@ -196,7 +196,7 @@ def in_a_commit(folder: Path) -> bool:
 
 
 def recorded(folder: Path) -> int:
-    """How many rounds have been recorded; a line that is torn is not one of them."""
+    """Return how many rounds have been recorded; a torn line does not count."""
     try:
         return (folder / "rounds.jsonl").read_bytes().count(b"\n")
     except FileNotFoundError:
@@ -204,7 +204,7 @@ def recorded(folder: Path) -> int:
 
 
 def ending(folder: Path) -> dict[str, Any]:
-    """What a run leaves behind, but for times: run.json, records, the last state and all memories, stray files."""
+    """Return what a run leaves behind except times: run.json, records, the last state, all memories, stray files."""
     run, saved = read(folder), Store(folder).restore()
     if saved is None:
         raise FaultError("no round was completed")

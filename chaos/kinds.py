@@ -1,4 +1,4 @@
-"""Malformed replies: what a broken or hostile client may send in the place of an honest answer."""
+"""Malformed replies: what a broken or hostile client may send instead of an honest answer."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FLOOD = {f"name {i}": 0 for i in range(100_000)}
 LONG = "k" * 1_000_000
 
 KINDS: dict[str, Kind] = {
-    # Numbers that are none.
+    # Not a number.
     "one NaN": tensor(one(NAN), is_float),
     "all NaN": tensor(lambda t: torch.full_like(t, NAN), is_float),
     "one infinity": tensor(one(INF), is_float),
     "one negative infinity": tensor(one(-INF), is_float),
     "all infinite": tensor(lambda t: torch.full_like(t, INF), is_float),
-    # Poison that is finite: numbers that are some, and would ruin the model all the same.
+    # Finite poison: valid numbers that would ruin the model.
     "a negative variance": network(
         lambda name, t: torch.full_like(t, -5.0) if name.endswith("running_var") else t,
         lambda name: name.endswith("running_var"),
@@ -58,7 +58,7 @@ KINDS: dict[str, Kind] = {
     "a network of 3e38": network(lambda _, t: torch.full_like(t, 3e38) if is_float(t) else t),
     "a network times 1e6": network(lambda _, t: t * 1e6 if is_float(t) else t),
     "a network turned round, times 1e4": network(lambda _, t: t * -1e4 if is_float(t) else t),
-    # Shapes that are wrong, broadcast or are too large.
+    # Shapes that are wrong, broadcast or too large.
     "(1,) instead": tensor(lambda t: t.new_ones(1), lambda t: t.shape != (1,)),
     "a scalar instead": tensor(lambda t: t.new_ones(()), lambda t: t.dim() > 0),
     "one axis more": tensor(lambda t: t.unsqueeze(0)),
@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
     "2^40 rows": tensor(lambda t: t.new_ones(1).expand(1 << 40)),
     "2^40 rows of the right width": tensor(lambda t: t[:1].expand(1 << 40, *t.shape[1:]), has_rows),
     "60 axes": tensor(lambda t: t.new_ones([1] * 60)),
-    # Other kinds of numbers, and what is no tensor at all.
+    # Other dtypes, and objects that are not tensors.
     "float64": as_type(torch.float64),
     "float16": as_type(torch.float16),
     "bfloat16": as_type(torch.bfloat16),
@@ -143,7 +143,7 @@ KINDS: dict[str, Kind] = {
     "flat where nested": table(lambda t, _: next(iter(t.values()))),
     "an empty table for a table": table(lambda *_: {}),
     "all of it one level down": top(lambda body, _: {"body": body}, filled=True),
-    # How many samples.
+    # Sample counts.
     "n is negative": under("n", lambda n: -n),
     "n is zero": under("n", lambda _: 0),
     "n is one too many": under("n", lambda n: n + 1),
@@ -166,7 +166,7 @@ KINDS: dict[str, Kind] = {
     "rows that sum to 2": tensor(lambda t: 2 * t, is_distributions),
     "rows that sum to nothing": tensor(lambda t: 0 * t, is_distributions),
     "rows with negative numbers": tensor(below_one_negative, is_distributions),
-    # What is honest, but not this client's or this question's.
+    # Honest replies, but of another client or to another question.
     "another client's reply": lambda h, dice: dice.choice(h.others) if h.others and "n" in h.body else NO_PLACE,
     "the message itself": lambda h, _: h.message if h.message.keys() != h.body.keys() else NO_PLACE,
     "the reply to another question": lambda h, _: (
@@ -175,7 +175,7 @@ KINDS: dict[str, Kind] = {
 }
 
 PLAUSIBLE: dict[str, Kind] = {
-    # What keeps the contract: nobody can tell it from an honest reply, but it must not end the round.
+    # Replies that satisfy the contract: they cannot be distinguished from honest ones, but must not end the round.
     "another client's answers": lambda h, dice: dice.choice(h.others) if h.others and "n" not in h.body else NO_PLACE,
     "the reply of the round before": lambda h, _: h.older if h.older is not None else NO_PLACE,
     "nothing learned": lambda h, _: {key: h.message.get(key, value) for key, value in h.body.items()} or NO_PLACE,

@@ -1,12 +1,12 @@
-"""What hostile replies cost in memory: the largest size of a process in honest rounds, and of another in hostile ones.
+"""The memory cost of hostile replies: peak memory of a process in honest rounds, and of another in hostile rounds.
 
-Each is measured in a process of its own. In one process the second would find the room that the first has left, and the
-ratio would be 1 whatever hostile replies take. A third process, whose replies are kept as an unwary server would keep
-them, must show more: otherwise nothing is being measured, and that is a failure too.
+Each is measured in a separate process. In a single process, the second would reuse the memory of the first, and the
+ratio would be 1 whatever hostile replies take. A third process, which keeps the replies as a careless server would,
+must show more: otherwise nothing is being measured, which is a failure too.
 
-All this is done twice: with replies that are objects already, as from a worker, and with replies that are bytes, as
-from another machine, which must be read before anybody can look at them; the unwary server reads them all. The bytes
-themselves, which Flower has received before we are asked, count too, and are about 16 MB at most.
+All of this is done twice: with replies that are already objects, as from a worker, and with replies that are bytes, as
+from another machine, which must be decoded first; the careless server decodes all of them. The bytes themselves, which
+Flower has received before fedalloy sees them, count too, and are at most about 16 MB.
 
     python chaos/memory.py --count 300 --save
 """
@@ -40,12 +40,12 @@ from fedalloy.federation.gate import Room
 
 LIMIT = 1.2
 SIDES = ("clean", "hostile", "unwary", "sent clean", "sent hostile", "sent unwary")
-LARGE = 1 << 24  # bytes of the largest reply that is sent, about
-ENOUGH = 30  # rounds of an unwary server that reads everything, which takes long
+LARGE = 1 << 24  # approximate bytes of the largest reply
+ENOUGH = 30  # rounds of a careless server that decodes everything, which takes long
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """The sizes after so many rounds, clean, hostile and unwary."""
+    """Measure the memory after `count` rounds: honest, hostile and careless."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder))
@@ -59,7 +59,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def _ratios(sizes: Mapping[str, int], side: str) -> list[float]:
-    """To the size of honest rounds: of replies that are objects, and of replies that are bytes."""
+    """Return the ratios to honest rounds, for replies as objects and as bytes."""
     return [sizes[f"{way}{side}"] / sizes[f"{way}clean"] for way in ("", "sent ")]
 
 
@@ -69,8 +69,8 @@ def _measured(side: str, count: int, seed: int, folder: str) -> int:
 
 
 def largest(side: str, count: int, seed: int, folder: Path) -> int:
-    """The largest resident size of this process during so many rounds of one side."""
-    warnings.simplefilter("ignore")  # torch's, about the strange tensors that are made on purpose
+    """Return the peak resident size of this process during `count` rounds of one kind."""
+    warnings.simplefilter("ignore")  # torch warns about the strange tensors that are created on purpose
     at, place = _where()
     reply = _sent(side, at, place, folder) if side.startswith("sent ") else partial(_made, side, at, place)
     dice = random.Random(f"{seed}/memory")
@@ -90,7 +90,7 @@ def _where() -> tuple[Scene, Place]:
 
 
 def _made(side: str, at: Scene, place: Place, dice: random.Random) -> Any:
-    """A reply that is an object."""
+    """Return a reply as an object."""
     honest = at.overheard(place)
     body = honest.body if side == "clean" else dice.choice(list(KINDS.values()))(honest, dice)
     return honest.body if body is NO_PLACE else body
@@ -100,7 +100,7 @@ def _made(side: str, at: Scene, place: Place, dice: random.Random) -> Any:
 
 
 def _write(folder: Path) -> None:
-    """Honest and hostile replies, each in a file: their makers' memory is not the server's."""
+    """Write honest and hostile replies to files, so that creating them does not count."""
     at, place = _where()
     honest = at.overheard(place).body
     model = honest["model"]
@@ -126,7 +126,7 @@ def _write(folder: Path) -> None:
 
 
 def _lies(honest: bytes) -> list[bytes]:
-    """Bytes that say other things of themselves than they are."""
+    """Return bytes with headers that do not match their contents."""
     size = struct.unpack("<Q", honest[:8])[0]
     head = json.loads(honest[8 : 8 + size])
     name = next(key for key in head if key != "__metadata__")
@@ -141,7 +141,7 @@ def _lies(honest: bytes) -> list[bytes]:
 
 
 def _sent(side: str, at: Scene, place: Place, folder: Path) -> Callable[[random.Random], Any]:
-    """Draws a file, and reads the reply in it as the Flower engine does; `NO_PLACE` if it is refused."""
+    """Draw a file, and read its reply as the Flower engine does; `NO_PLACE` if it is refused."""
     from flwr.app import Array
 
     from fedalloy.engine.flower.codec import KIND, from_records, to_records

@@ -1,4 +1,4 @@
-"""Experiments in which something is wrong somewhere: tables with strange values, and files with strange bytes."""
+"""Wrong experiments: tables with strange values, and files with strange bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = ["mu", "alpha", "nmae", "options", "", "lr", "a.b", "__class__", "name\n
 
 
 def mutated(values: dict[str, Any], dice: random.Random) -> dict[str, Any]:
-    """The tables with one to five things changed, added or removed."""
+    """Change, add or remove one to five things in the tables."""
     values = copy.deepcopy(values)
     for _ in range(dice.choice((1, 1, 1, 2, 5))):
         node = values
@@ -62,7 +62,7 @@ PIECES = [
 
 
 def damaged(text: bytes, dice: random.Random) -> bytes:
-    """The bytes with some of them changed, taken out, doubled or replaced by what parsers stumble over."""
+    """Change, remove or duplicate some bytes, or insert bytes that parsers have problems with."""
     data = bytearray(text)
     for _ in range(dice.choice((1, 1, 2, 4, 20))):
         at = dice.randrange(len(data) + 1)
@@ -84,7 +84,7 @@ def damaged(text: bytes, dice: random.Random) -> bytes:
 
 
 def no_file(folder: Path, dice: random.Random) -> Path:
-    """The path of something that cannot be read as a file."""
+    """Return the path of something that cannot be read as a file."""
     path = folder / f"strange{len(list(folder.iterdir()))}"
     what = dice.choice(("missing", "folder", "pipe", "loop", "huge", "endless", "NUL", "long"))
     if what == "folder":

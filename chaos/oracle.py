@@ -1,9 +1,9 @@
-"""A server that asks a site to evaluate models of its own choice: it must learn no more than the site's limits say.
+"""A server that asks a site to evaluate models of its own choice: it must learn no more than the site's limits allow.
 
-In each trial a site with test rows of its own, as `fedalloy deploy init` makes it, is sent hostile evaluation messages,
-between rounds in which it takes part: models made to find something out, malformed ones, rounds that are not due. Under
-[privacy] nothing may be answered. Without it, no more sets of models than the limit may be answered in a round, only in
-rounds that can be under way, only well-formed ones, and each must be in the site's log.
+In each trial a site with its own test rows, as created by `fedalloy deploy init`, is sent hostile evaluation messages
+between rounds in which it takes part: models designed to find something out, malformed models, rounds that are not due.
+Under [privacy] nothing may be answered. Otherwise no more sets of models than the limit may be answered in a round,
+only in rounds that can be in progress, only well-formed ones, and each must be in the site's log.
 
     python chaos/oracle.py --count 1000 --save
 """
@@ -54,7 +54,7 @@ Models = dict[str, Any]
 
 @dataclass
 class Target:
-    """A site, and what a server needs to speak to it."""
+    """A site, and what a server needs to send it messages."""
 
     site: Path
     setting: Setting
@@ -62,11 +62,11 @@ class Target:
 
     @property
     def memory(self) -> Path:
-        """Where the site remembers."""
+        """The site's memory folder."""
         return self.site / "memory"
 
     def ask(self, kind: str, body: Models, header: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the site answers."""
+        """Send a message and return the site's answer."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         told = {"experiment": json.dumps(self.experiment), "client": 0, "digest": "", **header}
         message = FlowerMessage(to_records(body, told), 1, kind)
@@ -75,7 +75,7 @@ class Target:
         return from_records(app.client(message, context).content, Room(1 << 24, 1 << 20))
 
     def model(self, dice: Dice) -> dict[str, torch.Tensor]:
-        """A model that could be one of the run's, but is made to find something out."""
+        """Return a model that could belong to the run, but is designed to find something out."""
         weights = params(self.setting.build(0))
         name = dice.choice(sorted(weights))
         weights[name] = weights[name] + torch.randn(
@@ -84,14 +84,14 @@ class Target:
         return weights
 
     def log(self) -> list[dict[str, Any]]:
-        """What the site has written down."""
+        """Return the lines of the site's log."""
         file = self.memory / "0" / "evaluated.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many trials against sites with and without [privacy]."""
-    logging.disable(logging.CRITICAL)  # a site's own log of what it could not read
+    """Run `count` trials against sites with and without [privacy]."""
+    logging.disable(logging.CRITICAL)  # a site's log of unreadable messages
     with targets() as made:
         report = trials("oracle", count, seed, partial(oracle_trial, made), save=save, finish=breadth)
     show(report)
@@ -99,13 +99,13 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many messages there were."""
+    """Report the number of messages."""
     return {"messages": MESSAGES * report["trials"], "kinds": len(JUNK)}
 
 
 @contextmanager
 def targets() -> Iterator[dict[str, Target]]:
-    """A site without [privacy] and one with it."""
+    """Return a site without [privacy] and one with it."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         yield {
@@ -115,7 +115,7 @@ def targets() -> Iterator[dict[str, Target]]:
 
 
 def target(folder: Path, values: Mapping[str, Any]) -> Target:
-    """A new deployment's first site, with data of its own."""
+    """Return the first site of a new deployment, with its own data."""
     made = init(values, folder, 2)
     stream = np.random.default_rng(0)
     x, y = stream.normal(size=(40, 3)).astype(np.float32), stream.integers(0, 2, 40)
@@ -169,7 +169,7 @@ STRANGE: list[dict[str, Any]] = [
 
 
 def a_message(at: Target, dice: Dice, near: int) -> tuple[bool, Models, dict[str, Any]]:
-    """Whether a message is well-formed, and its models and header."""
+    """Return whether a message is well-formed, its models and its header."""
     kind = dice.random()
     if kind < 0.3:
         models = JUNK[dice.choice(sorted(JUNK))](at, dice)
@@ -183,7 +183,7 @@ def a_message(at: Target, dice: Dice, near: int) -> tuple[bool, Models, dict[str
 
 
 def oracle_trial(made: Mapping[str, Target], dice: Dice) -> str:
-    """Hostile messages to a site that takes part in rounds meanwhile; says how many were answered."""
+    """Send hostile messages to a site that also takes part in rounds; return how many were answered."""
     privacy = dice.choice(sorted(made))
     at = made[privacy]
     shutil.rmtree(at.memory, ignore_errors=True)
@@ -203,19 +203,19 @@ def oracle_trial(made: Mapping[str, Target], dice: Dice) -> str:
                 raise FaultError(f"a site in round {near} evaluated {sorted(models)} for {told}")
             answered.add((told["round"], told["views"]))
         elif "\n" in header["error"] or not header["error"]:
-            raise FaultError(f"the refusal is not one line: {header['error']!r}")
+            raise FaultError(f"the error message is not one line: {header['error']!r}")
     _held(at, answered)
     return f"{privacy}: {len(answered)} of {MESSAGES} messages answered"
 
 
 def _held(at: Target, answered: set[tuple[int, str]]) -> None:
-    """Insist that no round had more answers than the limit, and that all are in the log."""
+    """Check that no round had more answers than the limit, and that all are in the log."""
     for round in {round for round, _ in answered}:
         if sum(other == round for other, _ in answered) > LIMIT:
             raise FaultError(f"more than {LIMIT} sets of models were evaluated for round {round}")
     noted = {(line["round"], json.dumps(line["models"], sort_keys=True)) for line in at.log() if "models" in line}
     if noted != answered:
-        raise FaultError(f"{len(answered)} sets were answered, and {len(noted)} are in the log")
+        raise FaultError(f"{len(answered)} sets were answered, but {len(noted)} are in the log")
 
 
 LIMIT = evaluated.SETS

@@ -1,10 +1,10 @@
 """Malformed replies to every registered method: the round must end as if that client had not answered.
 
-In each trial one client of a small federation, the first or the last that is asked, sends something else than its
+In each trial one client of a small federation, the first or the last that is asked, sends something other than its
 honest reply. Nothing may be raised, the reply must be set aside with a reason, and the server's state and all clients'
-memories must have the bits of the round in which this client did not answer. What happens to be a possible reply need
-only not end the round. Then honest replies are delivered twice or by strangers, which must change nothing, and the gate
-alone is handed whatever Python can hold. `memory.py` measures what hostile replies take.
+memories must have the same bits as in a round in which this client did not answer. A reply that happens to be possible
+only must not end the round. Then honest replies are delivered twice or by unknown clients, which must change nothing,
+and the gate alone is given arbitrary Python objects. `memory.py` measures the memory that hostile replies take.
 
     python chaos/replies.py --count 100000 --save
 """
@@ -26,19 +26,18 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import require_finite, small_settings
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, Reply, State, act, methods, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import refusal
 from fedalloy.federation.setting import Setting
 from fedalloy.train.costs import Meter
 
-OTHERS = "possible, but for others' later replies"  # what it makes of them is no number any more
-Place = tuple[str, int]  # an action, and the client that is asked for it
+OTHERS = "possible, but for others' later replies"  # it makes other replies invalid
+Place = tuple[str, int]  # an action and a client
 VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with another use of them
-    ("dafkd", {"upload": "scores"}),
-    ("dafkd", {"upload": "predictions"}),
-    ("dafkd", {"upload": "scores", "combine": "krum", "trim": 0.4}),
+    ("dafkd-scores", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "median"}),
     ("fedavg", {"combine": "krum", "trim": 0.4}),
     ("fedavg", {"combine": "trimmed", "clip": "median"}),
@@ -49,7 +48,7 @@ VARIANTS: list[tuple[str, Mapping[str, Any]]] = [  # with other replies, or with
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many malformed replies through whole rounds, and as many objects through the gate alone."""
+    """Test `count` malformed replies in whole rounds, and as many objects against the gate alone."""
     with little_memory():
         found = {
             "replies": trials("replies", count, seed, reply_trial, save=save, finish=breadth),
@@ -62,7 +61,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Among how much the trials were drawn."""
+    """Report how many cases the trials were drawn from."""
     return {"methods": sorted({cast()[role].name for role in asking()}), "kinds": len(every_kind())}
 
 
@@ -71,7 +70,7 @@ def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass
 class Scene:
-    """A method in a small federation before a round, and what happens there when everybody is honest."""
+    """A method in a small federation before a round, and what happens if all clients are honest."""
 
     method: Method
     setting: Setting
@@ -84,21 +83,21 @@ class Scene:
     without: dict[Place, str] = field(default_factory=dict)
 
     def answer(self, round: int, message: Message, memory: Tree) -> Reply:
-        """An honest reply; the same client with the same message need not be trained again."""
+        """Return an honest reply; the same client with the same message is not trained again."""
         key = ((message.action, message.client), tree.digest(message.body), tree.digest(memory))
         if key not in self.known:
             self.known[key] = act(self.method, self.setting.client(message.client, round, memory), message)
         return self.known[key]
 
     def places(self) -> list[Place]:
-        """For each action the first and the last client that is asked for it."""
+        """Return the first and the last client that is asked for each action."""
         asked: dict[str, list[int]] = {}
         for action, client in self.replies:
             asked.setdefault(action, []).append(client)
         return [(action, end(clients)) for action, clients in asked.items() for end in (min, max)]
 
     def overheard(self, place: Place) -> Honest:
-        """What a client at this place would have said, and what it may have seen."""
+        """Return what a client would have replied here, and what it may have seen."""
         action, client = place
         return Honest(
             body=self.replies[place],
@@ -110,7 +109,7 @@ class Scene:
 
 
 class Stage(Serial):
-    """The serial engine, with one client whose reply to one action is what we like, or does not come."""
+    """The serial engine, with one client whose reply to one action is replaced or lost."""
 
     def __init__(
         self, scene: Scene, place: Place | None = None, body: Any = NO_PLACE, *, unasked: bool = False
@@ -120,12 +119,12 @@ class Stage(Serial):
         self.rounds: list[Round] = []
 
     def open(self, method: Method, round: int) -> Round:
-        """Begin a round, and keep it: it knows what was set aside."""
+        """Begin a round, and store it: it contains what was set aside."""
         self.rounds.append((_Without if self.unasked else Round)(self, method, round))
         return self.rounds[-1]
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        """Let clients act; without a place all are honest, and what they say is noted."""
+        """Let clients act; without a place all are honest, and their replies are recorded."""
         for message in messages:
             place = (message.action, message.client)
             honest = self.scene.answer(round, message, self.memories.get(message.client, {}))
@@ -138,7 +137,7 @@ class Stage(Serial):
 
 
 class _Without(Round):
-    """A round for which the client is not even sampled."""
+    """A round for which the client is not sampled."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         assert isinstance(self.engine, Stage)
@@ -147,7 +146,7 @@ class _Without(Round):
 
 
 def unchecked(body: Any, keep: Tree | None) -> Reply:
-    """A reply of anything at all, as an engine would hand it over that does not look at what came from afar."""
+    """A reply with arbitrary contents, as from an engine that does not check what it received."""
     made = object.__new__(Reply)
     object.__setattr__(made, "body", body)
     object.__setattr__(made, "keep", keep)
@@ -155,7 +154,7 @@ def unchecked(body: Any, keep: Tree | None) -> Reply:
 
 
 def played(scene: Scene, stage: Stage) -> str:
-    """One round, and the digest of all that it leaves behind."""
+    """Run one round, and return the digest of everything that it leaves behind."""
     after = run(scene.method, stage, scene.state.round + 1, scene.state)
     require_finite(after.body, "state")
     return tree.digest({"state": after.body, "memories": {str(k): m for k, m in stage.memories.items()}})
@@ -163,14 +162,14 @@ def played(scene: Scene, stage: Stage) -> str:
 
 @cache
 def cast() -> list[Method]:
-    """Every registered method, and some in other variants, with options that make them quick."""
+    """Return every registered method, and some variants, with options that make them fast."""
     every: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in methods]
     return [methods[name](**{**methods[name].card.quick, **options}) for name, options in [*every, *VARIANTS]]
 
 
 @cache
 def scene(role: int, which: int, round: int) -> Scene:
-    """One of the cast before its first round, or before its second, with everybody's honest replies."""
+    """Return a method before its first or second round, with all honest replies."""
     method, setting = cast()[role], small_settings()[which]
     if round == 1:
         found = Scene(method, setting, run(method, Serial(setting), 0), {}, {})
@@ -184,7 +183,7 @@ def scene(role: int, which: int, round: int) -> Scene:
 
 
 def absent(at: Scene, place: Place) -> str:
-    """The digest of the round in which this client does not answer; it must be that in which it is not even sampled."""
+    """Return the digest of the round without this client's answer; it must equal the round without the client."""
     if place not in at.without:
         at.without[place] = played(at, Stage(at, place))
         first = next(iter(at.replies))[0]
@@ -195,12 +194,12 @@ def absent(at: Scene, place: Place) -> str:
 
 @cache
 def asking() -> list[int]:
-    """Those of the cast that ask their clients for anything."""
+    """Return the methods that ask their clients for anything."""
     return [role for role in range(len(cast())) if scene(role, 0, 1).replies]
 
 
 def reply_trial(dice: Dice) -> str:
-    """A method, a place and a kind that fits."""
+    """Draw a method, a place and a kind that fits."""
     at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
     place = dice.choice(at.places())
     honest = at.overheard(place)
@@ -212,7 +211,7 @@ def reply_trial(dice: Dice) -> str:
 
 
 def spoiled(at: Scene, place: Place, kind: str, body: Any) -> str:
-    """One round with this reply; says whether it was set aside, and raises if it left a trace."""
+    """Run one round with this reply; return whether it was set aside, and raise if it had any effect."""
     expected = absent(at, place)
     stage = Stage(at, place, body)
     where = f"{at.method.name}, round {at.state.round + 1}, {place[0]} of client {place[1]}, {kind}"
@@ -225,14 +224,14 @@ def spoiled(at: Scene, place: Place, kind: str, body: Any) -> str:
     if kind in PLAUSIBLE and places != [place]:
         return OTHERS if places else "possible"
     if places != [place] or not aside[0]["reason"]:
-        raise FaultError(f"{where}: what was set aside is {aside}")
+        raise FaultError(f"{where}: the replies set aside are {aside}")
     if found != expected:
-        raise FaultError(f"{where}: the round is not what it is without this client")
+        raise FaultError(f"{where}: the round differs from the one without this client")
     return "set aside"
 
 
 def every_kind() -> list[tuple[str, Kind]]:
-    """All kinds, the possible ones too."""
+    """Return all kinds, including the possible ones."""
     return [*KINDS.items(), *PLAUSIBLE.items()]
 
 
@@ -240,21 +239,21 @@ def every_kind() -> list[tuple[str, Kind]]:
 
 
 class Postman(Stage):
-    """Everybody is honest, but after the others a reply arrives as that of a client from which none is due."""
+    """All clients are honest, but an additional reply arrives from a client that owes none."""
 
     def __init__(self, scene: Scene, place: Place, sender: int) -> None:
         super().__init__(scene, place, scene.replies[place])
         self.sender = sender
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        """The answers, and one too many."""
+        """Return the answers, and an additional one."""
         yield from super().carry(method, round, messages)
         if self.place is not None and messages and messages[0].action == self.place[0]:
             yield Answer(self.sender, unchecked(self.body, None), Meter())
 
 
 def delivery_trial(dice: Dice) -> str:
-    """A reply that comes twice, comes from a client that was not asked, or from one that does not exist."""
+    """Test a duplicate reply, one from a client that was not asked, or one from a client that does not exist."""
     at = scene(dice.choice(asking()), dice.randrange(2), dice.choice((1, 2)))
     action, client = dice.choice(at.places())
     asked = {k for a, k in at.replies if a == action}
@@ -268,7 +267,7 @@ def delivery_trial(dice: Dice) -> str:
     except Exception as error:
         raise FaultError(f"{where}: {type(error).__name__}: {str(error)[:200]}") from error
     if found != played(at, Stage(at)):
-        raise FaultError(f"{where}: the round is not what it is without the reply that nobody asked for")
+        raise FaultError(f"{where}: the round differs from the one without the additional reply")
     return way
 
 
@@ -276,11 +275,11 @@ def delivery_trial(dice: Dice) -> str:
 
 
 def gate_trial(dice: Dice) -> str:
-    """Anything against any contract: a reason in one line, or a tree of which a message can be made."""
+    """Check anything against any contract: the result is a reason in one line, or a tree that can be sent."""
     contract, body = a_contract(dice), an_object(dice)
     reason = refusal(body, contract)
     if reason is None:
-        Message("any", 0, body)
+        tree.check(body)
         require_finite(body, "what passed the gate")
         tree.framing_bytes(body)
         return "passed"

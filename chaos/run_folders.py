@@ -1,8 +1,8 @@
-"""Hostile run folders: `report` refuses them with a DataError of one line, or makes a sound page of them.
+"""Hostile run folders: `report` refuses them with a DataError of one line, or writes a correct page.
 
-In each trial something else stands at one place of a run's `run.json` or of a line of its `rounds.jsonl`, or that place
-is gone, or a key has another name; then the run is reported beside another one, in the terminal and as a page. Trials
-go through all places and all values in turn.
+In each trial, one place of a run's `run.json` or of a line of its `rounds.jsonl` is replaced or removed, or a key is
+renamed; then the run is reported next to another one, in the terminal and as a page. Trials go through all places and
+all values in turn.
 
     python chaos/run_folders.py --count 5000 --save
 """
@@ -51,26 +51,26 @@ PAGE = 4_000_000  # characters that a page of two small runs may have
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many places with something else in them."""
+    """Test `count` changed places."""
     report = trials("run-folders", count, seed, folder_trial, save=save, finish=breadth)
     show(report)
     return {"run-folders": report}
 
 
 def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Among how much the trials were drawn."""
+    """Report how many cases the trials were drawn from."""
     return {"places": len(places()), "values": len(WAYS)}
 
 
 def folder_trial(dice: Dice) -> str:
-    """One place with something else in it; the first trials go through all of them."""
+    """Test one changed place; the first trials go through all of them."""
     file, place = places()[dice.number % len(places())]
     way = WAYS[(dice.number // len(places()) + 7 * dice.number) % len(WAYS)]
     return outcome(file, changed(file, place, way))
 
 
 def outcome(file: str, content: bytes) -> str:
-    """How a report of this folder ends: refused with a DataError in one line, or as a sound page."""
+    """Return how a report of this folder ends: refused with a DataError in one line, or as a correct page."""
     with tempfile.TemporaryDirectory() as there:
         folder = shutil.copytree(whole(), Path(there) / "runs")
         (folder / "fedavg" / file).write_bytes(content)
@@ -79,7 +79,7 @@ def outcome(file: str, content: bytes) -> str:
         except DataError as error:
             one_line(error, str(folder))
             if not str(error).isprintable():
-                raise FaultError(f"the refusal cannot be printed: {error!s:.200}") from error
+                raise FaultError(f"the error message cannot be printed: {error!s:.200}") from error
             return f"{file}: refused"
         except Exception as error:
             raise FaultError(f"{file}: {told(error)}") from error
@@ -88,7 +88,7 @@ def outcome(file: str, content: bytes) -> str:
 
 
 def reported(folder: Path) -> str:
-    """What `fedalloy report` writes of the runs in a folder, after it has shown them in the terminal."""
+    """Return what `fedalloy report` writes about the runs in a folder, after it has shown them in the terminal."""
     shown = io.StringIO()
     with redirect_stdout(shown), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -96,15 +96,15 @@ def reported(folder: Path) -> str:
         terminal.show(runs)
         page = render(runs, title="Report")
     if "\x1b" in shown.getvalue() or "\x00" in shown.getvalue():
-        raise FaultError("what is shown in the terminal steers it")
+        raise FaultError("the terminal output contains control characters")
     return page
 
 
 def refuse_unsound(page: str) -> None:
-    """Insist that a page is one: every tag is closed, nothing in it is executed, and it can be written."""
+    """Check a page: every tag is closed, nothing in it is executed, and it can be written."""
     strange = [letter for letter in page if not letter.isprintable() and letter not in "\n\t\xa0"]
     if strange:
-        raise FaultError(f"the page holds {strange[0]!r}")
+        raise FaultError(f"the page contains {strange[0]!r}")
     if len(page) > PAGE:
         raise FaultError(f"the page has {len(page):,} characters")
     page.encode()
@@ -112,21 +112,21 @@ def refuse_unsound(page: str) -> None:
 
 
 class Tags(HTMLParser):
-    """A reader that insists on closed tags and no scripts."""
+    """A parser that requires closed tags and no scripts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Remember it."""
+        """Remember an opened tag."""
         if tag == "script" or any(name.startswith("on") for name, _ in attrs):
-            raise FaultError("the page would execute something")
+            raise FaultError("the page would execute code")
         if tag not in ("meta", "br", "link", "img", "input", "hr"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """It must be the last that was opened."""
+        """Check that a closed tag was the last one opened."""
         if not self.open or self.open.pop() != tag:
             raise FaultError(f"the page closes a <{tag}> that is not open")
 
@@ -136,7 +136,7 @@ class Tags(HTMLParser):
 
 @functools.cache
 def whole() -> Path:
-    """A folder with a run of FedAvg and one of Local, without checkpoints."""
+    """Return a folder with a run of FedAvg and one of Local, without checkpoints."""
     place = Path(tempfile.mkdtemp(prefix="fedalloy-chaos-"))
     for method in ("fedavg", "local"):
         run = simulate({**EXPERIMENT, "method": method})
@@ -149,14 +149,14 @@ def whole() -> Path:
 
 
 def original(file: str) -> Any:
-    """What a file of the folder holds: a table, or for `rounds.jsonl` a list of them."""
+    """Return the contents of a file: a table, or for `rounds.jsonl` a list of tables."""
     read = (whole() / "fedavg" / file).read_text()
     return json.loads(read) if file == "run.json" else [json.loads(line) for line in read.splitlines()]
 
 
 @functools.cache
 def places() -> list[tuple[str, tuple[str | int, ...]]]:
-    """All places of both files; of a list the first one and the last one."""
+    """Return all places of both files; for a list only the first and the last."""
     return [(file, place) for file in FILES for place in _inside(original(file)) if file == "run.json" or place]
 
 
@@ -171,7 +171,7 @@ def _inside(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 
 def changed(file: str, place: tuple[str | int, ...], way: Any) -> bytes:
-    """The file with something else at a place."""
+    """Return the file with a changed place."""
     content = copy.deepcopy(original(file))
     if not place:
         content = way if way not in (GONE, RENAMED) else {}

@@ -1,10 +1,10 @@
-"""A site's own files, damaged in every way: refused in a sentence of one line, or read as a sound data set.
+"""A site's own files, damaged in every way: refused in one line, or read as a valid data set.
 
-There are four kinds: an .npz file, a .csv file, a folder of images (PNG, JPEG, BMP) and a site.toml, each tried as
-often as `--count` says. Half of the damage is done to bytes, half to what they say: arrays of other shapes and types,
-headers that claim too much, columns and rows that do not fit, images of other sizes and modes. What is read must be
-finite, of the agreed shape, and its labels among the agreed classes. Little memory is left to the trials, so that
-whoever believes a claim of size fails.
+There are four kinds: an .npz file, a .csv file, a folder of images (PNG, JPEG, BMP) and a site.toml, each tested
+`--count` times. Half of the damage changes bytes, half changes contents: arrays of other shapes and dtypes, headers
+that claim too much, columns and rows that do not fit, images of other sizes and modes. What is read must be finite, of
+the agreed shape, and its labels among the agreed classes. The trials have little memory, so that code that trusts a
+claimed size fails.
 
     python chaos/site_files.py --count 10000 --save
 """
@@ -57,7 +57,7 @@ Made = Callable[[Dice, Path], Path]
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many damaged files of each kind."""
+    """Test `count` damaged files of each kind."""
     with little_memory():
         report = trials("site-files", count * len(KINDS), seed, file_trial, save=save, finish=breadth)
     show(report)
@@ -65,12 +65,12 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 def breadth(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many trials there were of each kind."""
+    """Report the number of trials of each kind."""
     return {"kinds": list(KINDS), "each": report["trials"] // len(KINDS)}
 
 
 def file_trial(dice: Dice) -> str:
-    """A damaged file that is read; kinds take turns."""
+    """Read a damaged file; the kinds alternate."""
     kind = KINDS[dice.number % len(KINDS)]
     with tempfile.TemporaryDirectory() as there, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def file_trial(dice: Dice) -> str:
 
 
 def outcome(kind: str, path: Path, dice: Dice) -> str:
-    """Whether a file was read or refused; anything else is a fault."""
+    """Return whether a file was read or refused; anything else is a fault."""
     try:
         if kind == "site.toml":
             read_site(path)
@@ -87,7 +87,7 @@ def outcome(kind: str, path: Path, dice: Dice) -> str:
     except (DataError, UsageError) as error:
         one_line(error, str(path.parent))
         if not str(error).isprintable():
-            raise FaultError(f"{kind}: the refusal cannot be printed: {error!s:.200}") from error
+            raise FaultError(f"{kind}: the error message cannot be printed: {error!s:.200}") from error
         return f"{kind}: refused"
     except FaultError:
         raise
@@ -97,13 +97,13 @@ def outcome(kind: str, path: Path, dice: Dice) -> str:
 
 
 def use(path: Path, dice: Dice, *, table: bool) -> None:
-    """Read a site's data and make its setting; both must be sound."""
+    """Read a site's data and build its setting; both must be valid."""
     exp = TABLE if table else PICTURES
     label = mostly(dice, None, "y", "no such column")
     data = read_samples(path, frame(exp.data), label=label, size=exp.data.size)
     for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
         if x is not None and y is not None and not (np.isfinite(x).all() and ((y >= 0) & (y < 2)).all()):
-            raise FaultError("what was read is not finite, or has a label that is no class")
+            raise FaultError("the data is not finite, or has a label that is not a class")
     own = for_site(exp, 0, 2, data).sites[0]
     for part in (own.train, own.test):
         if part.x.shape[1:] != ((3, 1, 1) if table else (1, 4, 4)) or not part.inputs.isfinite().all():
@@ -114,7 +114,7 @@ def use(path: Path, dice: Dice, *, table: bool) -> None:
 
 
 def an_npz(dice: Dice, there: Path) -> Path:
-    """Arrays with something wrong in them, or in their bytes."""
+    """Write arrays with wrong contents or damaged bytes."""
     path = there / mostly(dice, "a.npz", "a\nb.npz", "a.NPZ", "a\x1b.npz")
     if dice.random() < 0.02:
         return no_file(there, dice)
@@ -127,12 +127,12 @@ def an_npz(dice: Dice, there: Path) -> Path:
 
 
 def mostly(dice: Dice, right: Any, *strange: Any) -> Any:
-    """What is right, or now and then something strange; if all were strange, only the first of it would be tried."""
+    """Return the correct value, or sometimes a strange one; if all were strange, only the first would be tested."""
     return dice.choice(strange) if dice.random() < 0.2 else right
 
 
 def arrays(dice: Dice) -> dict[str, Any]:
-    """What a site may have saved, or almost."""
+    """Return what a site may have saved, or almost."""
     rows = mostly(dice, 10, 0, 1, 2)
     shape = mostly(dice, (rows, 3), (rows, 4, 4), (rows, 1, 4, 4), (rows,), (), (3,), (rows, 0), (rows, 1, 2, 3, 4))
     kind = mostly(dice, "f4", "f8", "f2", "i8", "u1", "i2", "c8", "U3", "S3", "?", "M8[s]", "V3", "g")
@@ -151,7 +151,7 @@ def arrays(dice: Dice) -> dict[str, Any]:
 
 
 def claiming(dice: Dice) -> bytes:
-    """Headers of arrays that claim another size or type than there are bytes for."""
+    """Return array headers that claim another size or dtype than their bytes."""
     shape = dice.choice(
         ("(10, 3)", "(10**6, 3)", "(99999999999, 3)", "(2**62, 3)", "(-1, 3)", "(3,)", "()", "(1e9, 3)", "(10,,)")
     )
@@ -211,7 +211,7 @@ NAMES = ["a", "b", "c", "y", "y", "", " ", "a", "é", "\ufeff", "x" * 3000, "\x1
 
 
 def a_csv(dice: Dice, there: Path) -> Path:
-    """Columns and rows with something wrong in them, or in their bytes."""
+    """Write columns and rows with wrong contents or damaged bytes."""
     path = there / "a.csv"
     header = ["a", "b", "c", "y"]
     rows = [["1", "2.5", "-3e2", dice.choice(("no", "yes", "0", "1"))] for _ in range(mostly(dice, 12, 0, 1, 2))]
@@ -237,7 +237,7 @@ def a_csv(dice: Dice, there: Path) -> Path:
 
 
 def some_images(dice: Dice, there: Path) -> Path:
-    """A folder of small images, one of which is damaged or strange; sometimes the folder is."""
+    """Write a folder of small images, with one damaged or strange image, or a strange folder."""
     path = there / "own"
     for split in dice.choice(((), (), ("train", "test"), ("train",), ("test",))) or (".",):
         for name in dice.choice(
@@ -257,7 +257,7 @@ def some_images(dice: Dice, there: Path) -> Path:
 
 
 def an_image(dice: Dice) -> tuple[bytes, str]:
-    """The bytes of an image, often damaged, and how its name ends."""
+    """Return the bytes of an image, often damaged, and its file extension."""
     kind, suffix = mostly(dice, ("PNG", "png"), ("JPEG", "jpg"), ("BMP", "bmp"), ("PNG", "jpg"), ("GIF", "png"))
     modes = {"PNG": ("L", "RGB", "RGBA", "P", "1", "I;16", "LA"), "JPEG": ("L", "RGB", "CMYK")}
     mode = mostly(dice, "L", *modes.get(kind, ("L",)))
@@ -276,7 +276,7 @@ def an_image(dice: Dice) -> tuple[bytes, str]:
 
 
 def a_site_file(dice: Dice, there: Path) -> Path:
-    """A folder whose site.toml has something wrong in it."""
+    """Write a folder with a wrong site.toml."""
     keys = dice.sample(
         ("client", "client", "data", "label", "share", "shares", '"a\\nb"', "client.x"), dice.randrange(1, 4)
     )

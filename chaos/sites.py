@@ -1,9 +1,9 @@
-"""Hostile sites: whatever one of them answers, the server's run goes on, and nothing absurd is recorded.
+"""Hostile sites: whatever one of them answers, the server's run continues, and nothing absurd is recorded.
 
-Real Flower messages, written to bytes and read again, on a Grid in this process. In each trial one site of three sends
-something else than its honest introduction, ledger of spent privacy, meter of its work, or evaluation. The server must
-set it aside with one printable line, or take it and be able to write a sound record; it may not raise, take memory by a
-number that was claimed, or need long.
+Real Flower messages, serialised and read again, on a Grid in this process. In each trial one of three sites sends
+something other than its honest introduction, ledger of spent privacy, meter of its work, or evaluation. The server must
+set it aside with one printable line, or accept it and be able to write a valid record. It must not raise, allocate
+memory based on a claimed number, or take long.
 
     python chaos/sites.py --count 10000 --save
 """
@@ -52,7 +52,7 @@ CLIENTS, BAD = 3, 1
 NODES = {1000 + 7 * k: k for k in range(CLIENTS)}
 LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
-METHOD = FedAvg(weights="disco")  # whose clients tell their label counts
+METHOD = FedAvg(weights="disco")  # its clients send their label counts
 EXPERIMENT = {
     "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
     "model": {"name": "mlp"},
@@ -63,11 +63,11 @@ METER = (*METER, "backward_samples")
 
 Content = RecordDict | Error
 Reply = Callable[[str, int], Content]
-"""What a client answers to a message of a kind."""
+"""Returns a client's answer to a message of a kind."""
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
-    """So many trials of each kind."""
+    """Run `count` trials of each kind."""
     with little_memory():
         found = {
             f"site-{name}": trials(f"site-{name}", count, seed, trial, save=save) for name, trial in TRIALS.items()
@@ -81,7 +81,7 @@ def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
 
 
 class Answering(Grid):
-    """Nodes that answer at once."""
+    """Nodes that answer immediately."""
 
     def __init__(self, reply: Reply) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -89,11 +89,11 @@ class Answering(Grid):
         self.mail: dict[str, FlowerMessage] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """All are there."""
+        """Return all nodes."""
         return list(NODES)
 
     def push_messages(self, messages: Iterable[FlowerMessage]) -> Iterable[str]:
-        """Take messages."""
+        """Accept messages."""
         identifiers = []
         for message in messages:
             identifier = str(uuid4())
@@ -103,7 +103,7 @@ class Answering(Grid):
         return identifiers
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[FlowerMessage]:
-        """The answers, as they come over a wire."""
+        """Return the answers, as received over the network."""
         found = []
         wanted = [identifier for identifier in message_ids if identifier in self.mail]
         for message in [self.mail[identifier] for identifier in wanted]:
@@ -137,7 +137,7 @@ class Answering(Grid):
 
 @cache
 def here() -> Setting:
-    """Three clients with a few samples, as they are."""
+    """Return the true setting: three clients with a few samples."""
     plain = small_settings()[0]
     return replace(
         plain,
@@ -150,19 +150,19 @@ def here() -> Setting:
 
 @cache
 def first() -> State:
-    """The state before the first round."""
+    """Return the state before the first round."""
     fed = Flower(Answering(honest), here(), experiment(EXPERIMENT), bound=NODES).open(METHOD, 0)
     return State(0, METHOD.init(fed))
 
 
 @cache
 def views(client: int) -> dict[str, Any]:
-    """What a client counts in truth."""
+    """Return a client's true counts."""
     return at_client(replace(here(), privacy=None), METHOD, client, 0, {}, distinct(METHOD.models(first()))[1])
 
 
 def honest_parts(kind: str, client: int) -> tuple[dict[str, Any], Any]:
-    """The header and the tree of an honest answer."""
+    """Return the header and the tree of an honest answer."""
     site, classes = here().sites[client], here().classes
     counts = site.train.counts(classes)
     if kind == INTRODUCE:
@@ -184,13 +184,13 @@ def honest_parts(kind: str, client: int) -> tuple[dict[str, Any], Any]:
 
 
 def honest(kind: str, client: int) -> Content:
-    """An honest answer."""
+    """Return an honest answer."""
     header, body = honest_parts(kind, client)
     return to_records(body, header)
 
 
 def hostile(meant: str, content: Content) -> Reply:
-    """Everybody is honest, but for one site's answer to messages of one kind."""
+    """Return a Grid in which all sites are honest, except for one site's answers to one kind of message."""
     return lambda kind, client: content if (kind, client) == (meant, BAD) else honest(kind, client)
 
 
@@ -203,7 +203,7 @@ TEXTS = ("", "0", "[1, 2]", "{}", "null", "\x1b[2J\n", "\u202e", "é" * 5000, "[
 
 
 def a_value(dice: Dice) -> Any:
-    """Whatever a header may hold."""
+    """Return any value that a header may contain."""
     return dice.choice(
         [
             lambda: dice.choice(NUMBERS),
@@ -218,7 +218,7 @@ def a_value(dice: Dice) -> Any:
 
 
 def a_json(dice: Dice, depth: int) -> Any:
-    """Whatever JSON may hold, also numbers of thousands of digits."""
+    """Return any JSON value, including numbers with thousands of digits."""
     leaves = [
         lambda: dice.choice(NUMBERS),
         lambda: dice.choice(TEXTS[:7]),
@@ -233,12 +233,12 @@ def a_json(dice: Dice, depth: int) -> Any:
 
 
 def a_key(dice: Dice) -> str:
-    """A noise multiplier, a sampling rate, or nothing of the kind."""
+    """Return a noise multiplier, a sampling rate, or something else."""
     return dice.choice(("1.0", "0.25", "0.5", "1", "0", "-1", "nan", "inf", "1e300", "1e-300", "0.01", "1_0", "x", ""))
 
 
 def a_ledger(dice: Dice) -> str:
-    """A ledger that is nearly one."""
+    """Return something that is almost a ledger."""
     steps = [
         lambda: dice.choice((1, 12, 1 << 40, (1 << 40) + 1, -3, 0, True, 1.5)),
         lambda: 10**4000,
@@ -252,7 +252,7 @@ def a_ledger(dice: Dice) -> str:
 
 
 def spoiled_header(dice: Dice, header: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """A header in which some of these fields are something else, or missing, or others are there."""
+    """Return a header in which some of these fields are changed, missing or added."""
     found, among = dict(header), [*keys]
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         key = dice.choice(among)
@@ -273,7 +273,7 @@ def spoiled_header(dice: Dice, header: dict[str, Any], keys: Iterable[str]) -> d
 
 
 def spoiled_tree(dice: Dice, body: Any) -> Any:
-    """A tree in which one place is something else."""
+    """Return a tree with one changed place."""
     places = [*walk(body)]
     *path, last = dice.choice(places)
     copy = duplicate(body)
@@ -291,7 +291,7 @@ def spoiled_tree(dice: Dice, body: Any) -> Any:
 
 
 def walk(body: Any, path: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
-    """All places in a tree."""
+    """Yield all places in a tree."""
     for key, value in body.items():
         yield (*path, key)
         if isinstance(value, dict):
@@ -299,12 +299,12 @@ def walk(body: Any, path: tuple[str, ...] = ()) -> Iterable[tuple[str, ...]]:
 
 
 def duplicate(body: Any) -> Any:
-    """A tree whose tables can be changed."""
+    """Return a tree with mutable tables."""
     return {key: duplicate(value) if isinstance(value, dict) else value for key, value in body.items()}
 
 
 def a_leaf(dice: Dice, value: Any) -> Any:
-    """Something else than a value."""
+    """Return something other than a value."""
     strange = [
         lambda: dice.choice(NUMBERS),
         lambda: dice.choice(("", "a\nb", "\n" * 100_000, "\x1b[2J")),
@@ -328,7 +328,7 @@ def a_leaf(dice: Dice, value: Any) -> Any:
 
 
 def raw(dice: Dice, content: RecordDict) -> Content:
-    """An answer that is hardly one: other records, damaged bytes, an error."""
+    """Return a malformed answer: other records, damaged bytes, an error."""
     way = dice.randrange(6)
     if way == 0:
         return Error(dice.choice((0, 2, 3, 5, 8, 99)), dice.choice(TEXTS[:9]))
@@ -349,7 +349,7 @@ def raw(dice: Dice, content: RecordDict) -> Content:
 
 
 def an_answer(dice: Dice, kind: str, keys: Iterable[str]) -> Content:
-    """What the hostile site answers."""
+    """Return the hostile site's answer."""
     header, body = honest_parts(kind, BAD)
     way = dice.randrange(20)
     if way == 0:
@@ -357,7 +357,7 @@ def an_answer(dice: Dice, kind: str, keys: Iterable[str]) -> Content:
     if body and way < (14 if kind == VIEWS else 4):
         try:
             return to_records(spoiled_tree(dice, body), header)
-        except Exception:  # nobody can send what cannot be written
+        except Exception:  # what cannot be serialised cannot be sent
             return RecordDict()
     fields = [*keys] or ["lost", "error"]
     return to_records(body, spoiled_header(dice, header, fields))
@@ -367,7 +367,7 @@ def an_answer(dice: Dice, kind: str, keys: Iterable[str]) -> Content:
 
 
 def introduction_trial(dice: Dice) -> str:
-    """A run begins: whoever is let in has claimed something within the deployment's limits."""
+    """Begin a run: every accepted site's claims are within the deployment's limits."""
     keys = ("client", "train", "test", "validation", "shape", "classes", "counts")
     content = an_answer(dice, INTRODUCE, keys)
     app.PATIENCE, roster.AGAIN, roster.PAUSE = 0.05, 0.0, 0.0
@@ -389,9 +389,9 @@ def introduction_trial(dice: Dice) -> str:
         or max(one.train, one.test, one.validation) > deployment.limit(BAD)
         or sum(one.counts) != one.train
     ):
-        raise FaultError(f"{one} was let in")
+        raise FaultError(f"{one} was accepted")
     if any(one.node != node for node, k in NODES.items() if k == BAD) or len(sized.setting.sites) != CLIENTS:
-        raise FaultError("not the sites that there are")
+        raise FaultError("the accepted sites are not the existing ones")
     as_json(sized.card.to_json())
     return "taken"
 
@@ -402,7 +402,7 @@ def _blank() -> Any:
 
 
 def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
-    """A round in which fields of the hostile site's header, or its reply, are something else."""
+    """Run a round in which fields of the hostile site's header, or its reply, are changed."""
 
     def trial(dice: Dice) -> str:
         content = an_answer(dice, ACT, keys)
@@ -434,10 +434,10 @@ def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
 
 
 def evaluation_trial(dice: Dice) -> str:
-    """An evaluation: the honest sites' figures are what they are without the hostile one, or it counts as any other."""
+    """Evaluate: the result is that of the honest sites alone, or the hostile site counts like any other."""
     content = an_answer(dice, VIEWS, ())
     said = list[str]()
-    setting = replace(here(), privacy=None)  # under which sites do not evaluate
+    setting = replace(here(), privacy=None)  # under [privacy] sites do not evaluate
     engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=NODES)
     with within(said):
         record = engine.evaluate(METHOD, first())
@@ -453,7 +453,7 @@ def evaluation_trial(dice: Dice) -> str:
 
 
 class within:  # noqa: N801  # reads as a statement
-    """No trial may take long, and what is said in it must be lines."""
+    """Check that a trial does not take long and only prints valid lines."""
 
     def __init__(self, said: list[str]) -> None:
         self.said = said
@@ -468,7 +468,7 @@ class within:  # noqa: N801  # reads as a statement
 
 
 def require_lines(said: Iterable[str]) -> None:
-    """Everything that is said or recorded can be shown."""
+    """Check that everything that is printed or recorded can be displayed."""
     for line in said:
         if not line or len(line) > LONGEST or not line.isprintable():
             raise FaultError(f"not a line: {line[:100]!r}")

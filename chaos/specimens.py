@@ -1,4 +1,4 @@
-"""Files that are right, one of each kind that is read, small; something may be done to what lies in them."""
+"""Small valid files, one of each kind that is read; their contents can be damaged."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ CLASSES = ("airplane", "automobile")
 
 
 class Hurt:
-    """What is done to the inside of a file: some damage, or without dice nothing."""
+    """Damages the contents of a file, or leaves them unchanged without dice."""
 
     def __init__(self, dice: random.Random | None = None) -> None:
         self.dice = dice
 
     def __call__(self, data: bytes) -> bytes:
-        """Bytes, damaged."""
+        """Return damaged bytes."""
         return data if self.dice is None else damaged(data, self.dice)
 
     def lines(self, right: bytes) -> bytes:
-        """One JSON table, or one in each line, with strange values in one of them."""
+        """Return one JSON table, or one per line, with strange values in one of them."""
         if self.dice is None:
             return right
         lines = right.splitlines() if b"\n{" in right else [right]
         at = self.dice.randrange(len(lines))
         try:
             lines[at] = json.dumps(mutated(json.loads(lines[at]), self.dice)).encode()
-        except (TypeError, ValueError, RecursionError):  # not all that is strange can be written as JSON
+        except (TypeError, ValueError, RecursionError):  # not every strange value can be written as JSON
             lines[at] = b"[]"
         return b"\n".join([*lines, b""])
 
 
 def network() -> torch.nn.Module:
-    """A small network."""
+    """Return a small network."""
     return create("mlp", classes=4, channels=1, size=4, hidden=[4])
 
 
 def weights(hurt: Hurt) -> bytes:
-    """A model's weights; inside, the header is changed and its length is right again."""
+    """Return a model's weights; if damaged inside, the header is changed and its length corrected."""
     with tempfile.TemporaryDirectory() as place:
         write_weights(params(network()), Path(place) / "w", {"round": "3"})
         return _header(hurt, (Path(place) / "w").read_bytes())
 
 
 def message(hurt: Hurt) -> bytes:
-    """A tree as it travels."""
+    """Return an encoded tree."""
     body = {"n": 3, "model": params(network()), "deep": {"er": {"x": torch.ones(2, dtype=torch.bool), "s": "text"}}}
     return _header(hurt, tree.encode(body))
 
@@ -75,7 +75,7 @@ def _header(hurt: Hurt, data: bytes) -> bytes:
 
 
 def npz(hurt: Hurt, **arrays: Any) -> bytes:
-    """Arrays as numpy packs them."""
+    """Return arrays in NumPy's format."""
     return zipped(hurt, {f"{name}.npy": _npy(np.asarray(array)) for name, array in arrays.items()})
 
 
@@ -86,7 +86,7 @@ def _npy(array: Any) -> bytes:
 
 
 def zipped(hurt: Hurt, members: Mapping[str, bytes]) -> bytes:
-    """A zip archive."""
+    """Return a zip archive."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in members.items():
@@ -95,7 +95,7 @@ def zipped(hurt: Hurt, members: Mapping[str, bytes]) -> bytes:
 
 
 def tarred(hurt: Hurt, members: Mapping[str, bytes]) -> bytes:
-    """A gzipped tar archive; what is changed inside may also be a member's name."""
+    """Return a gzipped tar archive; the damage may also be in a member's name."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         for name, data in members.items():
@@ -107,38 +107,38 @@ def tarred(hurt: Hurt, members: Mapping[str, bytes]) -> bytes:
 
 
 def idx(*shape: int) -> bytes:
-    """An idx file of bytes."""
+    """Return an idx file of bytes."""
     return struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape) + bytes(k % 2 for k in range(np.prod(shape)))
 
 
 def letters(hurt: Hurt) -> bytes:
-    """EMNIST's archive, with two letters in each part."""
+    """Return EMNIST's archive, with two letters in each part."""
     one = {"images-idx3": idx(2, 28, 28), "labels-idx1": idx(2)[:-2] + b"\x01\x02"}
     parts = {f"gzip/emnist-letters-{s}-{k}-ubyte.gz": v for s in ("train", "test") for k, v in one.items()}
     return zipped(Hurt(), {name: gzip.compress(hurt(data), compresslevel=1) for name, data in parts.items()})
 
 
 def cifar10(hurt: Hurt) -> bytes:
-    """CIFAR-10's archive, with one image in each batch."""
+    """Return CIFAR-10's archive, with one image in each batch."""
     names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
     return tarred(hurt, {f"cifar/{name}.bin": bytes(1 + 3072) for name in names})
 
 
 def cifar100(hurt: Hurt) -> bytes:
-    """CIFAR-100's archive."""
+    """Return CIFAR-100's archive."""
     files = {"train.bin": bytes(2 * 3074), "test.bin": bytes(3074), "fine_label_names.txt": b"apple\nbear\n"}
     return tarred(hurt, {f"cifar/{name}": data for name, data in files.items()})
 
 
 def cinic10(hurt: Hurt) -> bytes:
-    """CINIC-10's archive, with one picture in each folder."""
+    """Return CINIC-10's archive, with one image in each folder."""
     file = io.BytesIO()
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(file, "PNG")
     return tarred(hurt, {f"./{s}/{name}/{name}.png": file.getvalue() for s in ("train", "test") for name in CLASSES})
 
 
 def svhn(hurt: Hurt) -> bytes:
-    """One of SVHN's MATLAB files, with two images."""
+    """Return one of SVHN's MATLAB files, with two images."""
     return bytes(124) + b"\x00\x01IM" + _matrix(hurt, b"X", (32, 32, 3, 2)) + _matrix(hurt, b"y", (2, 1))
 
 
@@ -151,12 +151,12 @@ def _matrix(hurt: Hurt, name: bytes, dims: tuple[int, ...]) -> bytes:
 
 
 def compact(hurt: Hurt) -> bytes:
-    """A compact copy of a colour data set."""
+    """Return a compact copy of a colour data set."""
     images = np.zeros((3, 2, 8, 8), np.uint8)
     return npz(hurt, r_train_0=images, r_test=images, y_train=[0, 1], y_test=[0, 1], classes=["cat", "dog"])
 
 
 def users_own(hurt: Hurt) -> bytes:
-    """What a user may have saved."""
+    """Return a file that a user may have saved."""
     x = np.linspace(0, 1, 6 * 16, dtype=np.float32).reshape(6, 4, 4)
     return npz(hurt, x=x, y=[0, 1, 2] * 2, x_test=x, y_test=[0, 1, 2] * 2, client=[0, 0, 0, 1, 1, 1])

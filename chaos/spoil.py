@@ -1,4 +1,4 @@
-"""What malformed replies are made with: a place in an honest one, and something else to stand there."""
+"""Tools for malformed replies: a place in an honest reply, and something to put there."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Honest:
     body: Body
     message: Body
     others: list[Body]  # other clients' replies to the same question
-    older: Body | None  # this client's reply to it in the round before
+    older: Body | None  # this client's reply to it in the previous round
     elsewhere: Body | None  # this client's reply to another question of this round
 
 
 Kind = Callable[[Honest, random.Random], Any]
-"""Makes another reply of an honest one, or `NO_PLACE` where that one has nothing to be spoiled in this way."""
+"""Changes an honest reply, or returns `NO_PLACE` if it has nothing to change in this way."""
 
 NO_PLACE = object()
 NAN, INF = float("nan"), float("inf")
@@ -36,7 +36,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def places(body: Body, at: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every table and leaf below a body, with the way to it."""
+    """Yield every table and leaf below a body, with its path."""
     for key, value in body.items():
         yield (*at, key), value
         if isinstance(value, Mapping):
@@ -44,13 +44,13 @@ def places(body: Body, at: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def put(body: Body, path: Path, value: Any) -> dict[str, Any]:
-    """The body with another value at a place."""
+    """Return the body with another value at a place."""
     first, *rest = path
     return {**body, first: put(body[first], tuple(rest), value) if rest else value}
 
 
 def tensor(change: Callable[[Tensor], Any], fits: Callable[[Tensor], bool] = lambda _: True) -> Kind:
-    """Something else in the place of a tensor that fits."""
+    """Replace a matching tensor by something else."""
 
     def kind(honest: Honest, dice: random.Random) -> Any:
         found = [(path, t) for path, t in places(honest.body) if isinstance(t, Tensor) and fits(t)]
@@ -63,7 +63,7 @@ def tensor(change: Callable[[Tensor], Any], fits: Callable[[Tensor], bool] = lam
 
 
 def table(change: Callable[[dict[str, Any], random.Random], Any]) -> Kind:
-    """Something else in the place of a table within the reply."""
+    """Replace a table within the reply by something else."""
 
     def kind(honest: Honest, dice: random.Random) -> Any:
         found = [(path, t) for path, t in places(honest.body) if isinstance(t, Mapping) and t]
@@ -76,7 +76,7 @@ def table(change: Callable[[dict[str, Any], random.Random], Any]) -> Kind:
 
 
 def network(change: Callable[[str, Tensor], Tensor], fits: Callable[[str], bool] = lambda _: True) -> Kind:
-    """Other numbers in a network that came back under the name with which one was sent, tensor by tensor."""
+    """Change the numbers of a network that is returned under the name it was sent with, tensor by tensor."""
 
     def kind(honest: Honest, dice: random.Random) -> Any:
         found = [
@@ -93,12 +93,12 @@ def network(change: Callable[[str, Tensor], Tensor], fits: Callable[[str], bool]
 
 
 def top(change: Callable[[dict[str, Any], random.Random], Any], *, filled: bool = False) -> Kind:
-    """Another body; `filled`: only where the honest one holds something."""
+    """Replace the body; `filled`: only if the honest one is not empty."""
     return lambda honest, dice: change(dict(honest.body), dice) if honest.body or not filled else NO_PLACE
 
 
 def under(key: str, change: Callable[[Any], Any]) -> Kind:
-    """Something else under this name of a reply, where it is there."""
+    """Replace the value under this name of a reply, if it exists."""
     return lambda honest, _: {**honest.body, key: change(honest.body[key])} if key in honest.body else NO_PLACE
 
 
@@ -106,7 +106,7 @@ def under(key: str, change: Callable[[Any], Any]) -> Kind:
 
 
 def one(value: float) -> Callable[[Tensor], Tensor]:
-    """One number of a tensor is this."""
+    """Set one number of a tensor to this value."""
 
     def change(t: Tensor) -> Tensor:
         flat = t.reshape(-1)
@@ -117,27 +117,27 @@ def one(value: float) -> Callable[[Tensor], Tensor]:
 
 
 def is_float(t: Tensor) -> bool:
-    """Whether NaN could stand in it."""
+    """Return whether a tensor can contain NaN."""
     return t.is_floating_point() and t.numel() > 0
 
 
 def has_rows(t: Tensor) -> bool:
-    """Whether it has a first axis with something on it."""
+    """Return whether a tensor has a non-empty first axis."""
     return t.dim() > 0 and len(t) > 0
 
 
 def is_distributions(t: Tensor) -> bool:
-    """Whether each row is a distribution."""
+    """Return whether each row is a distribution."""
     return t.dim() == 2 and has_rows(t) and is_float(t) and bool(((t.sum(1) - 1).abs() < 1e-4).all())
 
 
 def as_type(dtype: torch.dtype) -> Kind:
-    """The same numbers, as another kind of number."""
+    """Convert the numbers to another dtype."""
     return tensor(lambda t: t.to(dtype), lambda t: t.dtype != dtype)
 
 
 def nested(depth: int) -> dict[str, Any]:
-    """Tables within tables."""
+    """Return nested tables."""
     inner: dict[str, Any] = {}
     for _ in range(depth):
         inner = {"a": inner}
@@ -145,25 +145,25 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def cyclic(body: dict[str, Any]) -> dict[str, Any]:
-    """A table that holds itself."""
+    """Return a table that contains itself."""
     body["self"] = body
     return body
 
 
 def renamed(body: dict[str, Any], dice: random.Random) -> dict[str, Any]:
-    """One name is another."""
+    """Change one name."""
     old = dice.choice(sorted(body))
     return {f"{key}x" if key == old else key: value for key, value in body.items()}
 
 
 def without_one(body: dict[str, Any], dice: random.Random) -> dict[str, Any]:
-    """One name is missing."""
+    """Remove one name."""
     body.pop(dice.choice(sorted(body)))
     return body
 
 
 class Trap(Mapping[str, Any]):
-    """A table that fails when it is looked into."""
+    """A table that raises when it is read."""
 
     def __getitem__(self, key: str) -> Any:
         raise RuntimeError("looked into")
@@ -176,7 +176,7 @@ class Trap(Mapping[str, Any]):
 
 
 class Unspeakable:
-    """An object that cannot be shown."""
+    """An object without a repr."""
 
     def __repr__(self) -> str:
         raise RuntimeError("shown")
@@ -185,6 +185,6 @@ class Unspeakable:
 
 
 def below_one_negative(t: Tensor) -> Tensor:
-    """Rows that sum to 1, with a number below 0 in each."""
+    """Return rows that sum to 1, with a negative number in each."""
     t[:, 0], t[:, 1:] = -0.5, 1.5 / (t.shape[1] - 1)
     return t

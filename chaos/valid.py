@@ -1,4 +1,4 @@
-"""Experiments that should work, drawn from what is registered, on the built-in data and small enough to be quick."""
+"""Experiments that should work, drawn from what is registered, on built-in data and small enough to be fast."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
 from fedalloy.nets.models import models
 
-OTHER = "fashion-mini"  # as a public set: the private one is refused
-# The sizes of images that a network can take, and options that keep it small; others of the registry take 8 pixels.
+OTHER = "fashion-mini"  # as a public set: the private data set is refused
+# The image sizes that a network supports, and options that keep it small; other registered networks take 8 pixels.
 SIZES = {"lenet5": 28, "simple-cnn": 28, "selective-cnn": 28}
-# Numbers for options whose default is none, or half or twice of which is out of their range.
+# Values for options without a default, or for which half or twice the default is out of range.
 NUMBERS: dict[str, tuple[float, ...]] = {
     "adversarial": (0.5, 2.0),
     "bn_eps": (1e-5, 0.8),
@@ -43,7 +43,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "tau_server": (0.5, 1.0),
     "validation": (0.1, 0.2),
 }
-# What options, of all methods or of one, go with; None is without.
+# What options, of all methods or of one, require; None means absent.
 KNFU = {"mode": "knfu", **dict.fromkeys(("digest_batch", "pretrain_public", "pretrain_private", "private_batch"))}
 NEEDS: dict[str, dict[str, Any]] = {
     "trim": {"combine": "trimmed"},
@@ -59,12 +59,12 @@ NEEDS: dict[str, dict[str, Any]] = {
     "selective-fd.temperature": {"kd": "kl"},
     "selective-fd.max_entropy": {"server_selector": "entropy"},
 }
-TRIES = 20  # for options that a method takes together
+TRIES = 20  # to find options that a method accepts together
 SMALL: dict[str, dict[str, Any]] = {"resnet8": {"width": 8}, "wrn": {"depth": 10}, "mlp": {"hidden": [16]}}
 
 
 def an_experiment(dice: random.Random) -> dict[str, Any]:
-    """A whole experiment of one or two rounds."""
+    """Return a complete experiment of one or two rounds."""
     clients = dice.randrange(2, 8)
     cls = methods[dice.choice(sorted(methods))]
     size, several = _networks(dice, cls)
@@ -99,7 +99,7 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
 
 
 def _networks(dice: random.Random, cls: type[Method]) -> tuple[int, dict[str, Any]]:
-    """The size of images, and the sections that say who has which network."""
+    """Return the image size, and the sections that assign networks to clients."""
 
     def one(name: str) -> dict[str, Any]:
         return {"name": name, **SMALL.get(name, {})}
@@ -113,10 +113,10 @@ def _networks(dice: random.Random, cls: type[Method]) -> tuple[int, dict[str, An
 
 
 def _method(dice: random.Random, cls: type[Method]) -> dict[str, Any]:
-    """A method with quick options, and here and there another word, truth value or number that its types allow."""
+    """Return a method with fast options, and sometimes other values that its types allow."""
     for _ in range(TRIES):
         options = _options(dice, cls)
-        with suppress(UsageError):  # it says which do not go together; a wrong experiment is tried elsewhere
+        with suppress(UsageError):  # options that do not go together; wrong experiments are tested elsewhere
             cls(**options)
             return {"name": cls.name, **options}
     return {"name": cls.name, **cls.card.quick}
@@ -143,7 +143,7 @@ def _choices(hint: Any) -> list[Any]:
 
 
 def _numbers(hint: Any, name: str, usual: Any) -> list[Any]:
-    """Numbers that may stand in the place of the usual one: half and twice of it, or those of a table."""
+    """Return alternatives to a default number: half and twice of it, or those in a table."""
     parts = [hint, *typing.get_args(hint)]
     if name in NUMBERS and (int in parts or float in parts):
         return list(NUMBERS[name])
@@ -153,7 +153,7 @@ def _numbers(hint: Any, name: str, usual: Any) -> list[Any]:
 
 
 def _privacy(dice: random.Random) -> dict[str, Any]:
-    """DP-SGD, perhaps with a budget that may be spent."""
+    """Return DP-SGD, perhaps with a budget that may be exhausted."""
     noise, norm = dice.choice((0.5, 1.0, 4.0)), dice.choice((0.1, 1.0))
     budget = {"budget": dice.choice((0.5, 50.0))} if dice.random() < 0.3 else {}
     return {"noise_multiplier": noise, "max_grad_norm": norm, **budget}
@@ -211,7 +211,7 @@ def _participation(dice: random.Random, clients: int) -> dict[str, Any]:
 
 
 def _by_tier(dice: random.Random, values: dict[str, Any]) -> None:
-    """Give the first network to the clients of tier 0, of whom there is one at least, instead of a share."""
+    """Give the first network to the clients of tier 0 (at least one) instead of a share."""
     first, *others = values["models"]
     first = {key: value for key, value in first.items() if key != "share"}
     values["models"] = [{**first, "tier": 0}, *others]

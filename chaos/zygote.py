@@ -1,7 +1,7 @@
 """Commands in processes that are forked from this one, which has imported everything.
 
-Imports take longer than a small run. The workers of a pool are forked too, and not started as programs of their own;
-what they do is the same. Nothing may be trained in this process itself: a fork of a process that has is not sound.
+Imports take longer than a small run. The workers of a pool are forked too, instead of being started as programs; they
+do the same work. Nothing may be trained in this process itself: forking a process that has trained is not safe.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fedalloy.engine import arena, pool, worker
 from fedalloy.report import html
 
 PR_SET_CHILD_SUBREAPER = 36
-ORPHANS = 10.0  # seconds in which the workers of a run that was killed must have ended, on a busy machine too
+ORPHANS = 10.0  # seconds in which the workers of a killed run must have ended, even on a busy machine
 
 
 @contextmanager
 def warmed(memory: Path) -> Iterator[None]:
-    """Have data and plug-ins read once, and the pages of reports left out; shared memory is put into a folder."""
+    """Read data and plug-ins once, and skip the pages of reports; shared memory is put into a folder."""
     torch.set_num_threads(1)
     plugins.load_installed()
-    # Whose parent is killed becomes a child of this process, which can then wait for its end.
+    # Orphans become children of this process, which can then wait for their end.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     with (
         read_once(),
@@ -53,7 +53,7 @@ def warmed(memory: Path) -> Iterator[None]:
 
 
 class Command:
-    """A `fedalloy` command in a process of its own."""
+    """A `fedalloy` command in its own process."""
 
     def __init__(self, words: Sequence[str], errors: Path, *, fresh: bool = False) -> None:
         self.words, self.errors, self.modules = words, errors, errors.with_name("modules")
@@ -69,7 +69,7 @@ class Command:
 
     @property
     def running(self) -> bool:
-        """Whether it is still at work; if not, it must have ended well."""
+        """Return whether it is still running; if not, it must have succeeded."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid == 0:
@@ -78,7 +78,7 @@ class Command:
         return False
 
     def kill(self) -> bool:
-        """Kill it, unless it was done before; returns whether it was killed. Its workers must not outlive it."""
+        """Kill it, unless it has finished; return whether it was killed. Its workers must not outlive it."""
         if self.running:
             os.kill(self.pid, signal.SIGKILL)
             self._ended(os.waitpid(self.pid, 0)[1])
@@ -92,14 +92,14 @@ class Command:
         none_left()
 
     def learn(self) -> None:
-        """Import here what it has imported, so that those that follow need not."""
+        """Import here what it has imported, so that later commands need not."""
         for name in self.modules.read_text().splitlines():
             if name not in sys.modules:
-                with contextlib.suppress(Exception):  # the names of some are made up
+                with contextlib.suppress(Exception):  # some names do not exist
                     importlib.import_module(name)
 
     def workers(self) -> list[int]:
-        """The processes that it has started, and that run."""
+        """Return its running child processes."""
         with contextlib.suppress(OSError):  # it has ended
             return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return []
@@ -109,11 +109,11 @@ class Command:
         if status not in (0, signal.SIGKILL):
             said = self.errors.read_text(errors="replace").splitlines()
             code = os.waitstatus_to_exitcode(status)
-            raise FaultError(f"`fedalloy {' '.join(self.words)}` left with {code}: {said[-1] if said else ''}")
+            raise FaultError(f"`fedalloy {' '.join(self.words)}` exited with status {code}: {said[-1] if said else ''}")
 
 
 def none_left() -> None:
-    """Insist that no process is left of what was started here."""
+    """Check that no process that was started here is left."""
     patience = time.monotonic() + ORPHANS
     with contextlib.suppress(ChildProcessError):  # there are none
         while True:
@@ -125,13 +125,13 @@ def none_left() -> None:
 
 
 def nothing_shared() -> None:
-    """Insist that nothing is left in the folder of shared memory."""
+    """Check that nothing is left in the folder of shared memory."""
     if left := sorted(path.name for path in arena._MEMORY.iterdir()):
-        raise FaultError(f"{len(left)} files are left in shared memory, such as {left[0]}")
+        raise FaultError(f"{len(left)} files are left in shared memory, for example {left[0]}")
 
 
 def _be(words: Sequence[str], errors: int, modules: Path) -> NoReturn:
-    """Become a command, in a process that was forked; at its end, note what it has imported."""
+    """Run a command in a forked process; at its end, record what it has imported."""
     code = 70
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -147,14 +147,14 @@ def _be(words: Sequence[str], errors: int, modules: Path) -> NoReturn:
 
 
 class ForkedWorker:
-    """A worker of the pool as `subprocess.Popen` would give it."""
+    """A worker of the pool with the interface of `subprocess.Popen`."""
 
     def __init__(self, program: Sequence[str], pass_fds: Sequence[int]) -> None:
         (pipe,) = pass_fds
         self.pid = os.fork()
         if self.pid != 0:
             return
-        # A program of its own has none of its parent's files; the lock of the run folder is among them.
+        # A separate program would have none of its parent's files, such as the lock of the run folder.
         os.closerange(3, pipe)
         os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
         try:
@@ -168,7 +168,7 @@ class ForkedWorker:
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """Wait for its end, and say how it came."""
+        """Wait for its end, and return its exit status."""
         with contextlib.suppress(ChildProcessError):
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return 0

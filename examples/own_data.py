@@ -1,8 +1,8 @@
-"""Your own arrays and your own network: is it worth it for these clinics to train together?
+"""Your own arrays and your own network: does it pay for these clinics to train together?
 
-Run it with `python examples/own_data.py`. The arrays here are made up; put yours in their place. `client_ids` says
-whose row each row is. Without such ids, leave it out and let a partition split the rows:
-{"partition": {"name": "dirichlet", "clients": 5, "alpha": 0.5}}.
+Run it with `python examples/own_data.py`. The arrays here are synthetic; replace them with yours. `client_ids` gives
+the client of each row. If you have no ids, omit it and let a partition split the rows: {"partition": {"name":
+"dirichlet", "clients": 5, "alpha": 0.5}}.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import nn
 
 from fedalloy import compare, from_arrays, rows
 from fedalloy.report.table import comparison_table, verdict
-from fedalloy.storage.results import gain_over
+from fedalloy.storage.rows import gain_over
 
 MEASUREMENTS, DIAGNOSES = 12, 4
 
 
 def clinics() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Patients of five clinics: small and large ones, each with its own mixture of diagnoses and its own devices."""
+    """Patients of five clinics of different sizes, each with its own distribution of diagnoses and its own devices."""
     draw = np.random.default_rng(0)
     typical = draw.normal(size=(DIAGNOSES, MEASUREMENTS))
     clinic = np.repeat(np.arange(5), [40, 60, 80, 120, 200])
@@ -31,7 +31,7 @@ def clinics() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def network() -> nn.Module:
-    """Any module that turns a batch of inputs into logits; feature vectors come as N x D x 1 x 1."""
+    """Any module from a batch of inputs to logits; feature vectors have shape N x D x 1 x 1."""
     return nn.Sequential(nn.Flatten(), nn.Linear(MEASUREMENTS, 32), nn.ReLU(), nn.Linear(32, DIAGNOSES))
 
 
@@ -51,4 +51,4 @@ if __name__ == "__main__":
     print(comparison_table(table))
     print(verdict(table))
     alone, fedavg, _ = runs
-    print("what each clinic gains over training alone:", gain_over(fedavg, alone, "aca", "personal").round(3).tolist())
+    print("gain of each clinic over training alone:", gain_over(fedavg, alone, "aca", "personal").round(3).tolist())

@@ -1,6 +1,6 @@
-"""A method of your own: the server takes the median of the clients' models, so that no single client can pull it away.
+"""Your own method: the server takes the median of the clients' models, so that no single client can dominate it.
 
-`python examples/own_method.py` checks it and runs it. As a plug-in, it is known by its name to every command:
+`python examples/own_method.py` checks it and runs it. As a plug-in, every command knows it by name:
 `fedalloy compare --plugin examples/own_method.py --methods local,fedavg,median`.
 """
 
@@ -21,7 +21,7 @@ CARD = Card(paper="Yin et al., ICML 2018", up="model", down="model", leaves_clie
 
 @method("median", label="Median", card=CARD)
 class Median(Method):
-    """Take, for every number in the model, the median of the active clients' numbers."""
+    """Take the element-wise median of the active clients' models."""
 
     server_lr: float = 1.0  # how far the server moves from its model to the median
 
@@ -50,7 +50,7 @@ class Median(Method):
 
 
 def main() -> None:
-    check_method(Median())  # raises the first rule that the method breaks
+    check_method(Median())  # raises an error for the first rule that the method breaks
     run = simulate(
         {
             "method": {"name": "median", "server_lr": 0.8},

@@ -38,20 +38,20 @@ def test_a_budget_takes_the_largest_that_fits():
 @pytest.mark.parametrize(
     ("parts", "budget", "sentence"),
     [
-        ([part(clients=(4,)), part()], None, "there is no client 4; ids run from 0 to 3"),
-        ([part(clients=(1,)), part(clients=(1,)), part()], None, "client 1 is given two networks"),
+        ([part(clients=(4,)), part()], None, "client 4.*0 to 3"),
+        ([part(clients=(1,)), part(clients=(1,)), part()], None, "client 1 .*two networks"),
         ([part(clients=(0, 1))], None, "client 2 has no network"),
         ([part(share=0.5)], None, "client 2 has no network"),
-        ([part(share=0.8), part(share=0.4)], None, r"the shares add up to 1\.2; they may add up to 1"),
-        ([part(clients=()), part()], None, r"no client has table 1, 'mlp'; .* or leave it out"),
-        ([part(clients=(0, 1, 2, 3)), part()], None, "no client has table 2, 'mlp'"),
-        ([part(share=0.1), part()], None, "no client has table 1, 'mlp'"),
-        ([part(clients=(0, 1, 2, 3)), part(share=0.5)], None, "no client has table 2, 'mlp'"),
-        ([part()] * 5, None, "no client has table 5, 'mlp'"),
-        ([part(clients=()), part()], Budget(limits=(50.0,)), "no client has table 1, 'mlp'"),
-        ([part(share=1.0)], Budget(limits=(50.0,)), r"nobody is left for \[budget\]"),
-        ([part()], Budget(limits=(5.0,)), "client 0 can afford 5 parameters, but the smallest network, 'mlp', has 10"),
-        ([part()], Budget(limits=(50.0,) * 5), "5 numbers for 4 clients"),
+        ([part(share=0.8), part(share=0.4)], None, r"shares.*\b1\.2\b"),
+        ([part(clients=()), part()], None, r"table 1, 'mlp'"),
+        ([part(clients=(0, 1, 2, 3)), part()], None, "no client .*table 2, 'mlp'"),
+        ([part(share=0.1), part()], None, "no client .*table 1, 'mlp'"),
+        ([part(clients=(0, 1, 2, 3)), part(share=0.5)], None, "no client .*table 2, 'mlp'"),
+        ([part()] * 5, None, "no client .*table 5, 'mlp'"),
+        ([part(clients=()), part()], Budget(limits=(50.0,)), "no client .*table 1, 'mlp'"),
+        ([part(share=1.0)], Budget(limits=(50.0,)), r"remove \[budget\]"),
+        ([part()], Budget(limits=(5.0,)), "client 0 .*5 parameters.*'mlp'.*10"),
+        ([part()], Budget(limits=(50.0,) * 5), r"budget\.limits.*\b5\b.*\b4 clients"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(parts, budget, sentence):
@@ -82,9 +82,9 @@ def test_a_tier_takes_its_clients_but_for_those_that_are_named():
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ([part(tier=5), part()], r"nobody is of tier 5; participation\.tiers has 0, 1, 2"),
-        ([part(tier=1), part(tier=1), part()], "tier 1 is given two networks; name it once"),
-        ([part(tier=1), part(clients=(1, 3)), part()], "no client has table 1, 'mlp'"),
+        ([part(tier=5), part()], r"tier 5\b.*participation\.tiers.*0, 1, 2"),
+        ([part(tier=1), part(tier=1), part()], "tier 1 .*two networks"),
+        ([part(tier=1), part(clients=(1, 3)), part()], "no client .*table 1, 'mlp'"),
         ([part(tier=1), part(tier=0)], "client 2 has no network"),
     ],
 )
@@ -123,12 +123,12 @@ def test_tiers_for_another_number_of_clients_are_refused():
             r'participation\.tiers has no effect with policy = "full"; write participation\.policy = "weakest", give a '
             r"\[\[models\]\] table a tier, or leave tiers out",
         ),
-        ({"models": [{"name": "mlp", "clients": "0-3"}]}, r"models\.clients = '0-3' must be a list of whole numbers$"),
+        ({"models": [{"name": "mlp", "clients": "0-3"}]}, r"models\.clients = '0-3' must be a list of "),
         ({"models": [{"name": "mlp", "clients": [0], "share": 0.5}]}, "both clients and share"),
-        ({"models": [{"name": "mlp", "share": 1.5}]}, r"must lie in \(0, 1\]"),
+        ({"models": [{"name": "mlp", "share": 1.5}]}, r"models\.share = 1\.5 "),
         ({"models": {"name": "mlp"}}, r"write \[\[models\]\]"),
         ({"budget": {"limits": [1]}}, r"give them under \[\[models\]\]"),
-        ({"models": [{"name": "mlp"}], "budget": {"limits": []}}, "must hold positive numbers"),
+        ({"models": [{"name": "mlp"}], "budget": {"limits": []}}, r"budget\.limits is empty"),
         ({"models": [{"name": "mlp"}], "budget": {"limits": 3}}, r"budget\.limits = 3 must be a list of numbers$"),
     ],
 )

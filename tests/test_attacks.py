@@ -43,10 +43,9 @@ from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
 from fedalloy.federation import gate
-from fedalloy.federation.core import run
+from fedalloy.federation.core import quick, run
 from fedalloy.federation.participation import Participation
-from fedalloy.methods import FedAvg, FedMD, Local
-from fedalloy.methods.dafkd import DaFKD
+from fedalloy.methods import DaFKD, DaFKDPredictions, DaFKDScores, FedAvg, FedMD, Local
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.knfu import KnFu
 from fedalloy.nets.models import FeatureNet
@@ -133,9 +132,9 @@ def test_inflated_scores_come_with_a_classifier_that_answers_upside_down():
     assert torch.equal(net(x), -own)
 
 
-@pytest.mark.parametrize("upload", ["head", "scores", "predictions"])
-def test_inflated_scores_pass_dafkds_gate_and_get_the_attackers_more(setting, upload):
-    method = DaFKD(**DaFKD.card.quick, upload=upload)
+@pytest.mark.parametrize("cls", [DaFKD, DaFKDScores, DaFKDPredictions])
+def test_inflated_scores_pass_dafkds_gate_and_get_the_attackers_more(setting, cls):
+    method = quick(cls)
     refused = []
 
     def ran(forge):
@@ -144,10 +143,10 @@ def test_inflated_scores_pass_dafkds_gate_and_get_the_attackers_more(setting, up
         return engine, state
 
     (engine, plain), (_, attacked) = ran(honest), ran(inflated_scores)
-    assert engine.kinds == {"parameters", "scores"} | ({"answers"} if upload == "predictions" else set())
+    assert engine.kinds == {"parameters", "scores"} | ({"answers"} if cls is DaFKDPredictions else set())
     assert refused == []
     assert not tree.equal(plain.body, attacked.body)
-    if upload != "predictions":  # of which the server knows no shares
+    if cls is not DaFKDPredictions:  # of which the server knows no shares
         share = [float(s["importance"][1].sum() / s["importance"].sum()) for s in (plain, attacked)]
         assert share[1] > 1.2 * share[0]
 
@@ -334,9 +333,9 @@ def test_only_honest_clients_are_measured():
 
 
 def test_dafkd_is_attacked_where_it_is_weakest_and_has_its_defence():
-    choice = bench_experiment(None, []).methods["dafkd"]
+    choice = bench_experiment(None, []).methods["dafkd-scores"]
     assert defences(choice, 3, 10).keys() == {"none", "krum", "capped shares"}
-    exp = {**TINY, "rounds": 1, "methods": {"dafkd": {**DaFKD.card.quick, "upload": choice.options["upload"]}}}
+    exp = {**TINY, "rounds": 1, "methods": {"dafkd-scores": dict(DaFKDScores.card.quick)}}
     scores = bench_attacks(exp, None, ["inflated-scores"], 0.4)
     assert [(s.defence, s.attack, s.accuracy is not None) for s in scores[1::2]] == [
         ("none", "inflated-scores", True),

@@ -14,26 +14,26 @@ from fedalloy.aggregation.rule import Aggregation
 from fedalloy.check.probe import small_settings
 from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
-from fedalloy.methods.fedftg import class_weights
-from fedalloy.methods.fedgen import label_distribution
+from fedalloy.knowledge.server_generator import class_weights, label_distribution
 from fedalloy.train.costs import Meter
 
 SIZES = [48, 10**6, 48]
 LIAR = 1
 # Options with which the server's model is what clients' models weigh, before the server learns itself.
+DAFKD = [name for name in methods if name.startswith("dafkd")]
 PLAIN: dict[str, dict[str, Any]] = {
-    "dafkd": {"distil_steps": 0},
+    **{name: {"distil_steps": 0} for name in DAFKD},
     "feddf": {"steps": 0},
     "fedftg": {"iterations": 0},
     "qffl": {"q": 0.0},
 }
-BY_SIZE = {name: {"weights": "size"} for name in ("dafkd", "qffl")}  # which usually weigh clients alike
+BY_SIZE = {name: {"weights": "size"} for name in (*DAFKD, "qffl")}  # which usually weigh clients alike
 MODELS = [name for name in methods if "model" in methods[name].card.up]
 
 STEP = 2.0**-8  # small enough not to lie far out beside the others
@@ -57,7 +57,7 @@ class Moving(Serial):
             told = {"n": me.n} | ({"counts": me.train.counts(me.classes)} if getattr(method, "tells_counts", 0) else {})
             told |= {"loss": torch.tensor(1.0)} if method.name == "qffl" else {}
             nets = {key: body for key, body in message.body.items() if key in ("model", "generator", "head")}
-            if method.name != "dafkd":
+            if method.name not in DAFKD:
                 nets = {"model": nets["model"]}
             by = STEP if message.client == LIAR else 0.0
             moved = {k: {n: t + by if t.is_floating_point() else t for n, t in net.items()} for k, net in nets.items()}

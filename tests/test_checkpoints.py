@@ -185,7 +185,7 @@ def test_the_manifest_of_another_round_is_noticed(manifest: Path) -> None:
 
 def test_a_later_format_is_refused_and_not_taken_for_damage(manifest: Path) -> None:
     manifest.write_bytes(signed({**json.loads(manifest.read_bytes()), "format": 4}))
-    with pytest.raises(CheckpointError, match="has the format 4, this fedalloy reads 3; use the one that wrote it"):
+    with pytest.raises(CheckpointError, match=r"format 4\b.*\b3\b"):
         read_manifest(manifest)
 
 

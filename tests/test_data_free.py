@@ -56,7 +56,7 @@ def test_activation_of_a_map_and_of_a_vector():
 def test_a_frozen_teacher_passes_gradients_to_images_and_takes_none():
     teacher = frozen(create("lenet5", classes=4, channels=1, size=32))
     images = torch.randn(3, 1, 32, 32, requires_grad=True, generator=torch.Generator().manual_seed(0))
-    feature, answers = judged(teacher, images)
+    _, feature, answers = judged(teacher, images)
     assert torch.equal(answers, teacher(images))
     (one_hot_loss(answers) + activation_loss(feature)).backward()
     assert images.grad is not None

@@ -351,25 +351,6 @@ def test_the_same_stream_gives_the_same_mask():
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"width": 0.0}, "width"),
-        ({"width": math.inf}, "width"),
-        ({"width": "mean"}, "width"),
-        ({"lam": 0.0}, "lam"),
-        ({"q": 1.5}, "q = 1.5"),
-        ({"auxiliary": 0}, "auxiliary"),
-        ({"box": (2.0, 1.0)}, "box"),
-        ({"share": 0.0}, "share"),
-        ({"least": 0}, "least"),
-    ],
-)
-def test_options_that_cannot_be(options, words):
-    with pytest.raises(UsageError, match=words):
-        select(normal(10, 2), normal(5, 2), generator(0, "s"), **options)
-
-
 def test_samples_of_another_size_are_refused():
     with pytest.raises(UsageError, match="2 numbers"):
         select(normal(10, 2), normal(5, 3), generator(0, "s"))

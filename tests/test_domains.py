@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from fedalloy.errors import UsageError
-from fedalloy.knowledge.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
+from fedalloy.knowledge.domains import (
+    TwoHeads,
+    TwoHeadsOnFeatures,
+    discriminator_loss,
+    domain_head,
+    generator_loss,
+    gradient_penalty,
+)
 from fedalloy.nets.models import create
 from fedalloy.nets.models.base import parameter_count
 from fedalloy.train.costs import Meter, metered
@@ -65,8 +72,9 @@ def test_all_layers_but_the_last_are_shared(name, options, layers, own):
 
 def test_a_feature_enters_where_features_end():
     two = two_heads(partial(create, "simple-cnn", classes=10, channels=3, size=32))
+    behind = TwoHeadsOnFeatures(two.net, two.net, two.head, None)
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(two.enter(two.net.features(x)), two.start(x))
+    assert torch.equal(behind.start(behind.seen(x)), two.start(two.seen(x)))
 
 
 def test_shared_layers_are_the_same_storage():

@@ -22,7 +22,7 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Method, methods, quick, run
 from fedalloy.federation.setting import Setting, Site
-from fedalloy.methods import DaFKD, FedDF, FedKF, FedMD, KnFu, SelectiveFD
+from fedalloy.methods import DaFKD, FedDF, FedKF, FedMD, FedMDKnFu, KnFu, SelectiveFD
 from fedalloy.nets.models import create
 from fedalloy.run import comparison
 from fedalloy.run.comparison import compare
@@ -203,9 +203,9 @@ SETTINGS: dict[str, Callable[[Setting], Setting]] = {
 }
 OPTIONS: list[Method] = [
     *(quick(cls) for cls in methods.values()),
-    FedKF(noise=4, width=2, generator_side="client"),
+    FedKF(noise=4, width=2),
     FedMD(l2=0.1, samples=8, digest_batch=8, pretrain_public=0, pretrain_private=1, policy="fresh"),
-    FedMD(mode="knfu", samples=50),
+    FedMDKnFu(samples=50),
     FedDF(steps=1, validation=0.5),
     KnFu(samples=100),
     KnFu(ce_on="local"),

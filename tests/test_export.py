@@ -152,11 +152,11 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_not_there_is_said(averaged: Path, alone: Path, tmp_path: Path) -> None:
     for given, sentence in (
-        ((averaged, "ocaa"), "has no view 'ocaa' there; did you mean 'oca'"),
-        ((averaged, None, 0), "fedavg gives no client a model of its own; leave out the client"),
-        ((alone,), "local gives each client a model of its own; say whose with --client"),
+        ((averaged, "ocaa"), "has no view 'ocaa'; did you mean 'oca'"),
+        ((averaged, None, 0), "fedavg .*--client"),
+        ((alone,), "local .*--client"),
         ((alone, None, 3), "there is no client 3 in .*; clients go from 0 to 2"),
-        ((alone, "aca", 1), "has no view 'aca' there; choose one of: personal"),
+        ((alone, "aca", 1), "has no view 'aca'; choose one of: personal"),
     ):
         with pytest.raises(UsageError, match=sentence):
             export_model(*given)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedalloy.errors import UsageError
 from fedalloy.knowledge.fusion import divergences, epd, fuse, fusion_weights
 
 # Worked by hand from Eqs. 6 to 9 with beta = 10.
@@ -147,9 +146,3 @@ def test_fused_answers_by_hand_are_probabilities():
     mixed = fuse(fusion_weights(divergences(random_epds(0, 6)), 10), random_epds(1, 24).reshape(6, 4, 10))
     assert torch.allclose(mixed.sum(2), torch.ones(6, 4, dtype=torch.float64))
     assert mixed.min() >= 0
-
-
-@pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
-def test_an_impossible_beta_is_refused(beta):
-    with pytest.raises(UsageError, match="beta"):
-        fusion_weights(divergences(P), beta)

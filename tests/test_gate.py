@@ -11,9 +11,10 @@ import torch
 
 from fedalloy.base import tree
 from fedalloy.check.method import small_settings
-from fedalloy.engine.base import Answer, Failure, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Federation, Message, Method, Reply, run
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.gate import (
     LEAST,
     MOST,

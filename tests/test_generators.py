@@ -48,7 +48,7 @@ def test_image_generator_makes_images_of_other_sizes(height, across, draw):
 
 
 def test_image_generator_refuses_sizes_it_cannot_reach():
-    with pytest.raises(UsageError, match=r"cannot make 30 x 30 pixels; resize the images to a multiple of 4"):
+    with pytest.raises(UsageError, match=r"30 x 30 pixels.*multiple of 4"):
         ImageGenerator((1, 30, 30), Scale())
 
 

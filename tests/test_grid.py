@@ -79,7 +79,7 @@ def test_our_figures_stand_beside_the_published_ones_of_their_cell() -> None:
         for label, amp, alpha in (("0.1", 0.90, 0.1), ("1", 0.80, 1.0), ("10", 0.70, 10.0))
     ]
     table = grid(["alpha"], lines)
-    assert table.title == "Beside Paper"
+    assert table.title == "Compared with Paper"
     assert table.headings == ["alpha", "KnFu", "paper", "Local", "paper"]
     assert table.body[0] == ["0.1", "45.50 ± 0.71", "93.5 ± 0.6", "25.00", MISSING]
     assert table.body[1] == ["1", "40.50 ± 0.71", "78.5 ± 3.9", "25.00", MISSING]
@@ -195,7 +195,7 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
     assert lines[2] == "| alpha | Local, equal rounds | FedAvg |"
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
-    assert "was finished" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
 
 
 def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> None:
@@ -218,7 +218,7 @@ def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> No
     with pytest.raises(SystemExit) as left:
         main(["table", str(file), "--out", str(tmp_path / "out")])
     assert left.value.code == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if "skipped and left" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "was skipped" in line]
     assert len(said) == 1
     assert said[0].startswith("all: FedAvg, seed 0: round 2 of 2 was skipped")
     assert (tmp_path / "out" / "table.md").read_text().endswith(f"\n\n- {said[0]}\n")

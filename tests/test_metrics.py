@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedalloy.config.experiment import Published, Stop
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
+from fedalloy.federation.metrics import METRICS
+from fedalloy.report.table import EXPENDABLE, in_table
 
 NAN = math.nan
 TABLE_II = [
@@ -66,7 +70,6 @@ def test_empty_clients_are_left_out() -> None:
     assert metrics.wlp(acc) == metrics.agnostic_lower_bound(acc) == 0.6
     assert metrics.alma(acc) == pytest.approx(0.7)
     assert metrics.bottom(acc) == 0.6
-    assert metrics.quantiles(acc).tolist() == metrics.quantiles([0.6, 0.7, 0.8]).tolist()
     assert metrics.mixtures(acc, 10, seed=3) == metrics.mixtures([0.6, 0.7, 0.8], 10, seed=3)
     assert metrics.worst_client([NAN, 0.7, 0.6]) == 2
 
@@ -78,7 +81,7 @@ def test_an_accuracy_that_should_be_there_is_not_hidden() -> None:
 def test_nobody_to_measure() -> None:
     acc = [NAN, NAN]
     values = [metrics.amp(acc, [0, 0]), metrics.fm(acc), metrics.wlp(acc), metrics.alma(acc), metrics.bottom(acc)]
-    assert np.isnan([*values, *metrics.mixtures(acc, 5, seed=0), *metrics.quantiles(acc)]).all()
+    assert np.isnan([*values, *metrics.mixtures(acc, 5, seed=0)]).all()
     assert metrics.worst_client(acc) == -1
 
 
@@ -97,10 +100,6 @@ def test_bottom_takes_whole_clients(count: int, share: float, taken: int) -> Non
 def test_bottom_refuses_a_share_that_is_none(share: float) -> None:
     with pytest.raises(UsageError, match="above 0 and up to 1"):
         metrics.bottom([0.5], share)
-
-
-def test_quantiles() -> None:
-    assert metrics.quantiles([0.4, 0.0, 0.2], at=(0.1, 0.5)).tolist() == pytest.approx([0.04, 0.2])
 
 
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=30)
@@ -182,12 +181,6 @@ def test_rounds_to_target() -> None:
         metrics.rounds_to_target(series, 0.5, smoothing=0)
 
 
-def test_speedup() -> None:
-    assert metrics.speedup(100, 25) == 4.0
-    assert metrics.speedup(100, None) is None
-    assert metrics.speedup(None, 25) is None
-
-
 def test_summarise() -> None:
     row = metrics.summarise(CONFUSION, np.array([5.0, 0.0, 4.0]), seed=0)
     assert row["amp"] == pytest.approx(8 / 12)
@@ -212,3 +205,25 @@ def test_summarise_without_any_test_sample() -> None:
 def test_summarise_refuses_other_shapes() -> None:
     with pytest.raises(UsageError, match=r"\[K, C, C\] and \[K\]"):
         metrics.summarise(CONFUSION, np.zeros(2), seed=0)
+
+
+def test_each_metric_is_described_once() -> None:
+    assert all(name == metric.name and metric.meaning.endswith(".") for name, metric in METRICS.items())
+    shown = [metric.heading for metric in METRICS.values()]
+    assert len(shown) == len(set(shown))
+    recorded = {name for name, metric in METRICS.items() if metric.source == "view"}
+    assert recorded == {*metrics.summarise(CONFUSION, np.zeros(3), seed=0), "test", "validation"}
+
+
+def test_the_choices_of_an_experiment_are_metrics() -> None:
+    stops, published = get_args(metrics.StopMetric), get_args(metrics.PublishedMetric)
+    assert all(METRICS[name].better == "high" and METRICS[name].unit == "percent" for name in stops)  # shares of 1
+    assert {*stops, *published} <= {name for name, metric in METRICS.items() if metric.source == "view"}
+    assert get_args(get_type_hints(Stop)["metric"]) == stops
+    assert get_args(get_args(get_type_hints(Published)["metrics"])[0]) == published
+
+
+def test_a_narrow_terminal_hides_any_column_but_two() -> None:
+    columns = {*in_table("comparison"), "View"}
+    assert columns - {*EXPENDABLE} == {"amp", "wlp"}
+    assert len(EXPENDABLE) == len({*EXPENDABLE}) == len(columns) - 2

@@ -490,7 +490,7 @@ def test_links_in_a_run_lead_no_write_out_of_it(made: Path, inside: Path) -> Non
     (run / "rounds.jsonl").unlink()
     for target in (victim, inside.parent / "not there yet"):
         (run / "rounds.jsonl").symlink_to(target)
-        with pytest.raises(SecurityError, match="is a link; a run writes into its own folder only"):
+        with pytest.raises(SecurityError, match="is a link; "):
             files.append_line(run / "rounds.jsonl", "{}")
         (run / "rounds.jsonl").unlink()
     assert outside(inside) == before
@@ -533,16 +533,16 @@ def test_what_would_execute_something_is_refused_by_its_first_bytes(
         with pytest.raises(SystemExit) as left:
             main(["run", "data=tiny", "model=mlp", "rounds=1", words, "--out", str(tmp_path / "out")])
         assert left.value.code == 7
-        assert "would execute something when it is read" in capsys.readouterr().err
+        assert "is a pickle" in capsys.readouterr().err
     run = tmp_path / "run"
     simulate({**TINY, "rounds": 2}, run)
     newest, older = sorted((run / "checkpoints").glob("0*.safetensors"), reverse=True)[:2]
     newest.write_bytes(EXECUTABLE[kind])
     said: list[str] = []
     assert Store(run).restore(said.append) is not None
-    assert "would execute something" in said[0]
+    assert "is a pickle" in said[0]
     older.write_bytes(EXECUTABLE[kind])
-    with pytest.raises(SecurityError, match="is whole") as caught:
+    with pytest.raises(SecurityError, match="is intact") as caught:
         Store(run).restore()
     assert caught.value.code == 7
 
@@ -563,5 +563,5 @@ def test_an_npz_of_objects_is_refused_as_what_would_execute_something(tmp_path: 
     import numpy as np
 
     np.savez(tmp_path / "a.npz", x=np.array([{}], object), y=np.zeros(1))
-    with pytest.raises(SecurityError, match="would execute something when it is read"):
+    with pytest.raises(SecurityError, match="Python objects"):
         simulate({**TINY, "data": str(tmp_path / "a.npz")})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,14 +164,14 @@ def test_what_goes_wrong_in_a_file_is_said_with_its_line(tmp_path: Path, content
 def test_an_error_in_our_own_words_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
     path.write_text("from fedalloy import load\nload('missing.npz')\n")
-    with pytest.raises(DataError, match=r"there is no file 'missing\.npz'"):
+    with pytest.raises(DataError, match=r"'missing\.npz'"):
         load_file(path)
 
 
 def test_what_is_no_python_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x = 1")
     for name in ("missing.py", "notes.txt", "."):
-        with pytest.raises(UsageError, match="is not a Python file that can be read"):
+        with pytest.raises(UsageError, match=re.escape(str(tmp_path / name))):
             load_file(tmp_path / name)
 
 

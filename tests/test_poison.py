@@ -11,9 +11,10 @@ import torch
 
 from fedalloy.base import tree
 from fedalloy.check.probe import small_settings
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import like, refusal
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting

@@ -29,16 +29,17 @@ from fedalloy.check.doctor import examine  # noqa: E402
 from fedalloy.check.probe import small_settings  # noqa: E402
 from fedalloy.data.public import PublicSet  # noqa: E402
 from fedalloy.data.samples import Samples  # noqa: E402
-from fedalloy.engine.base import Answer, Round  # noqa: E402
+from fedalloy.engine.base import Round  # noqa: E402
 from fedalloy.engine.pool import Pool  # noqa: E402
 from fedalloy.engine.serial import Serial  # noqa: E402
 from fedalloy.engine.threads import Threads  # noqa: E402
 from fedalloy.errors import CheckpointError, UsageError  # noqa: E402
 from fedalloy.federation.core import Client, Message, Method, Reply, State, methods, run  # noqa: E402
+from fedalloy.federation.engine import Answer  # noqa: E402
 from fedalloy.federation.participation import Participation  # noqa: E402
 from fedalloy.federation.quorum import Quorum, QuorumError  # noqa: E402
 from fedalloy.federation.setting import Setting, pooled  # noqa: E402
-from fedalloy.methods import FedAvg, FedMD, FedMDGlobal, FedProx, KnFu, Local  # noqa: E402
+from fedalloy.methods import FedAvg, FedMD, FedMDGlobal, FedMDKnFu, FedProx, KnFu, Local  # noqa: E402
 from fedalloy.report.html import render  # noqa: E402
 from fedalloy.report.progress import Display  # noqa: E402
 from fedalloy.report.spent import WHY, epsilon_of  # noqa: E402
@@ -514,7 +515,7 @@ def test_a_run_goes_on_with_the_same_opacus_only(tmp_path: Path, monkeypatch: py
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(CheckpointError, match=r"opacus is not the same: .* now it is missing"):
+    with pytest.raises(CheckpointError, match=r"opacus has changed: .* now it is missing"):
         resume(folder, rounds=2)
     assert "the run was made with opacus" in " ".join(str(finding) for finding in examine([folder]))
 
@@ -592,7 +593,7 @@ def test_unknown_keys_are_refused() -> None:
 
 
 def test_methods_are_private_only_where_it_was_shown() -> None:
-    shown = {"fedavg", "fedprox", "fedavgm", "local", "fedmd", "fedmd-global", "knfu", "ds-fl"}
+    shown = {"fedavg", "fedprox", "fedavgm", "local", "fedmd", "fedmd-knfu", "fedmd-global", "knfu", "ds-fl"}
     assert {
         name for name, cls in methods.items() if cls.__module__.startswith("fedalloy.") and cls.card.private
     } == shown
@@ -616,7 +617,7 @@ def test_holding_private_samples_out_is_refused() -> None:
         run(method, Serial(private_setting(participation=Participation())), 1)
     with pytest.raises(UsageError, match=r"held_out = 0\.2 \(write 0\) uses a client's samples in a way"):
         private_setting().check(method)  # and so before the first round
-    private_setting().check(FedMD(mode="knfu"))
+    private_setting().check(FedMDKnFu())
 
 
 def test_batch_norm_is_refused() -> None:

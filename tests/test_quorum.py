@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from fedalloy.base import tree
 from fedalloy.check.method import small_settings
 from fedalloy.cli.main import main
 from fedalloy.engine.base import Round
-from fedalloy.engine.pool import Pool
+from fedalloy.engine.pool import DIED, Pool
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Client, Federation, Message, Method, Reply, State, action, methods, quick, run
@@ -46,7 +47,7 @@ def test_a_round_below_quorum_leaves_everything_as_it_was() -> None:
     end = run(FedAvg(), engine, 3, start, watch=lambda _, fed: seen.append(fed))  # type: ignore[func-returns-value]
     assert end.round == 3
     assert tree.equal(end.body, start.body)
-    assert [fed.skipped for fed in seen] == ["0 of 6 clients answered, and 3 are needed"] * 3
+    assert [fed.skipped for fed in seen] == ["0 of 6 clients answered, but 3 are needed"] * 3
 
 
 def test_clients_forget_a_round_that_did_not_count() -> None:
@@ -64,10 +65,10 @@ def test_a_quorum_that_is_met_changes_nothing() -> None:
 
 def test_a_run_gives_up_after_several_rounds_and_can_be_resumed(tmp_path: Path, capsys: Any) -> None:
     exp = {**TINY, "rounds": 9, "participation": {"late_drop": 0.999999}, "quorum": {"skips": 3}}
-    with pytest.raises(QuorumError, match="3 rounds in a row were skipped: 0 of 4 clients answered, and 2 are needed"):
+    with pytest.raises(QuorumError, match=r"\b3 rounds.*\b0 of 4 clients.*\b2 are needed"):
         simulate(exp, tmp_path / "run")
     records = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
-    assert [record["skipped"] for record in records] == ["0 of 4 clients answered, and 2 are needed"] * 3
+    assert [record["skipped"] for record in records] == ["0 of 4 clients answered, but 2 are needed"] * 3
     assert records[0]["views"]["aca"]["amp"] == records[2]["views"]["aca"]["amp"]
     with pytest.raises(SystemExit) as left:
         main(["resume", str(tmp_path / "run")])
@@ -78,15 +79,15 @@ def test_a_run_gives_up_after_several_rounds_and_can_be_resumed(tmp_path: Path, 
 def test_a_run_none_of_whose_rounds_counted_does_not_end_well(tmp_path: Path, capsys: Any) -> None:
     """Its rounds are fewer than those after which a run gives up."""
     exp = {**TINY, "rounds": 2, "participation": {"late_drop": 0.999999}}
-    sentence = "no round counted: 2 rounds in a row were skipped: 0 of 4 clients answered, and 2 are needed"
-    with pytest.raises(QuorumError, match=f"^{sentence}; the run can be resumed with more rounds"):
+    sentence = r"no round counted: 2 rounds.* 0 of 4 clients.* 2 are needed"
+    with pytest.raises(QuorumError, match=f"^{sentence}.*resume"):
         simulate(exp, tmp_path / "run")
     assert len((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()) == 2
     for _ in range(2):  # it is not done, however often it is looked at
         with pytest.raises(SystemExit) as left:
             main(["resume", str(tmp_path / "run")])
         assert left.value.code == 6
-        assert capsys.readouterr().err.startswith(f"fedalloy: {sentence}")
+        assert re.match(f"fedalloy: {sentence}", capsys.readouterr().err)
     with pytest.raises(QuorumError, match=r"^no round counted: a round was skipped"):
         simulate({**exp, "rounds": 1})
 
@@ -128,7 +129,7 @@ class Deadly(FedAvg):
 
 @pytest.mark.parametrize(
     ("method", "deadline", "reason"),
-    [(Slow(), 5.0, "it took longer than 5 s"), (Deadly(), None, "its worker died twice; is memory short?")],
+    [(Slow(), 5.0, "it took longer than 5 s"), (Deadly(), None, DIED)],
 )
 def test_the_pool_goes_on_without_a_client_that_hangs_or_kills(
     method: FedAvg, deadline: float | None, reason: str

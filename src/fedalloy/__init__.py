@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from fedalloy.report.html import write_report
     from fedalloy.run.comparison import compare
     from fedalloy.run.runner import resume, simulate
-    from fedalloy.storage.results import Run, rows
+    from fedalloy.storage.results import Run
+    from fedalloy.storage.rows import rows
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,8 @@ _HOMES = {
     "fedalloy.report.export": ("export_model",),
     "fedalloy.nets.models": ("FeatureNet", "model"),
     "fedalloy.report.html": ("write_report",),
-    "fedalloy.storage.results": ("Run", "rows"),
+    "fedalloy.storage.results": ("Run",),
+    "fedalloy.storage.rows": ("rows",),
     "fedalloy.run.runner": ("resume", "simulate"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

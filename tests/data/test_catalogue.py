@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,29 +49,29 @@ def bad_float() -> np.ndarray:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"y": np.array([0, 1, 2, 3, 1, 2])}, "training label 3 is 3, but with 3 classes labels go from 0 to 2"),
+        ({"y": np.array([0, 1, 2, 3, 1, 2])}, r"training label 3 is 3.*\b3 classes.*0 to 2\b"),
         ({"y": np.array([0, 1, -1, 0, 1, 2])}, "training label 2 is -1"),
         ({"y_test": np.array([2, 9])}, "test label 1 is 9"),
-        ({"y": np.array([0, 1])}, "there are 6 training samples but 2 training labels"),
-        ({"x": bad_float()}, "training sample 4 holds NaN or infinity"),
-        ({"x": np.zeros((6, 4, 4), np.uint8)}, "training samples have shape (6, 4, 4); they must be N x C x H x W"),
-        ({"x": np.zeros((6, 3, 4, 4))}, "training samples are float64"),
-        ({"y": np.zeros(6, np.int32)}, "training labels are int32"),
-        ({"x": np.zeros((0, 3, 4, 4), np.uint8), "y": np.zeros(0, np.int64)}, "the training part is empty"),
-        ({"x_test": None}, "x_test and y_test must be given together"),
-        ({"x_test": np.zeros((2, 1, 4, 4), np.uint8)}, "test samples are (1, 4, 4) but training samples (3, 4, 4)"),
-        ({"mean": (0.5,)}, "one number for each of its 3 channels"),
-        ({"std": (0.1, 0.0, 0.1)}, "every std must be above 0"),
-        ({"label_names": ("a", "b")}, "there are 2 label names for 3 classes"),
-        ({"client_ids": np.zeros(5, np.int64)}, "must be one per training label"),
-        ({"classes": 1}, "needs at least 2"),
+        ({"y": np.array([0, 1])}, r"\b6 training samples.*\b2 training labels"),
+        ({"x": bad_float()}, r"training sample 4 .*NaN"),
+        ({"x": np.zeros((6, 4, 4), np.uint8)}, r"training samples.*\(6, 4, 4\).*N x C x H x W"),
+        ({"x": np.zeros((6, 3, 4, 4))}, "training samples.*float64"),
+        ({"y": np.zeros(6, np.int32)}, "training labels.*int32"),
+        ({"x": np.zeros((0, 3, 4, 4), np.uint8), "y": np.zeros(0, np.int64)}, "training.*empty"),
+        ({"x_test": None}, "x_test and y_test"),
+        ({"x_test": np.zeros((2, 1, 4, 4), np.uint8)}, r"test samples.*\(1, 4, 4\).*training samples \(3, 4, 4\)"),
+        ({"mean": (0.5,)}, r"mean and std.*\b3 channels"),
+        ({"std": (0.1, 0.0, 0.1)}, r"std .*\b0\b.*\(0\.1, 0\.0, 0\.1\)"),
+        ({"label_names": ("a", "b")}, r"\b2 label names.*\b3 classes"),
+        ({"client_ids": np.zeros(5, np.int64)}, r"client id.*\(5,\).*\(6,\)"),
+        ({"classes": 1}, r"\b1\b.*at least 2\b"),
     ],
 )
 def test_a_wrong_data_set_is_refused(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(DataError) as caught:
         small(**changes)
     assert str(caught.value).startswith("data set 'small': ")
-    assert sentence in str(caught.value)
+    assert re.search(sentence, str(caught.value))
 
 
 def test_tensors_normalise_by_hand() -> None:
@@ -140,7 +141,7 @@ def test_only_some_classes_train_and_test() -> None:
 @pytest.mark.parametrize("only", [[], [1], [1, 1], [0, 4], [-1, 2]])
 def test_only_refuses_what_are_no_classes(only: list[int]) -> None:
     arrays = readers.Arrays(np.arange(4), np.arange(4), None, None)
-    with pytest.raises(UsageError, match=r"only is \[.*\]; write two or more different classes from 0 to 3"):
+    with pytest.raises(UsageError, match=r"only = \[.*\].*from 0 to 3\b"):
         only_classes(arrays, only, tuple("abcd"))
 
 
@@ -188,20 +189,20 @@ def test_from_arrays_measures_and_infers() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (np.zeros((2, 3)), [0.5, 1], "whole numbers"),
-        (np.zeros((2, 3)), ["a", "b"], "whole numbers"),
-        (np.zeros((2, 3)), [np.nan, 1], "whole numbers"),
-        (np.array([["a"], ["b"]]), [0, 1], "they must be numbers"),
-        (np.zeros(2), [0, 1], "inputs have shape (2,)"),
-        (np.zeros((0, 3)), [], "the training part is empty"),
-        (np.zeros((2, 3)), [0, -1], "its labels are -1 and 0"),
-        (np.full((2, 3), np.nan), [0, 1], "training row 0, column 0, holds NaN"),
+        (np.zeros((2, 3)), [0.5, 1], "labels.*integers.*float64"),
+        (np.zeros((2, 3)), ["a", "b"], "labels.*integers.*<U1"),
+        (np.zeros((2, 3)), [np.nan, 1], "labels.*integers.*float64"),
+        (np.array([["a"], ["b"]]), [0, 1], "inputs.*<U1.*numbers"),
+        (np.zeros(2), [0, 1], r"inputs.*\(2,\)"),
+        (np.zeros((0, 3)), [], "training.*empty"),
+        (np.zeros((2, 3)), [0, -1], "labels.*-1 and 0"),
+        (np.full((2, 3), np.nan), [0, 1], "training row 0, column 0.*NaN"),
     ],
 )
 def test_wrong_arrays_are_refused(x: np.ndarray, y: list[float], sentence: str) -> None:
     with pytest.raises(DataError) as caught:
         from_arrays(x, y)
-    assert sentence in str(caught.value)
+    assert re.search(sentence, str(caught.value))
 
 
 def test_many_classes_are_believed_where_they_are_given_or_all_have_rows() -> None:
@@ -212,9 +213,9 @@ def test_many_classes_are_believed_where_they_are_given_or_all_have_rows() -> No
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [
-        ((torch.tensor(0.5), 1), "must be whole numbers"),
-        (("cat", "dog"), "must be whole numbers"),
-        ((torch.eye(2)[0], 1), "a label is not one number"),
+        ((torch.tensor(0.5), 1), "labels.*integers"),
+        (("cat", "dog"), "labels.*integers"),
+        ((torch.eye(2)[0], 1), "label.*number"),
     ],
 )
 def test_labels_of_a_torch_data_set_are_as_strict(labels: tuple[object, object], sentence: str) -> None:
@@ -233,7 +234,7 @@ def test_from_torch_takes_whole_labels_of_any_kind() -> None:
 def test_feature_vectors_have_no_size() -> None:
     data = from_arrays(np.eye(4), [0, 1, 0, 1], name="wards")
     assert tensors(data, size=1)[0].x.shape == (4, 4, 1, 1)
-    with pytest.raises(UsageError, match=r"'wards' holds feature vectors, .* to 8 x 8; leave out data\.size"):
+    with pytest.raises(UsageError, match=r"'wards'.*feature vectors.*8 x 8.*data\.size"):
         tensors(data, size=8)
 
 
@@ -250,7 +251,7 @@ def test_from_torch() -> None:
         (torch.rand(1, 2, 2, generator=torch.Generator().manual_seed(3)), 0),
         (torch.rand(1, 3, 3, generator=torch.Generator().manual_seed(4)), 1),
     ]
-    with pytest.raises(DataError, match="differ in shape"):
+    with pytest.raises(DataError, match=r"shapes.*\(1, 2, 2\).*\(1, 3, 3\)"):
         from_torch(uneven)  # type: ignore[arg-type]
 
 
@@ -264,17 +265,15 @@ def test_a_users_own_file(tmp_path: Path) -> None:
     assert data.client_ids is not None
     assert data.client_ids.tolist() == [2, 2, 5, 5]
     assert load(str(path), classes=7).classes == 7
-    with pytest.raises(UsageError, match="has no option 'clases'; did you mean 'classes'"):
+    with pytest.raises(UsageError, match=r"'clases'.*'classes'"):
         load(path, clases=7)
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match=r"absent\.npz"):
         load(tmp_path / "absent.npz")
 
 
 @pytest.mark.parametrize("name", ["data.csv", "folder/data", "./tiny"])
 def test_a_file_that_is_no_npz_is_told_what_to_become(name: str) -> None:
-    with pytest.raises(
-        UsageError, match=rf"there is no data set '{name}', and .* must be an \.npz file; write one with"
-    ):
+    with pytest.raises(UsageError, match=rf"'{name}'.*\.npz.*numpy\.savez_compressed"):
         load(name)
 
 
@@ -284,7 +283,7 @@ def test_the_catalogue_is_complete() -> None:
         assert source.about
         assert source.source
         assert source.licence
-    with pytest.raises(UsageError, match="there is no data set 'cifar-10'; did you mean 'cifar10'"):
+    with pytest.raises(UsageError, match=r"'cifar-10'.*'cifar10'"):
         load("cifar-10")
 
 
@@ -295,7 +294,7 @@ def test_every_normalisation_belongs_to_a_data_set_and_fits_it() -> None:
         assert len(mean) == len(std) == (3 if name in colour else 1)
     assert normalisation("cifar100", "fedkf") == ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
     assert normalisation("cifar10", "kdia")[0] == pytest.approx((0.49137, 0.48235, 0.44667), abs=1e-5)
-    with pytest.raises(UsageError, match="did you mean 'fedkf'"):
+    with pytest.raises(UsageError, match="'fedkf'"):
         normalisation("cifar10", "fedfk")
 
 
@@ -327,9 +326,9 @@ def test_tiny_is_the_mean_of_blocks() -> None:
 def test_options_are_checked_before_anything_is_fetched() -> None:
     with pytest.raises(UsageError, match='write "fine"'):
         load("cifar100", labels="course")
-    with pytest.raises(UsageError, match="data set 'cinic10' has no normalisation 'kdai'; did you mean 'kdia'"):
+    with pytest.raises(UsageError, match=r"'cinic10'.*'kdai'.*'kdia'"):
         load("cinic10", normalise="kdai")
-    with pytest.raises(UsageError, match="data set 'mnist' has no option 'per_class'; choose one of: normalise"):
+    with pytest.raises(UsageError, match=r"'mnist'.*'per_class'.*normalise"):
         load("mnist", per_class=3)
 
 

@@ -20,16 +20,16 @@ def test_private_classes_come_first() -> None:
 
 @pytest.mark.parametrize("label", [-1, 20])
 def test_labels_that_do_not_exist_are_refused(label: int) -> None:
-    with pytest.raises(UsageError, match="labels run from 0 to 19"):
+    with pytest.raises(UsageError, match=rf"'cifar100'.* {label}\b.*0 to 19\b"):
         CIFAR.index("cifar100", label)
 
 
 def test_unknown_data_sets_name_the_nearest() -> None:
-    with pytest.raises(UsageError, match="did you mean 'cifar100'"):
+    with pytest.raises(UsageError, match="'cifar100'"):
         CIFAR.columns("cifar1000")
 
 
 @pytest.mark.parametrize("parts", [(), (("a", 2), ("a", 3)), (("a", 0),)])
 def test_spaces_that_mean_nothing_are_refused(parts: tuple[tuple[str, int], ...]) -> None:
-    with pytest.raises(UsageError, match="different names and at least one class"):
+    with pytest.raises(UsageError, match=r"label space.*different names"):
         LabelSpace(parts)

@@ -192,11 +192,9 @@ def test_an_infinite_alpha_tends_to_equal_shares_of_everything(rows):
 
 def test_the_search_for_a_minimum_size_ends_in_a_sentence(monkeypatch):
     monkeypatch.setattr(partitioners, "MOST_DRAWS", 20)
-    with pytest.raises(
-        UsageError, match=r"in 20 draws with alpha = 0\.001 .* fewer than 90 of the 1,000 rows; raise alp"
-    ):
+    with pytest.raises(UsageError, match=r"\b20 draws.*alpha = 0\.001.*\b90\b.*1,000 rows.*raise alpha"):
         dirichlet(SMALL, 10, seed=0, alpha=0.001, min_size=90, balanced=False)
-    with pytest.raises(UsageError, match=r"raise beta, lower min_size, or take fewer than 10 clients"):
+    with pytest.raises(UsageError, match=r"raise beta.*min_size.*\b10 clients"):
         quantity(SMALL, 10, seed=0, beta=0.01, min_size=90)
 
 
@@ -374,27 +372,27 @@ def test_natural_ids_are_not_recorded_as_an_option():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"alpha": 0}, r"alpha = 0 must be a number between 1e-6 and 1e6; write for instance alpha=0\.5"),
-        ({"alpha": -1.0}, r"alpha = -1\.0 must be"),
-        ({"alpha": float("nan")}, "alpha = nan must be"),
-        ({"alpha": "0.1"}, r"alpha = '0\.1' must be"),
-        ({"clients": 0}, "clients = 0 must be a whole number of at least 1"),
-        ({"clients": 2.5}, r"clients = 2\.5 must be a whole number"),
-        ({"clients": 1001}, "1001 clients cannot share 1000 rows; write clients=1000 or fewer"),
-        ({"test_fraction": 1.0}, r"test_fraction = 1\.0 must be at least 0 and below 1"),
-        ({"test_fraction": -0.1}, r"test_fraction = -0\.1 must be"),
-        ({"validation": 1}, "validation = 1 must be at least 0 and below 1"),
-        ({"validation": "some"}, "validation = 'some' must be"),
-        ({"alhpa": 1}, "the partition 'dirichlet' has no option 'alhpa'; did you mean 'alpha'?"),
-        ({"ids": SMALL}, "the partition 'dirichlet' has no option 'ids'; choose one of: alpha, balanced, min_size"),
-        ({"name": "dirichelt"}, "there is no partition 'dirichelt'; did you mean 'dirichlet'?"),
+        ({"alpha": 0}, r"alpha = 0 .*1e-6.*1e6.*alpha=0\.5"),
+        ({"alpha": -1.0}, r"alpha = -1\.0 "),
+        ({"alpha": float("nan")}, "alpha = nan "),
+        ({"alpha": "0.1"}, r"alpha = '0\.1' "),
+        ({"clients": 0}, r"clients = 0 .*at least 1\b"),
+        ({"clients": 2.5}, r"clients = 2\.5 .*integer"),
+        ({"clients": 1001}, r"\b1001 clients.*\b1000 rows.*clients=1000\b"),
+        ({"test_fraction": 1.0}, r"test_fraction = 1\.0 .*\b0\b.*\b1\b"),
+        ({"test_fraction": -0.1}, r"test_fraction = -0\.1 "),
+        ({"validation": 1}, r"validation = 1 .*\b0\b.*\b1\b"),
+        ({"validation": "some"}, "validation = 'some' "),
+        ({"alhpa": 1}, "'dirichlet'.*'alhpa'.*'alpha'"),
+        ({"ids": SMALL}, "'dirichlet'.*'ids'.*alpha, balanced, min_size"),
+        ({"name": "dirichelt"}, "'dirichelt'.*'dirichlet'"),
         (
             {"min_size": 300},
-            "1,000 rows are too few for 4 clients with at least 300 each; write clients=3 or fewer, or min_size=250 or",
+            r"1,000 rows.*\b4 clients.*\b300\b.*clients=3\b.*min_size=250\b",
         ),
-        ({"test_samples": 5}, "test_samples needs test_labels to draw from"),
-        ({"test_labels": [0, 1], "test_samples": 5}, "test_samples = 5 must be a whole number from 1 to 2"),
-        ({"test_labels": []}, "test_labels must be a non-empty list of class numbers"),
+        ({"test_samples": 5}, "test_samples .*test_labels"),
+        ({"test_labels": [0, 1], "test_samples": 5}, r"test_samples = 5 .*from 1 to 2\b"),
+        ({"test_labels": []}, "test_labels must be"),
     ],
 )
 def test_split_refuses_with_a_sentence(changes, sentence):
@@ -406,29 +404,29 @@ def test_split_refuses_with_a_sentence(changes, sentence):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        ({"name": "dirichlet"}, "the partition 'dirichlet' needs alpha; write alpha=..."),
-        ({"name": "dirichlet-fixed"}, "needs alpha and samples; write alpha=..."),
+        ({"name": "dirichlet"}, r"'dirichlet'.*alpha.*alpha=\.\.\."),
+        ({"name": "dirichlet-fixed"}, r"'dirichlet-fixed'.*alpha and samples.*alpha=\.\.\."),
         (
             {"name": "dirichlet-fixed", "alpha": 1, "samples": 1001},
-            "samples = 1001 must be a whole number from 1 to 1000",
+            r"samples = 1001 .*from 1 to 1000\b",
         ),
-        ({"name": "dirichlet-dominant", "alpha": 1, "seed": -1}, "seed = -1 does not fit numpy's legacy generator"),
-        ({"name": "iid", "alpha": 1}, "the partition 'iid' has no option 'alpha'; it takes none"),
-        ({"name": "natural"}, "the partition 'natural' needs ids"),
-        ({"name": "natural", "ids": SMALL}, "the ids name 10 clients, but clients = 4; write clients=10"),
-        ({"name": "natural", "ids": SMALL[:7]}, "there are 7 ids for 1000 rows; give exactly one id for each row"),
+        ({"name": "dirichlet-dominant", "alpha": 1, "seed": -1}, "seed = -1 .*'dirichlet-dominant'.*4294967295"),
+        ({"name": "iid", "alpha": 1}, "'iid'.*'alpha'"),
+        ({"name": "natural"}, "'natural'.*ids"),
+        ({"name": "natural", "ids": SMALL}, r"\b10\b.*clients = 4.*clients=10\b"),
+        ({"name": "natural", "ids": SMALL[:7]}, r"\b7 ids.*\b1000 rows"),
         (
             {"name": "classes", "per_client": 2},
-            "4 clients with 2 classes each cannot hold all 10 .* write per_client=3",
+            r"\b4 clients.*\b2 classes.*\b10 .*per_client=3\b",
         ),
         (
             {"name": "classes", "per_client": 11},
-            "per_client = 11 must be a whole number from 1 to 10, the number of cl",
+            r"per_client = 11 .*from 1 to 10\b",
         ),
-        ({"name": "classes", "per_client": True}, "per_client = True must be a whole number"),
+        ({"name": "classes", "per_client": True}, "per_client = True .*integer"),
         (
             {"name": "dirichlet", "alpha": 1e-6, "min_size": 0, "balanced": False, "clients": 30},
-            r"client \d+ \(and \d+ more\) would get no rows; raise alpha or lower the number of clients",
+            r"client \d+ \(and \d+ more\).*alpha.*clients",
         ),
     ],
 )
@@ -439,5 +437,5 @@ def test_each_partition_refuses_with_a_sentence(call, sentence):
 
 @pytest.mark.parametrize("labels", [[], [[0, 1]], [0.5, 1.0], [-1, 0], ["a", "b"]])
 def test_labels_must_be_class_numbers(labels):
-    with pytest.raises(UsageError, match=r"labels must be a non-empty list of class numbers 0, 1, 2, \.\.\."):
+    with pytest.raises(UsageError, match=r"labels must be .*class numbers"):
         split(labels, name="iid", clients=1, seed=0)

@@ -24,13 +24,13 @@ def rows(part: PublicSet) -> list[int]:
 
 def test_an_unlabelled_set_holds_no_labels_at_all() -> None:
     hidden = public([5, 5], labelled=False)
-    with pytest.raises(UsageError, match="has no labels"):
+    with pytest.raises(UsageError, match="no labels"):
         _ = hidden.labels
     assert hidden.samples.labels.unique().tolist() == [-1]
-    with pytest.raises(UsageError, match="and these have none"):
+    with pytest.raises(UsageError, match=r"'stratified'.*public\.labelled"):
         hidden.subset(0, 0, 4, "stratified")
     part = hidden.subset(0, 0, 4, "fresh")
-    with pytest.raises(UsageError, match="has no labels"):
+    with pytest.raises(UsageError, match="no labels"):
         _ = part.labels
     assert public([5, 5]).labels.bincount().tolist() == [5, 5]
 
@@ -71,18 +71,16 @@ def test_a_subset_keeps_inputs_and_labels_together() -> None:
 def test_wrong_requests() -> None:
     data = public([5])
     for size in (0, 6):
-        with pytest.raises(UsageError, match=f"asks for {size} of 5 public samples"):
+        with pytest.raises(UsageError, match=f" {size} of 5 public samples"):
             data.subset(0, 0, size, "fresh")
-    with pytest.raises(UsageError, match="did you mean 'fresh'"):
+    with pytest.raises(UsageError, match="'fresh'"):
         data.subset(0, 0, 2, "frsh")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="the holder of a public set is 'clients'"):
+    with pytest.raises(UsageError, match=r"holder.*'clients'"):
         PublicSet(data.samples, True, "clients")  # type: ignore[arg-type]
 
 
 def test_disjoint() -> None:
     assert_disjoint(torch.tensor([0, 9]), {0: torch.tensor([1, 2]), 1: torch.tensor([3])})
     assert_disjoint(torch.tensor([0, 9]), {})
-    with pytest.raises(
-        UsageError, match=r"2 public samples also belong to client 4 \(row 9\); take the public set out"
-    ):
+    with pytest.raises(UsageError, match=r"\b2 public samples.*client 4 \(row 9\)"):
         assert_disjoint(torch.tensor([0, 9, 5]), {3: torch.tensor([1]), 4: torch.tensor([2, 9, 0])})

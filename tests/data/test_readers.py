@@ -71,7 +71,7 @@ def test_idx_reads_plain_and_gzipped(tmp_path: Path, pack: type[bytes]) -> None:
 )
 def test_a_broken_idx_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken").write_bytes(content)
-    with pytest.raises(DataError, match=r"broken' cannot be read as an idx file: .+; put a whole copy"):
+    with pytest.raises(DataError, match=r"broken'.*idx file: .+"):
         readers.read_idx(tmp_path / "broken")
 
 
@@ -120,14 +120,14 @@ def test_cifar100_has_coarse_before_fine(tmp_path: Path, coarse: bool, labels: l
 def test_broken_cifar_archives(tmp_path: Path) -> None:
     path = tmp_path / "c.tar.gz"
     write_tar(path, {"data_batch_1.bin": bytes(3073)})
-    with pytest.raises(DataError, match=r"cannot be read as the binary version of CIFAR-10: data_batch_2\.bin"):
+    with pytest.raises(DataError, match=r"c\.tar\.gz.*CIFAR-10: data_batch_2\.bin"):
         readers.read_cifar10(path)
     write_tar(path, {"train.bin": bytes(3075), "test.bin": bytes(3074)})
-    with pytest.raises(DataError, match="cannot be read as the binary version of CIFAR-100"):
+    with pytest.raises(DataError, match=r"c\.tar\.gz.*CIFAR-100"):
         readers.read_cifar100(path, coarse=False)
     write_tar(path, {f"data_batch_{i}.bin": pixels(3073, seed=i).tobytes() for i in range(1, 6)})
     path.write_bytes(path.read_bytes()[:9000])
-    with pytest.raises(DataError, match="cannot be read as the binary version of CIFAR-10"):
+    with pytest.raises(DataError, match=r"c\.tar\.gz.*CIFAR-10"):
         readers.read_cifar10(path)
 
 
@@ -143,7 +143,7 @@ def test_emnist_letters_are_turned_upright_and_count_from_zero(tmp_path: Path) -
     assert np.array_equal(got.x[:, 0], upright)
     assert got.y.tolist() == [0, 25, 1]
     (tmp_path / "bad.zip").write_bytes((tmp_path / "gzip.zip").read_bytes()[:-30])
-    with pytest.raises(DataError, match="cannot be read as NIST's EMNIST archive"):
+    with pytest.raises(DataError, match="EMNIST"):
         readers.read_emnist_letters(tmp_path / "bad.zip")
 
 
@@ -173,7 +173,7 @@ def test_matlab_keeps_stored_types_and_refuses_damage(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"a\.mat' is "):
             read_matlab(path)
     path.write_bytes(mat(matrix("y", pixels(2, 1))))
-    with pytest.raises(DataError, match="cannot be read as a file of SVHN: X"):
+    with pytest.raises(DataError, match=r"SVHN.*: X"):
         readers.read_svhn(path, path)
 
 
@@ -202,14 +202,14 @@ def test_cinic10_is_sorted_by_name_and_leaves_valid_out(tmp_path: Path) -> None:
     assert np.array_equal(got.x[2], images[0].transpose(2, 0, 1))
     assert got.y_test is not None
     assert got.y_test.tolist() == [0]
-    with pytest.raises(DataError, match="cannot be read as the archive of CINIC-10"):
+    with pytest.raises(DataError, match="CINIC-10"):
         readers.read_cinic10(tmp_path / "c.tar.gz", ["cat"])
     write_tar(tmp_path / "e.tar.gz", {"train/cat/a.png": png(grey)})
-    with pytest.raises(DataError, match="no PNG below a folder 'test'"):
+    with pytest.raises(DataError, match=r"PNG.*'test'"):
         readers.read_cinic10(tmp_path / "e.tar.gz", ["cat"])
     whole = (tmp_path / "c.tar.gz").read_bytes()
     (tmp_path / "c.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="cannot be read as the archive of CINIC-10"):
+    with pytest.raises(DataError, match="CINIC-10"):
         readers.read_cinic10(tmp_path / "c.tar.gz", ["cat", "dog"])
 
 
@@ -251,15 +251,13 @@ def test_an_npz_is_never_unpickled(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="allow_pickle=False"):
         readers.read_npz(path)
     np.savez(path, x=np.zeros((1, 2)))
-    with pytest.raises(DataError, match=r"has no array y; write it with numpy\.savez_compressed"):
+    with pytest.raises(DataError, match=r"array y\b.*numpy\.savez_compressed"):
         readers.read_npz(path)
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(DataError, match=r"u\.npz' cannot be read as an \.npz file"):
+    with pytest.raises(DataError, match=r"u\.npz'.*\.npz file"):
         readers.read_npz(path)
     for content in (b"x,y\n1,0\n", b"", b"\x93NUMPY\x01\x00"):
         path.write_bytes(content)
-        with pytest.raises(
-            DataError, match=r"u\.npz' is not an \.npz file; write one with numpy\.savez_compressed"
-        ) as caught:
+        with pytest.raises(DataError, match=r"u\.npz'.*\.npz file.*numpy\.savez_compressed") as caught:
             readers.read_npz(path)
         assert "unsafe" not in str(caught.value)

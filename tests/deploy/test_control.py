@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.server
 import os
+import re
 import signal
 import socket
 import ssl
@@ -83,7 +84,7 @@ def test_a_port_in_use_is_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 cannot be used"):
+        with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1"):
             processes.refuse_busy("127.0.0.1", [port])
 
 
@@ -148,13 +149,13 @@ def test_what_is_not_up_says_so(made: Deployment, capsys: pytest.CaptureFixture[
     assert _code("run", str(made.folder)) == 4
     assert "the SuperLink does not answer" in capsys.readouterr().err
     assert _code("resume", str(made.folder)) == 2
-    assert "has no run to go on with" in capsys.readouterr().err
+    assert "`fedalloy deploy run" in capsys.readouterr().err
     assert _code("status", str(made.folder)) == 0
     assert "unknown" in capsys.readouterr().out
     assert _code("down", str(made.folder)) == 0
     assert "nothing was running" in capsys.readouterr().out
     assert _code("up", str(made.folder), "--local", "3") == 2
-    assert "this deployment has 2 sites" in capsys.readouterr().err
+    assert "2 sites" in capsys.readouterr().err
 
 
 def test_up_refuses_a_port_in_use_before_it_starts_anything(
@@ -165,7 +166,7 @@ def test_up_refuses_a_port_in_use_before_it_starts_anything(
         taken.bind(("127.0.0.1", made.runtime_port(1)))
         taken.listen()
         assert _code("up", str(made.folder), "--local", "2") == 2
-    assert f"port {made.runtime_port(1)} of 127.0.0.1 cannot be used" in capsys.readouterr().err
+    assert f"port {made.runtime_port(1)} of 127.0.0.1 " in capsys.readouterr().err
     assert processes.known(made.state) == []
 
 
@@ -175,7 +176,7 @@ def test_a_missing_flower_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys:
 
     monkeypatch.setattr(link, "version", missing)
     assert _code("init", "any.toml", "--out", "x", "--sites", "2") == 2
-    assert 'pip install "fedalloy[flower]"' in capsys.readouterr().err
+    assert re.search(r"pip install .*\[flower\]", capsys.readouterr().err)
 
 
 def test_a_link_of_another_authority_is_not_believed(made: Deployment, tmp_path: Path) -> None:
@@ -187,10 +188,10 @@ def test_a_link_of_another_authority_is_not_believed(made: Deployment, tmp_path:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        with pytest.raises(link.LinkError, match="has no certificate of this deployment's authority"):
+        with pytest.raises(link.LinkError, match=rf"port {made.port}.*certificate"):
             link.site_states(made)
         code, sentence = refusal("127.0.0.1", made.port, str(made.site(0) / "ca.crt"))
-        assert (code, "is not the one this site was made for" in sentence) == (2, True)
+        assert (code, "is not the one" in sentence) == (2, True)
         assert refusal("127.0.0.1", made.port, str(other.site(0) / "ca.crt"))[0] == 0
     finally:
         server.shutdown()
@@ -206,16 +207,14 @@ def test_a_server_that_is_not_there_yet_is_waited_for(made: Deployment) -> None:
 
 def test_a_run_needs_all_sites(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "registered"})
-    with pytest.raises(UsageError, match="not all sites are there: site 1 is registered"):
+    with pytest.raises(UsageError, match="site 1 is registered"):
         control.submitted(made, lambda _: None)
 
 
 def test_a_site_that_dies_at_its_start_is_a_sentence(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "nodes", lambda _: {0: ("registered", 0.0)})
     (made.state / "site-0.log").write_text("one\n\x1b[91mERROR\x1b[0m: certificate verify failed\n\n")
-    with pytest.raises(
-        link.LinkError, match=r"site-0 did not start: ERROR: certificate verify failed; state/site-0\.log"
-    ):
+    with pytest.raises(link.LinkError, match=r"site-0.*ERROR: certificate verify failed.*state/site-0\.log"):
         control._await_site(made, 0, 1.0)
 
 
@@ -251,7 +250,7 @@ def test_a_run_that_has_ended_is_not_followed_although_flower_has_not_heard_of_i
     write_json(made.state / "current.json", {"run": "7"})
     said: list[str] = []
     assert control.submitted(made, said.append) == "7"
-    assert said == ["the run is under way; following it"]
+    assert ["following" in line for line in said] == [True]
     tell(events_file(made, "7"), "ended")
     assert control.submitted(made, said.append) == "8"
 
@@ -266,7 +265,10 @@ def test_half_a_line_of_events_is_not_read(tmp_path: Path) -> None:
 
 def test_the_key_of_a_site_must_be_one_that_flower_takes(made: Deployment) -> None:
     file = made.server / "sites" / "site-0.pub"
-    for content, sentence in ((b"nonsense", "no public key"), (None, "put the public key of site 0 there")):
+    for content, sentence in (
+        (b"nonsense", r"site-0\.pub.*OpenSSH"),
+        (None, r"site-0\.pub.*put the public key of site 0"),
+    ):
         if content is None:
             file.unlink()
         else:

@@ -169,20 +169,20 @@ def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
 @pytest.mark.parametrize(
     ("change", "sites", "sentence"),
     [
-        ({"method": "centralised"}, 3, "centralised needs all data in one place"),
-        ({}, 4, "the experiment has 3 clients and --sites is 4; write partition.clients = 4"),
-        ({}, 1, "a federation has at least 2 sites"),
-        ({"start": "model.safetensors"}, 3, "start names a file of this machine"),
-        ({"data": {"name": "own.npz"}}, 3, 'write data.name = "sites"'),
-        ({"public": {"data": "own.npz", "samples": 20}}, 3, "public.data = 'own.npz' is a file that the sites do not"),
-        ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, "those stay at the sites"),
-        ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, "needs a common test set"),
+        ({"method": "centralised"}, 3, "centralised.*choose another method"),
+        ({}, 4, r"\b3 clients.*--sites is 4.*write partition\.clients = 4"),
+        ({}, 1, "--sites 1.*at least 2"),
+        ({"start": "model.safetensors"}, 3, "^start .*file"),
+        ({"data": {"name": "own.npz"}}, 3, r"data\.name = 'own\.npz'.*write data\.name = \"sites\""),
+        ({"public": {"data": "own.npz", "samples": 20}}, 3, r"public\.data = 'own\.npz'"),
+        ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, r"public\.data = 'own'"),
+        ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, r"partition\.test = 'global'.*write 'local'"),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
     change: dict[str, object], sites: int, sentence: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(sentence)):
+    with pytest.raises(UsageError, match=sentence):
         init({**TINY, **change}, tmp_path / "lab", sites)
     assert not (tmp_path / "lab").exists()
 
@@ -213,7 +213,7 @@ def test_columns_of_numbers_need_constants_that_all_sites_use(change: dict[str, 
 
 
 def test_as_many_names_as_classes_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.names has 3 names, but data\.classes = 2"):
+    with pytest.raises(UsageError, match=r"data\.names.*\b3\b.*data\.classes = 2"):
         init({**TINY, "data": {**COLUMNS, "names": ["a", "b", "c"]}}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
@@ -222,7 +222,7 @@ def test_an_override_is_no_experiment_file(tmp_path: Path) -> None:
     words = ["data=tiny", "model=mlp", "--out", str(tmp_path / "lab"), "--sites", "3"]
     refused = CliRunner().invoke(init_command, words)
     assert isinstance(refused.exception, UsageError)
-    assert "needs an experiment file first" in str(refused.exception)
+    assert "'data=tiny'" in str(refused.exception)
 
 
 @pytest.mark.parametrize("data", [COLUMNS, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])
@@ -252,7 +252,7 @@ def test_what_a_simulation_refuses_is_refused_before_anything_is_written(
     "address", ["example.org", "example.org:", ":8443", "a b:8443", "x:99999", "x:80", "$(id):8443"]
 )
 def test_an_address_that_is_none_is_refused(address: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="must be host:port"):
+    with pytest.raises(UsageError, match="host:port"):
         init(TINY, tmp_path / "lab", 3, address)
 
 
@@ -262,7 +262,7 @@ def test_keys_are_never_written_over(made: Deployment) -> None:
 
 
 def test_another_folder_is_no_deployment(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a deployment; `fedalloy deploy init"):
+    with pytest.raises(UsageError, match=r"not a deployment.*`fedalloy deploy init"):
         read_deployment(tmp_path)
     (tmp_path / "deployment.toml").write_text("host = 3")
     with pytest.raises(UsageError, match="cannot be read"):

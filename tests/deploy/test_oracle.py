@@ -204,7 +204,7 @@ JUNK: dict[str, Callable[[Server], Mapping[str, Tree]]] = {
 def test_a_site_refuses_models_that_its_method_cannot_have(kind: str, tmp_path: Path) -> None:
     batchnorm = {**OWN, "model": {"name": "resnet8", "norm": "batch"}}
     server = Server(made(batchnorm if kind == "variances" else OWN, tmp_path))
-    with pytest.raises(DataError, match="what the server sent is refused"):
+    with pytest.raises(DataError, match="message is refused"):
         server.asks(1, JUNK[kind](server))
     assert not (server.folder / "evaluated.jsonl").exists()
 

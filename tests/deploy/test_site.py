@@ -95,13 +95,13 @@ def test_a_folder_of_images_is_read_by_class(channels: int, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("gone.npz", None, "there is no data at"),
-        ("a.npz", b"not a zip", ".npz file"),
-        ("a.parquet", b"", "neither an .npz file"),
-        ("a.csv", b"a,b\n", "no rows below its first line"),
-        ("a.csv", b"a,b\n1,0\n1\n", "line 3 has 1 columns"),
+        ("gone.npz", None, r"no data.*gone\.npz.*site\.toml"),
+        ("a.npz", b"not a zip", r"\.npz file"),
+        ("a.parquet", b"", r"a\.parquet.*\.npz.*\.csv.*folder"),
+        ("a.csv", b"a,b\n", r"a\.csv.*no rows"),
+        ("a.csv", b"a,b\n1,0\n1\n", r"line 3.*\b1 column"),
         ("a.csv", b"a,b\nx,0\n", "line 2, column 'a'"),
-        ("a.csv", b"a,b\n1,maybe\n", "line 2 has the class 'maybe'"),
+        ("a.csv", b"a,b\n1,maybe\n", "line 2.*'maybe'"),
     ],
 )
 def test_data_that_cannot_be_read_is_a_sentence(
@@ -109,7 +109,7 @@ def test_data_that_cannot_be_read_is_a_sentence(
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(sentence)):
+    with pytest.raises(DataError, match=sentence):
         read_samples(tmp_path / name, frame(_agreed()))
 
 
@@ -122,13 +122,13 @@ def test_objects_in_an_npz_file_are_not_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "exp", "sentence"),
     [
-        ("client = 0", OWN, "either data"),
-        ('client = 0\ndata = "a.npz"\nshare = 0', OWN, "either data"),
-        ("client = 5\nshare = 0", SHARED, "there are 3 sites"),
-        ("client = 0\nshare = 0", OWN, "goes with a named data set"),
+        ("client = 0", OWN, r"either data.*share"),
+        ('client = 0\ndata = "a.npz"\nshare = 0', OWN, r"either data.*share"),
+        ("client = 5\nshare = 0", SHARED, r"client = 5.*\b3 sites"),
+        ("client = 0\nshare = 0", OWN, r'share.*write data = "FILE"'),
         ('client = 0\ndata = "a.npz"', SHARED, "write share = 0"),
-        ("client = 0\nshare = 9", SHARED, "has 3 shares"),
-        ("client = 0\nshares = 0", SHARED, "did you mean 'share'?"),
+        ("client = 0\nshare = 9", SHARED, r"share = 9.*\b3 shares"),
+        ("client = 0\nshares = 0", SHARED, "shares.*'share'"),
         ("client = ", SHARED, "site.toml"),
         ("client = " + "9" * 5000, SHARED, "site.toml"),
         ("client = " + "[" * 50_000, SHARED, "site.toml"),
@@ -137,7 +137,7 @@ def test_objects_in_an_npz_file_are_not_unpickled(tmp_path: Path) -> None:
 def test_a_site_file_that_does_not_fit_is_refused(
     text: str, exp: dict[str, object], sentence: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(sentence)):
+    with pytest.raises(UsageError, match=sentence):
         site_setting(_site(tmp_path / "s", text, exp), 3)
 
 
@@ -145,7 +145,7 @@ def test_samples_of_another_shape_than_agreed_are_refused(tmp_path: Path) -> Non
     file = tmp_path / "a.csv"
     file.write_text("a,b,label\n1,2,0\n1,2,1\n")
     exp = {**OWN, "data": {**AGREED, "channels": 3, "size": 1, "mean": [0.5] * 3, "std": [1.0] * 3}}
-    with pytest.raises(FedalloyError, match="has 2 columns beside the class, but the sites agreed on 3"):
+    with pytest.raises(FedalloyError, match=r"\b2 columns.*\b3\b"):
         site_setting(_site(tmp_path / "s", f'client = 0\ndata = "{file}"', exp), 3)
 
 
@@ -191,7 +191,7 @@ def test_a_site_refuses_an_experiment_it_did_not_agree_to() -> None:
         {"training": {"epochs": 5}},
         {"method": {"name": "fedprox", "mu": 1.0}},
     ):
-        with pytest.raises(UsageError, match="another experiment than this site agreed to"):
+        with pytest.raises(UsageError, match=rf"\({next(iter(change))}\)"):
             refuse_another(agreed, experiment({**SHARED, **change}).to_dict())
     with pytest.raises(UsageError, match="seed"):
         refuse_another(agreed, {k: v for k, v in agreed.to_dict().items() if k != "seed"})
@@ -203,10 +203,10 @@ def test_what_is_wrong_with_a_sites_data_is_said_before_it_starts(
     monkeypatch.setattr("fedalloy.deploy.preflight.refusal", lambda *_: (0, "the server is the right one"))
     site = _site(tmp_path / "s", 'client = 1\ndata = "a.npz"', OWN)
     assert preflight("fl.example.org", "8443", str(site), "3") == DataError.code
-    assert "there is no data at" in capsys.readouterr().err
+    assert "a.npz" in capsys.readouterr().err
     _npz(site / "a.npz", x_test=np.zeros((3, 4, 4), np.uint8), y_test=np.array([0, 1, 1]))
     assert preflight("fl.example.org", "8443", str(site), "3") == 0
-    assert "site 1 has 10 samples to train on and 3 to test with" in capsys.readouterr().err
+    assert re.search(r"site 1\D+10 training samples\D+3 test samples", capsys.readouterr().err)
     assert preflight("fl.example.org", "8443", str(site), "1") == UsageError.code  # there is no client 1 of one
     (site / "site.toml").write_text("client = ")
     assert preflight("fl.example.org", "8443", str(site), "3") == UsageError.code

@@ -10,6 +10,7 @@ import pytest
 
 from fedalloy.base.plugins import LONGEST, PREFIX, blamed, named
 from fedalloy.check.probe import small_settings
+from fedalloy.cli.ending import WHOLE
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.data import load
@@ -116,7 +117,7 @@ def failing(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("engine", ["serial", "threads"])
 @pytest.mark.parametrize("raised", STRANGE)
 def test_whatever_client_code_raises_is_one_line(failing: Command, raised: str, engine: str) -> None:
-    where = "(client 1, action 'train'); --debug shows the whole traceback"
+    where = f"(client 1, action 'train'); {WHOLE}"
     assert failing(raised, engine) == (1, f"fedalloy: odd.py, line {LINE}: {STRANGE[raised]} {where}\n")
 
 
@@ -124,7 +125,7 @@ def test_whatever_client_code_raises_is_one_line(failing: Command, raised: str, 
     "raised", ["SystemExit(9)", "KeyboardInterrupt()", "Mute()", "ValueError('\\x1b[2Jgone\\u202e \\ud800')"]
 )
 def test_a_worker_tells_the_same(failing: Command, raised: str) -> None:
-    where = "(client 1, action 'train'); --debug shows the whole traceback"
+    where = f"(client 1, action 'train'); {WHOLE}"
     assert failing(raised, "pool") == (1, f"fedalloy: odd.py, line {LINE}: {STRANGE[raised]} {where}\n")
 
 
@@ -134,7 +135,7 @@ def test_a_worker_tells_the_same(failing: Command, raised: str) -> None:
 )
 def test_what_ends_programs_does_not_at_the_server_either(failing: Command, raised: str, told: str) -> None:
     code, said = failing(raised, "serial", method="strange-server")
-    assert (code, said.strip()) == (1, f"fedalloy: odd.py, line {SERVER}: {told}; --debug shows the whole traceback")
+    assert (code, said.strip()) == (1, f"fedalloy: odd.py, line {SERVER}: {told}; {WHOLE}")
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool"])

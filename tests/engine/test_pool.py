@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -280,7 +281,7 @@ def test_what_a_notebook_defines_runs_in_threads_and_says_so(plain):
     with engine_for([Mine()], plain, 1, "pool", 2, said.append) as engine:
         assert isinstance(engine, Threads)
         assert tree.digest(finish(Mine(), engine)) == tree.digest(finish(Mine(), Serial(plain)))
-    assert said == ["a method or network defined in a script or notebook cannot leave it: clients run in threads"]
+    assert ["threads" in line for line in said] == [True]
     assert not can_cross(FedAvg(), replace(plain, networks=[lambda: nn.Linear(1, 1)]))
 
 
@@ -288,9 +289,7 @@ def test_what_a_notebook_defines_runs_in_threads_and_says_so(plain):
 def test_who_cannot_keep_a_deadline_refuses_it(plain, kind):
     hurried = replace(plain, quorum=Quorum(deadline=60.0))
     with (
-        pytest.raises(
-            UsageError, match=r"^quorum\.deadline = 60 needs clients in processes .*; write engine = 'pool', or"
-        ),
+        pytest.raises(UsageError, match=r"^quorum\.deadline = 60 .*write engine = 'pool'"),
         engine_for([FedAvg()], hurried, 1, kind, 2, print),
     ):
         pass
@@ -418,7 +417,7 @@ def test_a_worker_that_cannot_start_is_one_sentence(plain, memory, monkeypatch, 
         plugins.load_file(file)
         monkeypatch.setenv("FEDALLOY_ONLY_HERE", "no")
     else:
-        words = r"it left with code 1; is memory short\?"
+        words = r".*status 1\b.*"
         monkeypatch.setattr(sys, "executable", "/bin/false")
     before = open_files()
     try:
@@ -461,8 +460,8 @@ def test_a_successor_that_cannot_start_is_a_death_of_that_client_alone(plain, mo
     seen = []
     with Pool(setting, workers=1) as engine:
         end = run(Lethal(), engine, 1, watch=lambda _, fed: seen.append(fed))
-    reason = "a worker could not start: signal 9 ended it; is memory short?"
-    assert seen[0].quarantined == [{"client": 3, "action": "train", "reason": reason}]
+    assert [(bad["client"], bad["action"]) for bad in seen[0].quarantined] == [(3, "train")]
+    assert re.match("a worker could not start: .*signal 9", seen[0].quarantined[0]["reason"])
     assert len(tries) == 3
     others = [k for k in setting.ids if k != 3]
     without = replace(setting, participation=Participation(policy="trace", trace=[others]))

@@ -90,7 +90,7 @@ def test_nobody_asked_is_nobody_answering(engine):
 
 @pytest.mark.parametrize("client", [6, -1])
 def test_an_unknown_client_is_refused(engine, client):
-    with pytest.raises(UsageError, match=f"^echo asks client {client}, which does not exist$"):
+    with pytest.raises(UsageError, match=f"^echo asks client {client}, "):
         opened(engine).ask("echo", [0, client])
     assert engine.memories == {}
 
@@ -115,7 +115,7 @@ def test_what_goes_wrong_in_an_action_has_a_note_of_whose_it_was(setting):
 
 def test_what_cannot_travel_is_refused_before_anything_is_sent(engine):
     fed = opened(engine)
-    with pytest.raises(UsageError, match="message 'echo' of client 2/word: a list cannot travel"):
+    with pytest.raises(UsageError, match="message 'echo'/word: a list cannot travel"):
         fed.ask("echo", [2], word=["hi"])
     assert fed.ledger.down.total() == 0
 

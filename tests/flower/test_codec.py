@@ -101,11 +101,11 @@ def test_nothing_too_large_is_read(monkeypatch):
     """Neither names nor numbers are looked at where there are too many bytes of them."""
     names, numbers = to_records(dict.fromkeys(map(str, range(50)), 0), {}), to_records({"w": torch.zeros(300)}, {})
     monkeypatch.setattr("json.loads", lambda _: pytest.fail("the header was read"))
-    with pytest.raises(DataError, match=r"its tree has 1,\d\d\d bytes; at most 1,000 are read"):
+    with pytest.raises(DataError, match=r"tree.* 1,\d\d\d bytes.* 1,000 "):
         from_records(numbers, Room(1000, 200))
     with pytest.raises(DataError, match=r"its names and shapes take \d\d\d bytes; at most 200 are read"):
         from_records(names, Room(1000, 200))
-    with pytest.raises(DataError, match="a text in its header has 101 letters; at most 100 are read"):
+    with pytest.raises(DataError, match=r"header.* 101 .* 100 "):
         from_records(to_records({}, {"ledger": "x" * 101}), Room(1000, 200), longest=100)
 
 

@@ -11,7 +11,6 @@ from fedalloy.engine.flower.client import ACT, INTRODUCE, VIEWS
 from fedalloy.engine.flower.codec import from_records
 from fedalloy.federation.core import methods, quick, run
 from fedalloy.federation.disclosure import EVALUATION, INTRODUCTION, REPLY, always, evaluated
-from fedalloy.federation.evaluation import views_on
 from fedalloy.federation.gate import Room
 from fedalloy.federation.setting import Site
 from fedalloy.train.privacy import Privacy
@@ -36,7 +35,7 @@ def test_clients_send_what_is_listed_and_nothing_else(name, private, plain, fede
     setting = replace(plain, sites=sites, privacy=Privacy() if private else None)
     engine, method = federation(setting), quick(methods[name])
     engine.simulated = True  # as on Ray, where clients evaluate under [privacy] too
-    views_on(engine, method, run(method, engine, 1))
+    engine.evaluate(method, run(method, engine, 1))
     found = sent(engine)
     for header, body in found[INTRODUCE]:
         assert header.keys() == INTRODUCTION.keys() - {"counts"}  # which none of these methods tells

@@ -84,8 +84,8 @@ def test_a_client_that_kills_its_process_twice_is_absent_and_costs_nobody_else(f
     rounds = []
     with Simulation(setting, exp) as engine:
         run(FedAvg(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
-    reason = "its process died twice; is memory short?"
-    assert rounds[0].quarantined == [{"client": 1, "action": "train", "reason": reason}]
+    assert [(bad["client"], bad["action"]) for bad in rounds[0].quarantined] == [(1, "train")]
+    assert "died twice" in rounds[0].quarantined[0]["reason"]
     assert not rounds[1].quarantined
 
 

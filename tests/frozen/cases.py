@@ -72,8 +72,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "kdia.weights": {"cache_init": "seen_only"},
     "kdia.disco_metric": {"cache_init": "seen_only"},
     "kdia.disco_normalise": {"cache_init": "seen_only"},
-    "fedkf.server_steps": {"generator_side": "server"},
-    "fedkf-minus.server_steps": {"generator_side": "server"},
     "fedmd.mode": KNFU,
     "fedmd.tune_epochs": KNFU,
     "fedmd.temperature": KNFU,

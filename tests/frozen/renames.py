@@ -23,7 +23,8 @@ EXPERIMENT: dict[str, str] = {
     "method.cache_init": "cache.unseen",
     "method.cache_dtype": "cache.dtype",
     "method.exact_up_to": "cache.exact_up_to",
-    "feddf:method.clip": "method.clip",  # of gradients
+    "feddf:method.clip": "method.clip_gradients",
+    "ds-fl:method.aggregation": "method.ensemble",
 }
 # Top-level names of states, of memories, and those of records (views, metrics, kinds of bytes), wherever they stand.
 STATE: dict[str, str] = {}
@@ -31,6 +32,8 @@ MEMORIES: dict[str, str] = {}
 RECORDS: dict[str, str] = {}
 # Frozen numbers that are no results and have gone, as patterns of flat names: "state/sizes", "*/framing".
 DROPPED: tuple[str, ...] = ("state/cap",)  # it is the experiment's
+# Frozen cases, by their ids, of combinations that are gone.
+GONE: frozenset[str] = frozenset({"fedkf-minus generator_side=server", "fedkf-minus server_steps=2"})
 # Numbers that have come since, and have nothing to be compared with.
 ADDED: tuple[str, ...] = ()
 
@@ -55,6 +58,30 @@ def new_experiment(old: Mapping[str, Any]) -> dict[str, Any]:
         for key in place[:-1]:
             part = part.setdefault(key, {})
         part[place[-1]] = value
+    if new["method"].pop("generator_side", None) == "server":  # a method of its own
+        new["method"]["name"] = "fedkf-server"
+    if name == "fedmd" and new["method"].pop("mode", "original") == "knfu":  # a method of its own
+        new["method"]["name"] = "fedmd-knfu"
+    return _dafkd(new)
+
+
+def _dafkd(new: dict[str, Any]) -> dict[str, Any]:
+    """DaFKD's ablations and uploads are methods of their own; FedGen refuses a weight of what it does not do."""
+    own = new["method"]
+    if own["name"] == "fedgen" and not own.get("latent_kl"):
+        own.pop("latent_weight", None)
+    if own["name"] != "dafkd":
+        return new
+    names = {"scores": "dafkd-scores", "predictions": "dafkd-predictions", "features": "dafkd-features"}
+    own["name"] = names.get(own.pop("upload", ""), names.get(own.pop("generator_output", ""), "dafkd"))
+    if own["name"] == "dafkd-features":
+        del own["generator_width"]  # which had no effect
+    if not own.pop("correlation", True):
+        own["name"] = "dafkd-no-correlation"
+    if not own.pop("sharing", True):
+        own["shared_layers"] = 0
+    if "personal_heads" in own:
+        own["common_head"] = not own.pop("personal_heads")
     return new
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,6 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.options import options_of
 from fedalloy.base.tree import digest, equal
 from fedalloy.check.attacks import Attacked, honest, nan, sign_flip
 from fedalloy.check.method import check_method, small_settings
@@ -21,16 +23,31 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State, act, run
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.domains import gradient_penalty
-from fedalloy.methods import DaFKD, FedAvg
+from fedalloy.methods import DaFKD, DaFKDFeatures, DaFKDNoCorrelation, DaFKDPredictions, DaFKDScores, FedAvg
+from fedalloy.methods.fedavg import models
 from fedalloy.nets.generators import adversarial_generator
 from fedalloy.nets.generators.adversarial import DoublingImages, HalvingImages, PerceptronImages
 from fedalloy.nets.models import create
 from fedalloy.nets.models.base import parameter_count
 from fedalloy.train.fit import LocalWork, batches, load, params
 
-TINY = dict(DaFKD.card.quick)  # twelve samples in batches of four, three steps
+UNIFORM = FedAvg(aggregation=Aggregation(weights="uniform"))
 MLP, WITH_BATCH_NORM = small_settings()
 HALF = Participation(policy="fraction", fraction=0.5)
+
+
+class FeatureScores(DaFKDFeatures, DaFKDScores):
+    """The pieces go together."""
+
+
+class FeaturePredictions(DaFKDFeatures, DaFKDPredictions):
+    """These too."""
+
+
+def tiny(cls=DaFKD, *, weights=None, oca=None, **options):
+    """Twelve samples in batches of four, three steps."""
+    sections = {"aggregation": Aggregation(weights=weights), "cache": Cache(oca=oca), **options}
+    return cls(**{**cls.card.quick, **sections})
 
 
 def network():
@@ -61,11 +78,11 @@ def answers(method, federation, state, round):
 # --- bounds -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("upload", ["head", "scores", "predictions"])
-def test_whom_krum_drops_might_as_well_have_been_absent(setting, upload):
+@pytest.mark.parametrize("cls", [DaFKD, DaFKDScores, DaFKDPredictions])
+def test_whom_krum_drops_might_as_well_have_been_absent(setting, cls):
     """It enters no average and teaches nobody: the same bits as if its reply had been set aside."""
     federation = setting(participation=Participation())
-    method = DaFKD(**TINY, upload=upload, combine="krum", trim=0.25)  # one of four, none of three
+    method = tiny(cls, aggregation=Aggregation(combine="krum", trim=0.25))  # one of four, none of three
 
     def after(forge):
         return digest(run(method, Attacked(Serial(federation), forge, attackers=[2]), 2).body)
@@ -78,45 +95,46 @@ def test_whom_krum_drops_might_as_well_have_been_absent(setting, upload):
 
 
 @pytest.mark.parametrize(
-    ("options", "weights", "federation"),
+    ("cls", "options", "weights", "federation"),
     [
-        ({}, "uniform", MLP),
-        ({}, "uniform", WITH_BATCH_NORM),
-        ({"sharing": False}, "uniform", WITH_BATCH_NORM),
-        ({"generator_output": "features"}, "uniform", WITH_BATCH_NORM),
-        ({"variant": "reference", "gradient_penalty": 0.0}, "size", WITH_BATCH_NORM),
-        ({"weights": "disco", "oca": True}, "disco", MLP),
+        (DaFKD, {}, "uniform", MLP),
+        (DaFKD, {}, "uniform", WITH_BATCH_NORM),
+        (DaFKD, {"shared_layers": 0}, "uniform", WITH_BATCH_NORM),
+        (DaFKDFeatures, {}, "uniform", WITH_BATCH_NORM),
+        (DaFKD, {"variant": "reference", "gradient_penalty": 0.0}, "size", WITH_BATCH_NORM),
+        (DaFKD, {"weights": "disco", "oca": True}, "disco", MLP),
     ],
     ids=["mlp", "batch norm and dropout", "no sharing", "features", "reference", "disco"],
 )
-def test_without_game_and_distillation_it_is_fedavg_bit_for_bit(options, weights, federation, play):
-    method = DaFKD(**TINY | {"adversarial": 0.0, "distil_steps": 0} | options)
-    plain, same = play(FedAvg(weights=weights), federation, 2), play(method, federation, 2)
+def test_without_game_and_distillation_it_is_fedavg_bit_for_bit(cls, options, weights, federation, play):
+    method = tiny(cls, **{"adversarial": 0.0, "distil_steps": 0} | options)
+    fedavg = FedAvg(aggregation=Aggregation(weights=weights))
+    plain, same = play(fedavg, federation, 2), play(method, federation, 2)
     for a, b in zip(plain.states, same.states, strict=True):
         assert equal(a["model"], b["model"])
-    if method.oca:
-        assert equal(FedAvg(weights=weights).overall(plain.states[-1]), method.overall(same.states[-1]))
+    if method.cache.oca:
+        assert equal(fedavg.overall(plain.states[-1]), method.overall(same.states[-1]))
 
 
 @pytest.mark.parametrize("options", [{"adversarial": 0.0}, {"distil_steps": 0}])
 def test_either_of_them_makes_a_difference(options, setting, play):
-    plain = play(FedAvg(weights="uniform"), setting(), 1).model
-    assert not close(play(DaFKD(**TINY | options), setting(), 1).model, plain, atol=1e-5)
+    plain = play(UNIFORM, setting(), 1).model
+    assert not close(play(tiny(**options), setting(), 1).model, plain, atol=1e-5)
 
 
 def test_one_client_alone_teaches_its_average_nothing(play):
     """In eval mode, where the average answers as its only teacher does; BatchNorm in training mode does not."""
     alone = replace(WITH_BATCH_NORM, sites=WITH_BATCH_NORM.sites[4:5], participation=Participation())
-    undistilled = play(DaFKD(**TINY | {"distil_steps": 0}), alone, 1).model
+    undistilled = play(tiny(distil_steps=0), alone, 1).model
     for mode, same in (("eval", True), ("train", False)):
-        found = play(DaFKD(**TINY | {"student_mode": mode, "distil_lr": 0.5}), alone, 1).model
+        found = play(tiny(student_mode=mode, distil_lr=0.5), alone, 1).model
         assert close(found, undistilled) is same
 
 
 @pytest.mark.parametrize("kind", ["prob", "logit"])
 def test_equal_discriminators_are_no_correlation(kind, setting):
     federation = setting()
-    full, plain = (DaFKD(**TINY, ensemble=kind, correlation=c) for c in (True, False))
+    full, plain = (tiny(cls, ensemble=kind) for cls in (DaFKD, DaFKDNoCorrelation))
     fed = Serial(federation).open(full, 1)
     state = State(0, full.init(fed))
     replies = []
@@ -137,30 +155,30 @@ def test_equal_discriminators_are_no_correlation(kind, setting):
 
 @pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize(
-    "options",
+    ("cls", "options"),
     [
-        {},
-        {"saturating": False, "adversarial": 2.0},
-        {"gradient_penalty": 0.3},
-        {"generator_output": "features"},
-        {"variant": "reference"},
+        (DaFKD, {}),
+        (DaFKD, {"saturating": False, "adversarial": 2.0}),
+        (DaFKD, {"gradient_penalty": 0.3}),
+        (DaFKDFeatures, {}),
+        (DaFKD, {"variant": "reference"}),
     ],
     ids=repr,
 )
-def test_three_steps_by_hand(options, setting):
+def test_three_steps_by_hand(cls, options, setting):
     """From a discriminator that takes nearly all for generated: where f is 1/2, both generator's losses are alike."""
     federation = setting(work=LocalWork(work="fixed_steps", steps=3, batch=4, lr=0.1))
-    method = DaFKD(**TINY | options)
+    method = tiny(cls, **options)
     me = federation.client(0, 1, {})
     two = method.two_heads(me)
-    generator = method.new_generator(me, two).train()
+    generator = method.new_generator(me).train()
     head = two.own_weights()
     head = {"head.0.weight": 3 * head["head.0.weight"], "head.0.bias": head["head.0.bias"] - 2}
     sent = {"model": params(two.net), "generator": params(generator)}
     two.load(sent["model"], head)
     coded = method.variant == "reference"  # 1e-4 for 1e-3, BCE of real plus BCE of made, -log f, a penalty, one head
-    features, penalised = method.generator_output == "features", coded or "gradient_penalty" in options
-    weight, saturating = (1, True) if options.keys() <= {"gradient_penalty", "generator_output"} else (2, False)
+    features, penalised = cls is DaFKDFeatures, coded or "gradient_penalty" in options
+    weight, saturating = (1, True) if options.keys() <= {"gradient_penalty"} else (2, False)
     rate = 1e-4 if coded else 1e-3
     adam = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=rate)
     noise, between = me.rng("generator"), me.rng("generator/penalty")
@@ -202,7 +220,7 @@ def test_three_steps_by_hand(options, setting):
 
 
 def test_a_client_changes_nothing_that_it_was_sent(setting):
-    federation, method = setting(), DaFKD(**TINY)
+    federation, method = setting(), tiny()
     state = State(0, method.init(Serial(federation).open(method, 0)))
     copy = {name: {key: w.clone() for key, w in state[name].items()} for name in ("model", "generator")}
     answers(method, federation, state, 1)
@@ -210,7 +228,7 @@ def test_a_client_changes_nothing_that_it_was_sent(setting):
 
 
 def test_heads_differ_stay_and_go_on(setting):
-    federation, method = setting(), DaFKD(**TINY)
+    federation, method = setting(), tiny()
     engine = Serial(federation)
     state = run(method, engine, 1)
     kept = {k: m["head"] for k, m in engine.memories.items()}
@@ -234,32 +252,31 @@ def test_heads_differ_stay_and_go_on(setting):
 
 def test_the_code_has_one_head_for_all(setting, play):
     federation = setting()
-    method = DaFKD(**TINY, personal_heads=False)
+    method = tiny(common_head=True)
     played = play(method, federation, 2)
     assert played.engine.memories == {}
     first = answers(method, federation, played.states[0], 1)
     mean = average([a.body["head"] for a in first.values()], [1, 1], played.states[0]["head"])
     assert equal(played.states[1]["head"], mean)
     assert not equal(played.states[1]["head"], played.states[0]["head"])
-    assert played.rounds[1].ledger.down["weights"] > play(DaFKD(**TINY), federation, 2).rounds[1].ledger.down["weights"]
+    assert played.rounds[1].ledger.down["weights"] > play(tiny(), federation, 2).rounds[1].ledger.down["weights"]
 
 
 def test_a_trunk_of_its_own_leaves_the_classifier_alone(setting, play):
     """What the discriminator learns then does not reach the classifier; only distillation would."""
     federation = setting()
-    plain = play(FedAvg(weights="uniform"), federation, 2).model
+    plain = play(UNIFORM, federation, 2).model
     for shared, same in ((0, True), (None, False)):
-        method = DaFKD(**TINY | {"distil_steps": 0}, shared_layers=shared)
+        method = tiny(distil_steps=0, shared_layers=shared)
         assert close(play(method, federation, 2).model, plain) is same
-    unshared, none = (play(DaFKD(**TINY, **o), federation, 2) for o in ({"sharing": False}, {"shared_layers": 0}))
-    assert equal(unshared.model, none.model)
+    unshared = play(tiny(shared_layers=0), federation, 2)
     assert all("own.1.weight" in m["head"] for m in unshared.engine.memories.values())
 
 
 @pytest.mark.parametrize("round", [1, 2, 3, 4, 5, 6, 7])
 def test_the_codes_game_ends_early(round, setting):
     federation = setting(participation=Participation())
-    method = DaFKD(**TINY, gan_window="early")
+    method = tiny(gan_window="early")
     fed = Serial(federation).open(method, 0)
     state = State(0, method.init(fed))
     answer = answers(method, federation, state, round)[0]
@@ -271,7 +288,7 @@ def test_the_codes_game_ends_early(round, setting):
 def test_in_an_early_round_only_five_epochs_count(setting, play):
     federations = [setting((9,), work=LocalWork(epochs=n, batch=4, lr=0.05)) for n in (5, 7)]
     for window, same in (("early", True), ("always", False)):
-        method = DaFKD(**TINY, gan_window=window)
+        method = tiny(gan_window=window)
         five, seven = (play(method, f, 1).rounds[0].ledger.clients for f in federations)
         assert (five.generator_backward, five.generator_forward) == (5 * 2, 2 * 5 * 2)  # two batches in an epoch
         last = 5 if same else 7
@@ -283,7 +300,7 @@ def test_in_an_early_round_only_five_epochs_count(setting, play):
 
 @pytest.mark.parametrize(("weights", "share"), [("uniform", [1, 1, 1]), ("size", [9, 17, 33])])
 def test_generators_are_averaged_with_their_statistics(weights, share, play):
-    method = DaFKD(**TINY, weights=weights)
+    method = tiny(weights=weights)
     sites = [WITH_BATCH_NORM.sites[i] for i in (0, 3, 5)]
     federation = replace(WITH_BATCH_NORM, sites=sites, participation=Participation())
     start, after = play(method, federation, 1).states
@@ -300,7 +317,7 @@ def test_the_first_distillation_step_by_hand(setting):
     """Two clients, three samples in one batch, one step: every number of Eq. 7 and 8 written out."""
     federation = setting(sizes=(9, 12), participation=Participation())
     options = {"distil_samples": 3, "distil_batch": 3, "distil_steps": 1, "distil_lr": 0.5, "distil_optimiser": "sgd"}
-    method = DaFKD(**TINY | options)
+    method = tiny(**options)
     fed = Serial(federation).open(method, 1)
     state = State(0, method.init(fed))
     answered = answers(method, federation, state, 1)
@@ -311,8 +328,7 @@ def test_the_first_distillation_step_by_hand(setting):
     number = int(torch.randint(2**62, (), generator=fed.rng("pseudo set")))
     stream = torch.Generator().manual_seed(number)
     z, labels = torch.randn(3, 4, generator=stream), torch.randint(3, (3,), generator=stream)
-    two = method.two_heads(fed)
-    x = load(method.new_generator(fed, two), generator).eval()(z, labels).detach()
+    x = load(method.new_generator(fed), generator).eval()(z, labels).detach()
     alpha, s = [], []
     for r in replies:
         net = load(network(), r["model"])
@@ -338,7 +354,7 @@ def test_four_distillation_steps_of_the_code_by_hand(optimiser, setting):
     """Weighted logits, tau = 20, tau^2 and the mean over classes; SGD shows the loss's scale, which Adam hides."""
     federation = setting(participation=Participation())
     options = {"distil_samples": 6, "distil_batch": 2, "distil_steps": 4, "distil_optimiser": optimiser}
-    method = DaFKD(**TINY | options, variant="reference")
+    method = tiny(**options, variant="reference")
     fed, draw = Serial(federation).open(method, 2), torch.Generator().manual_seed(0)
     state = State(1, method.init(fed))
     generator = {**state["generator"], "layers.9.weight": 30 * state["generator"]["layers.9.weight"]}  # unlike images
@@ -349,7 +365,7 @@ def test_four_distillation_steps_of_the_code_by_hand(optimiser, setting):
         replies.append(Message("train", k, {"model": model, "head": head}))
     stream = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=fed.rng("pseudo set"))))
     z, labels = torch.randn(6, 4, generator=stream), torch.randint(3, (6,), generator=stream)
-    x = load(method.new_generator(fed, method.two_heads(fed)), generator).eval()(z, labels).detach()
+    x = load(method.new_generator(fed), generator).eval()(z, labels).detach()
     alpha, logits = [], []
     for r in replies:
         net = load(network(), r["model"])
@@ -373,20 +389,20 @@ def test_four_distillation_steps_of_the_code_by_hand(optimiser, setting):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("cls", "options"),
     [
-        {},
-        {"correlation": False},
-        {"generator_output": "features"},
-        {"upload": "scores"},
-        {"upload": "predictions"},
-        {"variant": "reference", "kd_start": 1},
+        (DaFKD, {}),
+        (DaFKDNoCorrelation, {}),
+        (DaFKDFeatures, {}),
+        (DaFKDScores, {}),
+        (DaFKDPredictions, {}),
+        (DaFKD, {"variant": "reference", "kd_start": 1}),
     ],
     ids=repr,
 )
-def test_replies_are_not_changed(options, monkeypatch):
+def test_replies_are_not_changed(cls, options, monkeypatch):
     """Nor is what the server began with, when the average learns from them."""
-    method = DaFKD(**TINY | {"distil_lr": 0.5} | options)
+    method = tiny(cls, **{"distil_lr": 0.5} | options)
     fed = Serial(WITH_BATCH_NORM).open(method, 1)
     state = State(0, method.init(fed))
     start, kept, real = digest(state.body), [], fed.ask
@@ -406,33 +422,32 @@ def test_replies_are_not_changed(options, monkeypatch):
 
 def test_samples_come_from_the_new_generator_or_as_in_the_code_the_old(setting, monkeypatch):
     federation, seen = setting(), []
-    real = DaFKD.pseudo_set
+    real = DaFKD.made
 
-    def note(self, where, two, weights, number):
+    def note(self, where, weights, number, samples):
         seen.append(weights)
-        return real(self, where, two, weights, number)
+        return real(self, where, weights, number, samples)
 
-    monkeypatch.setattr(DaFKD, "pseudo_set", note)
+    monkeypatch.setattr(DaFKD, "made", note)
     for source in ("new", "old"):
         seen.clear()
-        method = DaFKD(**TINY, pseudo_from=source)
+        method = tiny(pseudo_from=source)
         start = State(0, method.init(Serial(federation).open(method, 0)))
         after = run(method, Serial(federation), 1, start)
         assert equal(seen[0], (after if source == "new" else start)["generator"])
 
 
 def test_distillation_begins_when_it_should(setting, play):
-    late = play(DaFKD(**TINY, kd_start=2), setting(), 2).states
-    without = play(DaFKD(**TINY | {"distil_steps": 0}), setting(), 2).states
+    late = play(tiny(kd_start=2), setting(), 2).states
+    without = play(tiny(distil_steps=0), setting(), 2).states
     assert equal(late[1]["model"], without[1]["model"])
     assert not equal(late[2]["model"], without[2]["model"])
 
 
 def test_the_clients_models_and_the_trunk_are_left_as_they_are_by_a_features_generator(setting, play):
     """The average's trunk is not distilled; its head is."""
-    options = {"generator_output": "features", "distil_lr": 0.5}
-    distilled = play(DaFKD(**TINY | options), setting(), 1).model
-    plain = play(DaFKD(**TINY | options | {"distil_steps": 0}), setting(), 1).model
+    distilled = play(tiny(DaFKDFeatures, distil_lr=0.5), setting(), 1).model
+    plain = play(tiny(DaFKDFeatures, distil_lr=0.5, distil_steps=0), setting(), 1).model
     assert {name: torch.equal(w, plain[name]) for name, w in distilled.items()} == {
         name: name.startswith("features.") for name in plain
     }
@@ -440,7 +455,7 @@ def test_the_clients_models_and_the_trunk_are_left_as_they_are_by_a_features_gen
 
 def test_a_silent_round_changes_nothing(setting, play):
     silent = setting(participation=replace(HALF, late_drop=0.999999))
-    start, after = play(DaFKD(**TINY), silent, 1).states
+    start, after = play(tiny(), silent, 1).states
     assert after.round == 1
     assert equal(start.body, after.body)
 
@@ -448,12 +463,24 @@ def test_a_silent_round_changes_nothing(setting, play):
 # --- heads that stay with their clients -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"sharing": False}, {"generator_output": "features"}, {"tau": 3.0}], ids=repr)
-def test_private_heads_give_the_same_teacher(options):
+UPLOADS = (DaFKD, DaFKDScores, DaFKDPredictions)
+
+
+@pytest.mark.parametrize(
+    ("classes", "options"),
+    [
+        (UPLOADS, {}),
+        (UPLOADS, {"shared_layers": 0}),
+        ((DaFKDFeatures, FeatureScores, FeaturePredictions), {}),
+        (UPLOADS, {"tau": 3.0}),
+    ],
+    ids=repr,
+)
+def test_private_heads_give_the_same_teacher(classes, options):
     """With large random heads and models, so that clients disagree about what is theirs and what it is."""
-    found = {}
-    for upload in ("head", "scores", "predictions"):
-        method = DaFKD(**TINY | options, upload=upload)
+    found = []
+    for cls in classes:
+        method = tiny(cls, **options)
         engine = Serial(WITH_BATCH_NORM)
         fed, draw = engine.open(method, 1), torch.Generator().manual_seed(0)
         two, replies = method.two_heads(fed), []
@@ -463,53 +490,52 @@ def test_private_heads_give_the_same_teacher(options):
                 weights = model if name in model else head
                 weights[name] = 20 * torch.randn(weights[name].shape, generator=draw)
             engine.memories[k] = {"head": head, "model": model}
-            replies.append(
-                Message("train", k, {"model": model, "head": head} if upload == "head" else {"model": model})
-            )
-        generator = params(method.new_generator(fed, two))
-        made_from = {"generator": generator, "number": 7}
-        x = method.pseudo_set(fed, two, generator, 7)
-        found[upload], _ = method.teacher(fed, replies, two, x, **made_from)
-        if upload == "head":
-            plain, _ = replace(method, correlation=False).teacher(fed, replies, two, x, **made_from)
+            shown = {"head": head} if method.shown(1) else {}
+            replies.append(Message("train", k, {"model": model, **shown}))
+        made_from = {"generator": params(method.new_generator(fed)), "number": 7}
+        x = method.made(fed, **made_from, samples=method.distil_samples)
+        teacher, _ = method.teacher(fed, replies, x, **made_from)
+        found.append(teacher)
+        if method.shown(1):
+            plain, _ = method.weighted(fed, replies, torch.ones(3, len(x)), method.logits(fed, models(replies), x))
         else:
             assert all(set(m) == {"head"} for m in engine.memories.values())  # the model was kept for the scores only
-    for teacher in (found["scores"], found["predictions"]):
-        assert torch.allclose(teacher, found["head"], rtol=0, atol=1e-6)
-    assert (found["head"] - plain).abs().max() > 0.05
+    for teacher in found[1:]:
+        assert torch.allclose(teacher, found[0], rtol=0, atol=1e-6)
+    assert (found[0] - plain).abs().max() > 0.05
 
 
-@pytest.mark.parametrize("upload", ["scores", "predictions"])
-def test_with_private_heads_a_run_ends_as_with_open_ones(upload, play):
-    open_, private = (play(DaFKD(**TINY, upload=u), WITH_BATCH_NORM, 2) for u in ("head", upload))
+@pytest.mark.parametrize("cls", [DaFKDScores, DaFKDPredictions])
+def test_with_private_heads_a_run_ends_as_with_open_ones(cls, play):
+    open_, private = (play(tiny(c), WITH_BATCH_NORM, 2) for c in (DaFKD, cls))
     for a, b in zip(open_.states, private.states, strict=True):
         assert close(a["model"], b["model"])
     assert all(set(m) == {"head"} for m in private.engine.memories.values())
-    assert ("importance" in private.states[-1].body) is (upload == "scores")
+    assert ("importance" in private.states[-1].body) is (cls is DaFKDScores)
 
 
 def test_a_limited_share_works_with_scores_as_with_heads(setting, play):
-    limit = TINY | {"max_share": 0.55, "distil_lr": 0.5}
+    limit = {"max_share": 0.55, "distil_lr": 0.5}
     everyone = setting(participation=Participation())
-    heads, told = (play(DaFKD(**limit, upload=u), everyone, 2).model for u in ("head", "scores"))
+    heads, told = (play(tiny(cls, **limit), everyone, 2).model for cls in (DaFKD, DaFKDScores))
     assert close(heads, told)
 
 
 def test_without_an_answer_to_the_second_question_the_average_stays(setting, play, monkeypatch):
-    plain = play(DaFKD(**TINY | {"distil_steps": 0}), setting(), 1).model
+    plain = play(tiny(distil_steps=0), setting(), 1).model
     real = Round.ask
     monkeypatch.setattr(
         Round, "ask", lambda self, action, *a, **b: [] if action == "score" else real(self, action, *a, **b)
     )
-    assert equal(play(DaFKD(**TINY, upload="scores"), setting(), 1).model, plain)
+    assert equal(play(tiny(DaFKDScores), setting(), 1).model, plain)
 
 
 def test_a_sample_that_all_disown_is_taught_by_all_alike(setting):
     """Also from products, which say nothing of it: the server has the models."""
     federation = setting()
     found = []
-    for upload in ("head", "predictions"):
-        method = DaFKD(**TINY, upload=upload)
+    for cls in (DaFKD, DaFKDPredictions):
+        method = tiny(cls)
         engine = Serial(federation)
         fed = engine.open(method, 1)
         state = State(0, method.init(fed))
@@ -532,26 +558,26 @@ SAMPLES, N = 4, 8  # of the distillation; bytes of a number
 
 
 @pytest.mark.parametrize(
-    ("options", "down", "up"),
+    ("cls", "options", "down", "up"),
     [
-        ({}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
-        ({"sharing": False}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + TRUNK + HEAD, GENERATOR, N)),
-        ({"correlation": False}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
-        ({"kd_start": 2}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
-        ({"personal_heads": False}, (WEIGHTS + HEAD, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
-        ({"upload": "scores"}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES)),
-        ({"upload": "predictions"}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES * 10)),
+        (DaFKD, {}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
+        (DaFKD, {"shared_layers": 0}, (WEIGHTS, GENERATOR, 0), (WEIGHTS + TRUNK + HEAD, GENERATOR, N)),
+        (DaFKDNoCorrelation, {}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
+        (DaFKD, {"kd_start": 2}, (WEIGHTS, GENERATOR, 0), (WEIGHTS, GENERATOR, N)),
+        (DaFKD, {"common_head": True}, (WEIGHTS + HEAD, GENERATOR, 0), (WEIGHTS + HEAD, GENERATOR, N)),
+        (DaFKDScores, {}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES)),
+        (DaFKDPredictions, {}, (WEIGHTS, 2 * GENERATOR, N), (WEIGHTS, GENERATOR, N + 4 * SAMPLES * 10)),
     ],
     ids=["head", "no sharing", "no correlation", "no distillation yet", "one head", "scores", "predictions"],
 )
-def test_bytes_of_the_papers_networks(options, down, up, small_setting, random_sites, play):
+def test_bytes_of_the_papers_networks(cls, options, down, up, small_setting, random_sites, play):
     federation = small_setting(
         [],
         sites=random_sites([2], shape=(3, 32, 32), classes=10),
         networks=[partial(create, "resnet11", classes=10, channels=3, size=32)],
         classes=10,
     )
-    method = DaFKD(generator_kind="unconditional", distil_samples=SAMPLES, distil_steps=1, **options)
+    method = cls(generator_kind="unconditional", distil_samples=SAMPLES, distil_steps=1, **options)
     ledger = play(method, federation, 1).rounds[0].ledger
     for expected, counted in ((down, ledger.down), (up, ledger.up)):
         rest = counted.total() - counted["weights"] - counted["generator"] - counted["framing"]
@@ -564,41 +590,41 @@ def test_it_sends_3_8_times_what_fedavg_sends():
 
 
 @pytest.mark.parametrize(
-    ("options", "passes"),
+    ("cls", "options", "passes"),
     [
-        ({}, (3, 3, 2, 1)),  # real, made, made for the generator
-        ({"sharing": False}, (4, 4, 2, 1)),
-        ({"generator_output": "features"}, (2, 2, 2, 1)),
-        ({"gradient_penalty": 0.3}, (4, 4, 2, 1)),
+        (DaFKD, {}, (3, 3, 2, 1)),  # real, made, made for the generator
+        (DaFKD, {"shared_layers": 0}, (4, 4, 2, 1)),
+        (DaFKDFeatures, {}, (2, 2, 2, 1)),
+        (DaFKD, {"gradient_penalty": 0.3}, (4, 4, 2, 1)),
     ],
     ids=repr,
 )
-def test_passes_of_a_local_batch(options, passes, setting, play):
-    clients = play(DaFKD(**TINY | options), setting(), 1).rounds[0].ledger.clients
+def test_passes_of_a_local_batch(cls, options, passes, setting, play):
+    clients = play(tiny(cls, **options), setting(), 1).rounds[0].ledger.clients
     counted = (clients.forward, clients.backward, clients.generator_forward, clients.generator_backward)
     assert tuple(c / clients.steps for c in counted) == passes
 
 
 @pytest.mark.parametrize(
-    ("options", "forward", "clients"),
+    ("cls", "options", "forward", "clients"),
     [
-        ({}, 4, 0),
-        ({"sharing": False}, 2 * 4, 0),
-        ({"correlation": False}, 4, 0),
-        ({"upload": "scores"}, 4, 4),
-        ({"upload": "predictions"}, 0, 4),
+        (DaFKD, {}, 4, 0),
+        (DaFKD, {"shared_layers": 0}, 2 * 4, 0),
+        (DaFKDNoCorrelation, {}, 4, 0),
+        (DaFKDScores, {}, 4, 4),
+        (DaFKDPredictions, {}, 0, 4),
     ],
     ids=repr,
 )
 @pytest.mark.parametrize("steps", [1, 7])
-def test_teachers_answer_once_a_round_however_many_steps_follow(options, forward, clients, steps, setting, play):
+def test_teachers_answer_once_a_round_however_many_steps_follow(cls, options, forward, clients, steps, setting, play):
     """Four teachers, to which all samples are one batch; then forth and back for every step."""
     federation = setting(participation=Participation())
-    ledger = play(DaFKD(**TINY | options | {"distil_steps": steps}), federation, 1).rounds[0].ledger
+    ledger = play(tiny(cls, **options, distil_steps=steps), federation, 1).rounds[0].ledger
     server = ledger.server
     assert (server.steps, server.forward, server.backward) == (steps, forward + steps, steps)
     assert (server.generator_forward, server.generator_backward) == (1, 0)
-    without = play(DaFKD(**TINY | options | {"distil_steps": 0}), federation, 1).rounds[0].ledger.clients
+    without = play(tiny(cls, **options, distil_steps=0), federation, 1).rounds[0].ledger.clients
     assert ledger.clients.forward - without.forward == clients
 
 
@@ -649,20 +675,21 @@ def test_only_the_papers_generator_looks_at_labels():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("cls", "options"),
     [
-        {"variant": "reference", "shared_layers": 0, "oca": True},
-        {"upload": "scores", "variant": "paper", "generator_output": "features", "max_share": 0.4, "weights": "disco"},
+        (DaFKD, {"variant": "reference", "shared_layers": 0, "oca": True}),
+        (DaFKDScores, {"variant": "paper", "max_share": 0.4, "weights": "disco"}),
+        (DaFKDFeatures, {"variant": "paper", "max_share": 0.4}),
+        (DaFKDPredictions, {"variant": "reference"}),
     ],
     ids=repr,
 )
-def test_options_keep_the_contract(options):
-    check_method(DaFKD(**TINY | options), MLP)
+def test_options_keep_the_contract(cls, options):
+    check_method(tiny(cls, **options), MLP)
 
 
 VARIANTS = {  # recommended, paper, reference
-    "weights": ("uniform", "uniform", "size"),
-    "personal_heads": (True, True, False),
+    "common_head": (False, False, True),
     "adversarial": (1.0, 1.0, 2.0),
     "saturating": (True, True, False),
     "gradient_penalty": (0.0, 0.0, 0.3),
@@ -683,45 +710,59 @@ VARIANTS = {  # recommended, paper, reference
 
 
 def test_variants_choose_what_is_not_said():
+    assert {found.name for found in options_of(DaFKD) if found.variants} == VARIANTS.keys()
     for column, variant in enumerate(("recommended", "paper", "reference")):
-        assert asdict(DaFKD(variant=variant).use) == {name: row[column] for name, row in VARIANTS.items()}
+        method = DaFKD(variant=variant)
+        assert {name: getattr(method, name) for name in VARIANTS} == {
+            name: row[column] for name, row in VARIANTS.items()
+        }
+        assert method.aggregation.weights == ("uniform", "uniform", "size")[column]
     assert DaFKD().variant == "recommended"
-    # The docstring's table has a row for each.
-    firsts = [line.split("|")[1] for line in DaFKD.__doc__.splitlines() if line.startswith("    | `")]
-    assert set(re.findall(r"`(\w+)`", " ".join(firsts))) == {*VARIANTS, "distil_batch"}
+    assert not DaFKD().cache.oca
 
 
 def test_what_is_the_same_in_all_variants():
     """From the code, as the paper does not say it: 40 batches of 32 samples, and how many numbers the noise has."""
     method = DaFKD(variant="reference")
     assert (method.distil_samples, method.distil_batch, method.noise) == (40 * 32, 32, 100)
-    assert (method.sharing, method.shared_layers, method.correlation, method.max_share) == (True, None, True, 1.0)
-    assert (method.generator_output, method.upload) == ("images", "head")
+    assert (method.shared_layers, method.max_share) == (None, 1.0)
 
 
-def test_a_switch_given_by_hand_overrides_the_variant():
-    mixed = DaFKD(variant="reference", gradient_penalty=0.0, personal_heads=True, distil_steps=0).use
-    assert (mixed.gradient_penalty, mixed.personal_heads, mixed.distil_steps, mixed.tau) == (0.0, True, 0, 20.0)
+def test_an_option_given_by_hand_overrides_the_variant():
+    mixed = DaFKD(variant="reference", gradient_penalty=0.0, common_head=False, distil_steps=0)
+    assert (mixed.gradient_penalty, mixed.common_head, mixed.distil_steps, mixed.tau) == (0.0, False, 0, 20.0)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("cls", "name", "value"),
     [
-        ({"adversarial": -1.0}, "adversarial = -1.0 must not be negative"),
-        ({"distil_steps": -1}, "distil_steps = -1 must not be negative"),
-        ({"tau": 0.0}, "tau = 0.0 must be positive"),
-        ({"distil_batch": 1}, "distil_batch = 1 must be at least 2"),
-        ({"max_share": 0.0}, r"max_share = 0.0 must lie in \(0, 1\]"),
-        ({"upload": "haed"}, "did you mean 'head'"),
-        ({"ensemble": "probs"}, "did you mean 'prob'"),
-        ({"sharing": False, "shared_layers": 2}, "leave out shared_layers"),
-        ({"generator_output": "features", "sharing": False}, "leave out sharing"),
-        ({"generator_output": "features", "shared_layers": 1}, "leave out sharing"),
-        ({"upload": "scores", "personal_heads": False}, "write personal_heads = true"),
-        ({"upload": "predictions", "max_share": 0.5}, "max_share = 1, or upload = 'scores'"),
-        ({"upload": "predictions", "ensemble": "logit"}, "write ensemble = 'prob'"),
+        (DaFKD, "adversarial", -1.0),
+        (DaFKD, "gradient_penalty", -1.0),
+        (DaFKD, "generator_lr", 0.0),
+        (DaFKD, "generator_weight_decay", -1.0),
+        (DaFKD, "generator_width", 1),
+        (DaFKD, "noise", 0),
+        (DaFKD, "shared_layers", -1),
+        (DaFKD, "distil_steps", -1),
+        (DaFKD, "distil_samples", 1),
+        (DaFKD, "distil_batch", 1),
+        (DaFKD, "distil_lr", 0.0),
+        (DaFKD, "kd_start", 0),
+        (DaFKD, "tau", 0.0),
+        (DaFKD, "max_share", 0.0),
+        (DaFKD, "ensemble", "probs"),
+        (DaFKDScores, "common_head", True),
+        (DaFKDPredictions, "common_head", True),
+        (DaFKDPredictions, "max_share", 0.5),
+        (DaFKDPredictions, "ensemble", "logit"),
     ],
 )
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        DaFKD(**options)
+def test_impossible_options_are_refused(cls, name, value):
+    with pytest.raises(UsageError, match=rf"^{cls.name}\.{name} = {value!r} must"):
+        cls(**{name: value})
+
+
+@pytest.mark.parametrize(("name", "value"), [("shared_layers", 0), ("generator_width", 8)])
+def test_a_generator_of_features_has_no_options_of_images(name, value):
+    with pytest.raises(UsageError, match=rf"^dafkd-features\.{name} has no effect"):
+        DaFKDFeatures(**{name: value})

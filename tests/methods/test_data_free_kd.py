@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -137,7 +135,7 @@ def test_one_step_by_hand(entropy, activation, setting):
     generator = load(method.new_generator(fed), taught["generator"]).train()
     z = torch.randn(4, 8, generator=fed.rng("generator"))[torch.randperm(4, generator=fed.rng("batches"))]
     images = generator(z)
-    feature, answers = judged(teacher, images)
+    _, feature, answers = judged(teacher, images)
     p = answers.softmax(1).detach()
     distance = (p * (p.log() - student(images.detach()).log_softmax(1))).sum(1).mean()
     gradients = torch.autograd.grad(distance, list(student.parameters()))
@@ -171,7 +169,7 @@ def test_the_generator_learns_from_the_teacher_and_goes_on(setting, play):
 
     def judgement(state: State) -> float:
         generator = load(method.new_generator(played.rounds[0]), state["generator"]).train()
-        return method.generator_loss(*judged(teacher, generator(z))).item()
+        return method.generator_loss(judged(teacher, generator(z))).item()
 
     losses = [judgement(s) for s in played.states[3:]]
     assert losses[0] > losses[1] > losses[2]
@@ -201,15 +199,26 @@ def test_passes_and_bytes(work, setting, play):
 
 
 @pytest.mark.parametrize(
-    ("option", "sentence"),
+    ("key", "value"),
     [
-        ({"teacher_rounds": 0}, "teacher_rounds = 0 must be at least 1"),
-        ({"steps": 0}, "steps = 0 must be at least 1"),
-        ({"width": 1}, "width = 1 must be at least 2"),
-        ({"lambda_1": -0.1}, "lambda_1 = -0.1 must not be negative"),
-        ({"generator_lr": 0.0}, "generator_lr = 0.0 must be positive"),
+        ("teacher_rounds", 0),
+        ("steps", 0),
+        ("noise", 0),
+        ("width", 1),
+        ("lambda_1", -0.1),
+        ("lambda_2", -0.1),
+        ("generator_lr", 0.0),
+        ("bn_eps", 0.0),
+        ("entropy", "plian"),
+        ("activation", "mena"),
     ],
 )
-def test_impossible_options_are_refused(option, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        replace(DataFreeKD(), **option)
+def test_options_have_limits(key, value):
+    with pytest.raises(UsageError, match=f"data-free.{key} = {value!r}"):
+        DataFreeKD(**{key: value})
+
+
+def test_the_paper_takes_its_equations_as_they_are():
+    paper = DataFreeKD(variant="paper")
+    assert (paper.entropy, paper.activation) == ("plain", "sum")
+    assert (DataFreeKD().entropy, DataFreeKD().activation) == ("normalised", "mean")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedalloy import simulate
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method
@@ -68,12 +69,10 @@ def test_a_small_temperature_lowers_the_entropy_and_keeps_the_order(raw):
     assert cold.sum().item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "wanted"), [("era", [0.843795, 0.114195, 0.042010]), ("mean", [0.5, 0.3, 0.2])]
-)
-def test_answers_are_averaged_before_they_are_sharpened(aggregation, wanted):
+@pytest.mark.parametrize(("ensemble", "wanted"), [("era", [0.843795, 0.114195, 0.042010]), ("mean", [0.5, 0.3, 0.2])])
+def test_answers_are_averaged_before_they_are_sharpened(ensemble, wanted):
     soft = torch.tensor([[[0.8, 0.1, 0.1]], [[0.2, 0.5, 0.3]]])
-    found = DSFL(aggregation=aggregation).aggregate(soft)
+    found = DSFL(ensemble=ensemble).global_labels(soft)
     assert found.dtype == torch.float32
     assert found[0].tolist() == pytest.approx(wanted, abs=5e-7)
 
@@ -93,10 +92,11 @@ def test_answers_are_averaged_before_they_are_sharpened(aggregation, wanted):
 )
 def test_what_one_client_does_to_the_answers_can_be_bounded(options, wanted):
     soft = torch.tensor([[[0.8, 0.1, 0.1]], [[0.2, 0.5, 0.3]], [[0.6, 0.3, 0.1]], [[0.0, 0.0, 1.0]]])
-    plain = DSFL(aggregation="mean", **options).aggregate(soft)
+    rule = Aggregation(**options)
+    plain = DSFL(ensemble="mean", aggregation=rule).global_labels(soft)
     assert plain.dtype == torch.float32
     assert plain[0].tolist() == pytest.approx(wanted, abs=1e-6)
-    sharp = DSFL(**options).aggregate(soft)
+    sharp = DSFL(aggregation=rule).global_labels(soft)
     assert torch.allclose(sharp, sharpened(torch.tensor([wanted]), 0.1), atol=1e-6)
 
 
@@ -105,16 +105,16 @@ def test_where_all_contradict_each_other_every_class_is_equally_probable(combine
     """Each class is a certainty of one client and nothing to the others: no number between the extremes is left."""
     soft = torch.eye(4)[:3, None]
     trim = {} if combine == "median" else {"trim": 0.4}
-    found = DSFL(combine=combine, **trim).aggregate(soft)
+    found = DSFL(aggregation=Aggregation(combine=combine, **trim)).global_labels(soft)
     assert found[0].tolist() == pytest.approx([0.25] * 4)
 
 
-@pytest.mark.parametrize("aggregation", ["era", "mean"])
-def test_by_default_it_is_the_plain_mean_to_the_bit(aggregation):
+@pytest.mark.parametrize("ensemble", ["era", "mean"])
+def test_by_default_it_is_the_plain_mean_to_the_bit(ensemble):
     soft = torch.randn(7, 50, 10, generator=generator(1, "answers")).softmax(2)
     mean = soft.double().mean(0)
-    wanted = (sharpened(mean, 0.1) if aggregation == "era" else mean).float()
-    assert torch.equal(DSFL(aggregation=aggregation).aggregate(soft), wanted)
+    wanted = (sharpened(mean, 0.1) if ensemble == "era" else mean).float()
+    assert torch.equal(DSFL(ensemble=ensemble).global_labels(soft), wanted)
 
 
 def test_clients_and_server_learn_from_the_same_labels_by_hand(setting, play):
@@ -173,7 +173,7 @@ def test_without_fine_tuning_it_is_local_bit_for_bit(setting, small, play):
 def test_sharpened_labels_teach_otherwise_than_the_mean(setting, play):
     era, mean, flat = (
         play(DSFL(**options), setting(), 1).engine.memories[0]["model"]
-        for options in ({}, {"aggregation": "mean"}, {"temperature": 100.0})
+        for options in ({}, {"ensemble": "mean"}, {"temperature": 100.0})
     )
     assert not equal(era, mean)
     assert not equal(mean, flat)
@@ -231,20 +231,22 @@ def test_four_kilobytes_travel_each_way_for_each_client():
 
 def test_it_keeps_the_contract():
     check_method(DSFL())
-    check_method(DSFL(combine="median", samples=6), small_settings()[1])
+    check_method(DSFL(aggregation=Aggregation(combine="median"), samples=6), small_settings()[1])
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"temperature": 0.0}, r"ds-fl\.temperature = 0\.0 must be positive"),
-        ({"aggregation": "sa"}, r"ds-fl\.aggregation = 'sa' is unknown"),
-        ({"aggregation": "mean", "temperature": 0.5}, r"ds-fl\.temperature has no effect without aggregation = 'era'"),
-        ({"combine": "trimmed", "trim": 0.5}, r"ds-fl\.trim = 0\.5 must lie in"),
-        ({"trim": 0.3}, r"ds-fl\.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
-        ({"combine": "median", "trim": 0.3}, r"ds-fl\.trim has no effect"),
-    ],
+    ("option", "value"), [("temperature", 0.0), ("ensemble", "sa"), ("kd_weight", -0.5), ("tune_epochs", -1)]
 )
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        DSFL(**options)
+def test_limits_are_declared(option, value):
+    with pytest.raises(UsageError, match=rf"ds-fl\.{option} = {value!r} must be"):
+        DSFL(**{option: value})
+
+
+def test_an_idle_temperature_is_refused():
+    with pytest.raises(UsageError, match=r"ds-fl\.temperature has no effect without ensemble = 'era'"):
+        DSFL(ensemble="mean", temperature=0.5)
+
+
+def test_what_its_server_does_not_use_is_refused():
+    with pytest.raises(UsageError, match=r"ds-fl does not use aggregation\.weights = 'uniform'"):
+        DSFL(aggregation=Aggregation(weights="uniform"))

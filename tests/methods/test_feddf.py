@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import digest, equal
 from fedalloy.data.public import PublicSet
@@ -47,9 +48,10 @@ def close(a, b, atol):
 
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 def test_without_steps_it_is_fedavg_bit_for_bit(weights, setting, play):
-    plain = play(FedAvg(weights=weights), setting(), 3)
-    same = play(FedDF(steps=0, weights=weights), setting(), 3)
-    other = play(FedDF(steps=2, batch=4, weights=weights), setting(), 3)
+    rule = Aggregation(weights=weights)
+    plain = play(FedAvg(aggregation=rule), setting(), 3)
+    same = play(FedDF(steps=0, aggregation=rule), setting(), 3)
+    other = play(FedDF(steps=2, batch=4, aggregation=rule), setting(), 3)
     for a, b in zip(plain.states, same.states, strict=True):
         assert equal(a["model"], b["models"]["0"])
     assert not equal(plain.model, other.states[-1]["models"]["0"])
@@ -96,7 +98,7 @@ def test_five_steps_by_hand(ensemble, setting):
     # would not tell a loss from ten times that loss; the clip does, since it bites in some of the steps.
     federation = setting([small, large, small, large], participation=Participation())
     lr, tau, clip, steps = 0.02, 2.0, 0.03, 5
-    method = FedDF(steps=steps, batch=5, lr=lr, tau=tau, clip=clip, ensemble=ensemble)
+    method = FedDF(steps=steps, batch=5, lr=lr, tau=tau, clip_gradients=clip, ensemble=ensemble)
     averaged = run(FedDF(steps=0), Serial(federation), 1)
     fed = Serial(federation).open(method, 1)
     replies = fed.ask("train", {k: {"model": m} for k, m in starts(federation).items()})
@@ -145,7 +147,7 @@ def test_a_lone_client_teaches_its_own_model_nothing_new(ensemble, setting, play
 def test_the_defaults_are_the_codes():
     method = FedDF()
     assert (method.steps, method.batch, method.check_every, method.patience) == (10_000, 128, 100, 1_000)
-    assert (method.lr, method.tau, method.clip, method.ensemble) == (1e-3, 1.0, 5.0, "logits")
+    assert (method.lr, method.tau, method.clip_gradients, method.ensemble) == (1e-3, 1.0, 5.0, "logits")
 
 
 def test_teachers_answer_once_for_each_input_and_the_servers_passes_are_counted(setting):
@@ -224,17 +226,29 @@ def test_the_mean_of_logits_is_not_that_of_probabilities(setting, play):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("option", "value"),
     [
-        ({"steps": -1}, "steps = -1 must not be negative"),
-        ({"batch": 0}, "batch = 0 must be at least 1"),
-        ({"tau": 0.0}, "tau = 0.0 must be positive"),
-        ({"validation": 1.0}, r"must lie in \[0, 1\)"),
+        ("steps", -1),
+        ("batch", 0),
+        ("check_every", 0),
+        ("patience", 0),
+        ("lr", 0.0),
+        ("tau", 0.0),
+        ("clip_gradients", 0.0),
+        ("validation", 1.0),
+        ("ensemble", "votes"),
     ],
 )
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        FedDF(**options)
+def test_options_out_of_limits_are_refused(option, value):
+    with pytest.raises(UsageError, match=rf"feddf\.{option} = {value!r}"):
+        FedDF(**{option: value})
+
+
+@pytest.mark.parametrize("rule", [{"weights": "disco"}, {"combine": "median"}, {"clip": 1.0}], ids=str)
+def test_rules_that_its_groups_do_not_use_are_refused(rule):
+    (key,) = rule
+    with pytest.raises(UsageError, match=rf"aggregation\.{key}"):
+        FedDF(aggregation=Aggregation(**rule))
 
 
 def test_validation_needs_labels_and_samples(setting, play):

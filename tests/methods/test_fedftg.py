@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.options import options_of
 from fedalloy.base.tree import digest, equal
 from fedalloy.check.method import check_method, small_settings
 from fedalloy.check.probe import with_batch_norm
@@ -20,8 +22,17 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import State
 from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.server_generator import (
+    class_weights,
+    diversity_by_norms,
+    diversity_loss,
+    ensemble_ce,
+    ensemble_kl,
+    ensemble_l1,
+    recognition,
+    split_labels,
+)
 from fedalloy.methods import FedAvg, FedFTG
-from fedalloy.methods.fedftg import class_weights, ensemble_kl
 from fedalloy.nets.generators import LabelledImageGenerator
 from fedalloy.nets.models import FeatureNet, create
 from fedalloy.nets.models.base import parameter_count
@@ -121,24 +132,23 @@ def test_the_weights_of_a_class_that_somebody_holds_sum_to_one(counts):
 @pytest.mark.parametrize("variant", VARIANTS)
 @given(held=st.lists(st.integers(0, 1000), min_size=2, max_size=6).filter(any))
 def test_classes_that_nobody_holds_are_never_drawn(variant, held):
-    drawn = FedFTG(variant=variant, **TINY).labels(torch.tensor(held), torch.Generator().manual_seed(1))
+    drawn = FedFTG(variant=variant, **TINY).sampled(torch.tensor(held), torch.Generator().manual_seed(1))
     assert drawn.shape == (2, 6)
     assert all(held[y] for y in drawn.flatten().tolist())
 
 
 @given(held=st.lists(st.integers(0, 1000), min_size=2, max_size=6).filter(any))
 def test_the_references_split_is_proportional(held):
-    drawn = FedFTG(variant="reference", **TINY).labels(torch.tensor(held), torch.Generator().manual_seed(1))
+    drawn = FedFTG(variant="reference", **TINY).sampled(torch.tensor(held), torch.Generator().manual_seed(1))
     found = torch.bincount(drawn.flatten(), minlength=len(held)).double()
     assert (found - 12 * torch.tensor(held).double() / sum(held)).abs().max() < 1
 
 
 def test_labels_are_drawn_as_often_as_they_are_held():
     method = FedFTG(iterations=100, generator_batch=100)
-    drawn = method.labels(torch.tensor([30, 0, 10]), torch.Generator().manual_seed(0))
+    drawn = method.sampled(torch.tensor([30, 0, 10]), torch.Generator().manual_seed(0))
     assert torch.bincount(drawn.flatten()).double().div(1e4).tolist() == pytest.approx([0.75, 0.0, 0.25], abs=0.02)
-    method = FedFTG(variant="reference", iterations=2, generator_batch=4)
-    split = method.labels(torch.tensor([30, 0, 10]), torch.Generator())
+    split = split_labels(torch.tensor([30, 0, 10]), 2, 4, torch.Generator())
     assert torch.bincount(split.flatten()).tolist() == [6, 0, 2]
 
 
@@ -162,13 +172,13 @@ def test_a_student_like_every_teacher_disagrees_with_none():
     loss.backward()
     assert loss.item() == 0.0
     assert said.grad.abs().max() < 1e-7
-    assert FedFTG(variant="reference").disagreement(said.expand(3, 7, 4), said, a).item() == 0.0
+    assert ensemble_l1(said.expand(3, 7, 4), said, a).item() == 0.0
 
 
 def test_the_references_disagreement_by_hand_and_its_gradient():
     answers = torch.tensor([[[1.0, 3.0], [0.0, 0.0]], [[0.0, 0.0], [4.0, 0.0]]], requires_grad=True)
     said, a = torch.zeros(2, 2, requires_grad=True), torch.tensor([[0.5, 0.0], [0.5, 1.0]])
-    loss = FedFTG(variant="reference").disagreement(answers, said, a)
+    loss = ensemble_l1(answers, said, a)
     loss.backward()
     # Means over classes 2, 0 and 0, 2; weighted (1 + 0) and (0 + 2), mean over the batch.
     assert loss.item() == pytest.approx((0.5 * 2 + 1.0 * 2) / 2)
@@ -181,26 +191,25 @@ def test_recognition_by_hand():
     answers = torch.tensor([[[0.0, 1.0], [0.5, 0.0]], [[2.0, 0.0], [0.0, 3.0]]])
     y, a = torch.tensor([0, 1]), torch.tensor([[1.0, 0.25], [0.0, 0.75]])
     (p, q), (r, s) = ((math.log(1 + math.exp(x)) for x in pair) for pair in ((1.0, 0.5), (-2.0, -3.0)))
-    assert FedFTG().recognition(answers, y, a).item() == pytest.approx((p + 0.25 * q + 0.75 * s) / 2, abs=1e-6)
+    assert recognition(answers, y, a).item() == pytest.approx((p + 0.25 * q + 0.75 * s) / 2, abs=1e-6)
     collapsed = 0.625 * (p + q) / 2 + 0.375 * (r + s) / 2
-    assert FedFTG(variant="reference").recognition(answers, y, a).item() == pytest.approx(collapsed, abs=1e-6)
+    assert recognition(answers, y, a, by_image=False).item() == pytest.approx(collapsed, abs=1e-6)
 
 
 def test_diversity_by_hand():
     z, x = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[[[0.0, 0.0]]], [[[0.3, 0.4]]]])
     # Two of four pairs differ: norms 5 and 0.5; mean square 12.5 and mean distance 0.35.
-    assert FedFTG(variant="paper").diversity(z, x).item() == pytest.approx(math.exp(-2 * 2.5 / 4), rel=1e-5)
-    for variant in ("recommended", "reference"):
-        assert FedFTG(variant=variant).diversity(z, x).item() == pytest.approx(math.exp(-2 * 12.5 * 0.35 / 4), rel=1e-5)
+    assert diversity_by_norms(z, x).item() == pytest.approx(math.exp(-2 * 2.5 / 4), rel=1e-5)
+    assert diversity_loss(z, x).item() == pytest.approx(math.exp(-2 * 12.5 * 0.35 / 4), rel=1e-5)
 
 
 def test_the_papers_diversity_is_zero_for_real_sizes():
     draw = torch.Generator().manual_seed(0)
     z, x = torch.randn(50, 100, generator=draw), torch.randn(50, 1, 28, 28, generator=draw).requires_grad_()
-    loss = FedFTG(variant="paper").diversity(z, x)
+    loss = diversity_by_norms(z, x)
     loss.backward()
     assert (loss.item(), x.grad.abs().max().item()) == (0.0, 0.0)
-    assert 0.01 < FedFTG().diversity(z, x).item() < 1
+    assert 0.01 < diversity_loss(z, x).item() < 1
 
 
 def test_the_references_student_loss_is_smaller_by_the_number_of_classes():
@@ -208,13 +217,13 @@ def test_the_references_student_loss_is_smaller_by_the_number_of_classes():
     answers, said = torch.randn(3, 5, 4, generator=draw), torch.randn(5, 4, generator=draw, requires_grad=True)
     a = class_weights(torch.randint(1, 9, (3, 5), generator=draw))
     gradients = []
-    for variant in ("recommended", "reference"):
-        (gradient,) = torch.autograd.grad(FedFTG(variant=variant).student_loss(answers, said, a), said)
+    for distance in (ensemble_kl, ensemble_ce):
+        (gradient,) = torch.autograd.grad(distance(answers, said, a), said)
         gradients.append(gradient)
     assert torch.allclose(gradients[0], 4 * gradients[1], atol=1e-6)
     mixed = torch.tensor([[[0.9, 0.1]], [[0.5, 0.5]]]).log()
     said = torch.tensor([[0.8, 0.2]]).log()
-    value = FedFTG(variant="reference").student_loss(mixed, said, torch.tensor([[0.5], [0.5]]))
+    value = ensemble_ce(mixed, said, torch.tensor([[0.5], [0.5]]))
     assert value.item() == pytest.approx(-(0.7 * math.log(0.8) + 0.3 * math.log(0.2)) / 2, abs=1e-6)
 
 
@@ -230,7 +239,7 @@ def written_plainly(method, network, engine, t, start, generator, replies):
     rate = method.decay ** (t - 1)
     learn = torch.optim.SGD(student.parameters(), lr=method.server_lr * rate, weight_decay=method.server_weight_decay)
     improve = torch.optim.Adam(generator.parameters(), lr=method.generator_lr * rate)
-    labels, noise = method.labels(counts.sum(0), fed.rng("generator/labels")), fed.rng("generator/noise")
+    labels, noise = method.sampled(counts.sum(0), fed.rng("generator/labels")), fed.rng("generator/noise")
 
     def weight(k, y):
         return float(counts[k, y]) / (float(counts[:, y].sum()) + (1e-6 if reference else 0.0))
@@ -341,7 +350,7 @@ def test_the_students_steps_change_neither_generator_nor_teachers(variant, setti
         nets.append((net, digest(net.state_dict())))
         return frozen(net)
 
-    monkeypatch.setitem(FedFTG.fine_tuned.__globals__, "frozen", noted)
+    monkeypatch.setitem(FedFTG.step.__globals__, "frozen", noted)
     one, many = (
         play(FedFTG(variant=variant, **{**TINY, "iterations": 1, "student_steps": steps}), setting(net=normed), 1)
         for steps in (1, 4)
@@ -376,11 +385,15 @@ def test_the_generator_goes_on_and_its_adam_does_not(setting):
 @pytest.mark.parametrize("weights", ["size", "disco"])
 def test_without_iterations_it_is_fedavg_bit_for_bit(net, weights, setting, play):
     federation = setting(net=net, classes=4) if net is with_batch_norm else setting()
+    rule = Aggregation(weights=weights)
     fedavg, same, other = (
         play(m, federation, 3)
-        for m in (FedAvg(weights=weights), FedFTG(iterations=0, weights=weights), FedFTG(weights=weights, **TINY))
+        for m in (FedAvg(aggregation=rule), FedFTG(iterations=0, aggregation=rule), FedFTG(aggregation=rule, **TINY))
     )
-    assert all(equal(a.body, b.body) for a, b in zip(fedavg.states, same.states, strict=True))
+    untouched = same.states[0]["generator"]
+    assert all(
+        equal({**a.body, "generator": untouched}, b.body) for a, b in zip(fedavg.states, same.states, strict=True)
+    )
     assert [r.ledger.up for r in fedavg.rounds] == [r.ledger.up for r in same.rounds]
     assert [r.ledger.passes() for r in fedavg.rounds] == [r.ledger.passes() for r in same.rounds]
     assert not equal(fedavg.model, other.model)
@@ -442,7 +455,7 @@ def test_the_defaults_are_the_papers_and_the_codes(variant):
     assert (method.iterations, method.generator_steps, method.student_steps) == (10, 1, 5)
     assert (method.server_lr, method.server_weight_decay, method.generator_lr, method.decay) == (0.1, 1e-3, 0.01, 0.998)
     assert (method.noise, method.generator_batch, method.width) == (100, 50, 128)
-    assert method.weights == "size"
+    assert method.aggregation.weights == "size"
     assert FedFTG().variant == "recommended"
 
 
@@ -450,18 +463,44 @@ def test_contract_of_the_reference():
     check_method(FedFTG(variant="reference", **{**TINY, "student_steps": 1}), small_settings()[1])
 
 
+DIFFERENCES = {  # recommended, paper, reference
+    "norms": (False, True, False),
+    "labels": ("drawn", "drawn", "split"),
+    "eps": (0.0, 0.0, 1e-6),
+    "generator_distance": ("kl", "kl", "l1"),
+    "cls_by_image": (True, True, False),
+    "one_by_one": (False, False, True),
+    "student_distance": ("kl", "kl", "ce"),
+}
+
+
+def test_variants():
+    assert {found.name for found in options_of(FedFTG) if found.variants} == DIFFERENCES.keys()
+    for column, variant in enumerate(VARIANTS):
+        method = FedFTG(variant=variant)
+        assert [getattr(method, name) for name in DIFFERENCES] == [row[column] for row in DIFFERENCES.values()]
+
+
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("name", "value"),
     [
-        ({"iterations": -1}, r"fedftg\.iterations = -1 must not be negative"),
-        ({"lambda_dis": -1.0}, r"fedftg\.lambda_dis = -1.0 must not be negative"),
-        ({"server_lr": 0.0}, r"fedftg\.server_lr = 0.0 must be positive"),
-        ({"generator_batch": 1}, r"fedftg\.generator_batch = 1 must be at least 2"),
-        ({"student_steps": 0}, r"fedftg\.student_steps = 0 must be at least 1"),
-        ({"width": 7}, r"fedftg\.width = 7 cannot be shared by noise and label; write an even number"),
-        ({"variant": "papre"}, r"did you mean 'paper'"),
+        ("iterations", -1),
+        ("generator_steps", 0),
+        ("student_steps", 0),
+        ("server_lr", 0.0),
+        ("server_weight_decay", -1.0),
+        ("generator_lr", 0.0),
+        ("decay", 0.0),
+        ("lambda_cls", -1.0),
+        ("lambda_dis", -1.0),
+        ("noise", 0),
+        ("width", 7),
+        ("width", 0),
+        ("generator_batch", 1),
+        ("eps", -1.0),
+        ("variant", "papre"),
     ],
 )
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        FedFTG(**options)
+def test_impossible_options_are_refused(name, value):
+    with pytest.raises(UsageError, match=rf"^fedftg\.{name} = {value!r} must"):
+        FedFTG(**{name: value})

@@ -165,15 +165,7 @@ def test_bytes_and_passes(buffer, models, random_sites, small_setting, play):
     assert [ledger.passes()["backward"] for ledger in ledgers] == [steps] * 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"buffer": 0}, r"fedgkd\.buffer = 0 must be at least 1"),
-        ({"gamma": -0.1}, r"fedgkd\.gamma = -0\.1 must not be negative; 0 is FedAvg"),
-        ({"tau": 0.0}, r"fedgkd\.tau = 0\.0 must be positive"),
-        ({"start": "later"}, "start"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        FedGKD(**options)
+@pytest.mark.parametrize(("key", "value"), [("buffer", 0), ("gamma", -0.1), ("tau", 0.0), ("start", "later")])
+def test_options_have_limits(key, value):
+    with pytest.raises(UsageError, match=f"fedgkd.{key} = {value!r}"):
+        FedGKD(**{key: value})

@@ -1,4 +1,4 @@
-"""FedKF and FedKF-: what travels, what stays, what teaches, and where they are FedAvg to the bit."""
+"""FedKF, FedKF- and the server's generator: what travels, what stays, what teaches, where they are FedAvg."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fedalloy.aggregation.cache import Cache
 from fedalloy.base import tree
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import with_batch_norm
@@ -17,7 +18,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, act, run
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
-from fedalloy.methods import FedAvg, FedKF, FedKFMinus
+from fedalloy.methods import FedAvg, FedKF, FedKFMinus, FedKFServer
 from fedalloy.nets.models import FeatureNet, create
 from fedalloy.train.costs import payload
 from fedalloy.train.fit import LocalWork, load, params
@@ -110,7 +111,7 @@ def test_with_some_active_the_two_differ(setting, play):
 
 
 def test_fedkf_minus_needs_no_cache(setting, play):
-    with_cache, without = (play(FedKFMinus(oca=oca, **QUICK), setting(), 3) for oca in (True, False))
+    with_cache, without = (play(FedKFMinus(cache=Cache(oca=oca), **QUICK), setting(), 3) for oca in (True, False))
     for a, b in zip(with_cache.states, without.states, strict=True):
         assert equal(a["model"], b["model"])
         assert b["cache"] == {}
@@ -155,7 +156,7 @@ def test_no_message_holds_a_generator_unless_the_server_trains_it(setting, messa
     assert messages
     assert all("generator" not in payload(m.body) for m in messages)
     messages.clear()
-    run(FedKF(kd_start=1, generator_side="server", server_steps=2, **QUICK), Serial(setting()), 2)
+    run(FedKFServer(kd_start=1, server_steps=2, **QUICK), Serial(setting()), 2)
     assert any("generator" in payload(m.body) for m in messages)
 
 
@@ -222,10 +223,13 @@ def student_step(student, me, images, answers, gamma):
     return {name: (moved | statistics)[name].detach() for name in student.state_dict()}
 
 
-def judgement(feature, answers, *, plain=False, summed=False):
+def judgement(batch, *, plain=False, summed=False):
     """Eq. 5 with the weights of `ODD`."""
-    entropy, activation = entropy_loss(answers, normalised=not plain), activation_loss(feature, summed=summed)
-    return entropy + 0.3 * one_hot_loss(answers) + 0.2 * activation
+    entropy, activation = (
+        entropy_loss(batch.answers, normalised=not plain),
+        activation_loss(batch.feature, summed=summed),
+    )
+    return entropy + 0.3 * one_hot_loss(batch.answers) + 0.2 * activation
 
 
 @pytest.mark.parametrize(
@@ -254,12 +258,12 @@ def test_a_step_in_each_of_two_rounds_by_hand(options, plain, summed, setting):
             load(generator, memory["generator"])
         optimiser = adam(generator.parameters(), 0.01, moments=memory.get("moments"))
         images = generator(torch.randn(4, 8, generator=me.rng("generator")))
-        feature, answers = judged(teacher, images)
-        expected = student_step(student, me, images, answers, 3.0)
+        batch = judged(teacher, images)
+        expected = student_step(student, me, images, batch.answers, 3.0)
         same(answer.body["model"], expected)
-        total = judgement(feature, answers, plain=plain, summed=summed)
+        total = judgement(batch, plain=plain, summed=summed)
         if "adversarial" in options:
-            total = total - 3.0 * kl(answers.detach(), load(student, expected)(images))
+            total = total - 3.0 * kl(batch.answers.detach(), load(student, expected)(images))
         generator_step(answer.keep, generator, optimiser, total)
         memory = answer.keep
 
@@ -324,11 +328,20 @@ def test_the_adversarial_term_moves_the_generator_away_from_the_student(setting)
     assert distance(against) > distance(plain)
 
 
-def test_the_codes_adversarial_term_is_for_colour_images():
-    assert FedKF(variant="reference").is_adversarial((3, 32, 32))
-    assert not FedKF(variant="reference").is_adversarial((1, 32, 32))
-    assert not FedKF().is_adversarial((3, 32, 32))
-    assert FedKF(adversarial=True).is_adversarial((1, 32, 32))
+@pytest.mark.parametrize(("channels", "against"), [(1, False), (3, True)])
+def test_the_codes_adversarial_term_is_for_colour_images(channels, against, small_setting, random_sites):
+    net = partial(create, "mlp", classes=3, channels=channels, size=8, hidden=8)
+    sites = random_sites([9], shape=(channels, 8, 8))
+    me = small_setting([], sites=sites, networks=[net], work=ONE_STEP).client(0, 2, {})
+    torch.manual_seed(1)
+    sent = {"model": params(net()), "teacher": params(net())}
+    code, given, ours = (
+        trained(FedKF(**options, **ODD), me, **sent).keep["generator"]
+        for options in ({"variant": "reference"}, {"adversarial": against}, {"adversarial": not against})
+    )
+    assert equal(code, given)
+    assert not equal(code, ours)
+    assert FedKF().adversarial is FedKF(variant="paper").adversarial is False
 
 
 def test_variants_fill_the_cache_differently(setting, play):
@@ -345,19 +358,19 @@ def test_variants_fill_the_cache_differently(setting, play):
 
 def test_a_generator_of_the_server_is_the_same_for_all_and_stays_as_it_was_sent(setting, play):
     federation = setting()
-    method = FedKF(generator_side="server", server_steps=3, kd_start=1, **QUICK)
+    method = FedKFServer(server_steps=3, kd_start=1, **QUICK)
     played = play(method, federation, 2)
     assert float(played.states[2]["moments"]["0"]["step"]) == 6
     engine = Serial(federation)
     run(method, engine, 2)
     assert engine.memories == {}
-    busiest = play(FedKF(generator_side="server", kd_start=1, **QUICK), federation, 1).states[1]
+    busiest = play(FedKFServer(kd_start=1, **QUICK), federation, 1).states[1]
     assert float(busiest["moments"]["0"]["step"]) == max(federation.steps(k) for k in federation.active(1))
 
 
 def test_the_servers_step_by_hand(setting):
     federation = setting(net=normed, work=ONE_STEP, participation=trace([0, 1], [2, 3]))
-    method, engine = FedKF(generator_side="server", server_steps=1, **ODD), Serial(federation)
+    method, engine = FedKFServer(server_steps=1, **ODD), Serial(federation)
     state = run(method, engine, 2)
     fed = engine.open(method, 3)
     after = method.round(state, fed)
@@ -368,11 +381,11 @@ def test_the_servers_step_by_hand(setting):
     generator = load(method.new_generator(fed), state["generator"]).train()
     optimiser = adam(generator.parameters(), 0.01, moments=state["moments"])
     images = generator(torch.randn(4, 8, generator=fed.rng("generator")))
-    generator_step(after.body, generator, optimiser, judgement(*judged(teacher, images)))
+    generator_step(after.body, generator, optimiser, judgement(judged(teacher, images)))
 
 
 def test_a_client_learns_on_images_of_the_servers_generator_in_eval_mode(setting):
-    me, method = setting(net=normed, work=ONE_STEP).client(0, 2, {}), FedKF(generator_side="server", **ODD)
+    me, method = setting(net=normed, work=ONE_STEP).client(0, 2, {}), FedKFServer(**ODD)
     replies = []
     for seed in (1, 2):
         student, teacher = normed_pair()
@@ -389,7 +402,7 @@ def test_a_client_learns_on_images_of_the_servers_generator_in_eval_mode(setting
 
 def test_a_round_without_clients_teaches_the_server_nothing(setting, play):
     federation = setting(participation=trace([0], []))
-    _, first, second = play(FedKF(generator_side="server", kd_start=1, **QUICK), federation, 2).states
+    _, first, second = play(FedKFServer(kd_start=1, **QUICK), federation, 2).states
     assert equal(first.body, second.body)
 
 
@@ -397,20 +410,51 @@ def test_a_round_without_clients_teaches_the_server_nothing(setting, play):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("key", "value"),
     [
-        ({"gamma": -1.0}, "gamma = -1.0 must not be negative"),
-        ({"oca": False}, "the average of all clients is the teacher"),
-        ({"variant": "papre"}, "did you mean 'paper'"),
-        ({"activation": "mena"}, "did you mean 'mean'"),
-        ({"width": 1}, "width of at least 2"),
-        ({"generator_lr": 0.0}, "generator_lr = 0.0 must be positive"),
-        ({"adversarial": True, "generator_side": "server"}, "adversarial = true would do nothing"),
+        ("gamma", -1.0),
+        ("lambda_1", -0.1),
+        ("lambda_2", -0.1),
+        ("generator_lr", 0.0),
+        ("bn_eps", 0.0),
+        ("noise", 0),
+        ("width", 1),
+        ("kd_start", 0),
+        ("variant", "papre"),
+        ("activation", "mena"),
+        ("entropy", "plian"),
+        ("adversarial", "color"),
     ],
 )
-def test_impossible_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        FedKF(**options)
+@pytest.mark.parametrize("cls", [FedKF, FedKFMinus, FedKFServer])
+def test_options_have_limits(cls, key, value):
+    with pytest.raises(UsageError, match=f"{cls.name}.{key} = {value!r}"):
+        cls(**{key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("server_steps", -1), ("adversarial", True), ("adversarial", "colour")])
+def test_options_of_the_servers_generator_have_limits(key, value):
+    with pytest.raises(UsageError, match=rf"fedkf-server\.{key} = "):
+        FedKFServer(**{key: value})
+    assert FedKFServer(variant="reference").adversarial is False  # there is no student on the server
+
+
+@pytest.mark.parametrize("cls", [FedKF, FedKFServer])
+def test_the_teacher_cannot_be_off(cls):
+    with pytest.raises(UsageError, match=r"cache\.oca .* the average of all clients is the teacher"):
+        cls(cache=Cache(oca=False))
+
+
+def test_variants_change_the_defaults_and_a_given_value_stays():
+    names = ("kd_start", "activation", "entropy", "adversarial")
+    table = {v: tuple(getattr(FedKF(variant=v), n) for n in names) for v in ("recommended", "paper", "reference")}
+    assert table == {
+        "recommended": (2, "mean", "normalised", False),
+        "paper": (1, "sum", "plain", False),
+        "reference": (2, "mean", "normalised", "colour"),
+    }
+    assert [FedKF(variant=v).cache.unseen for v in table] == ["seen_only", "init_model", "seen_only"]
+    assert FedKF(variant="paper", cache=Cache(unseen="global")).cache.unseen == "global"
 
 
 def test_images_that_cannot_be_made_are_refused(small_setting, random_sites, play):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import rng
 from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method
@@ -25,10 +26,10 @@ from fedalloy.federation.participation import Participation
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedmd import FedMD
 from fedalloy.methods.fedmd_global import FedMDGlobal
+from fedalloy.methods.fedmd_knfu import FedMDKnFu
 from fedalloy.methods.knfu import KnFu
 from fedalloy.methods.local import Local
 from fedalloy.methods.selective_fd import SelectiveFD
-from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.train.fit import LocalWork, batches, params, predict
 
 PLAIN = {"pretrain_public": 0, "pretrain_private": 0}
@@ -83,9 +84,9 @@ def test_the_consensus_moves_with_everybody_and_knows_no_order(values, shift, di
 
 def test_medians_trimmed_means_and_krum_bound_what_one_client_can_do():
     answers = replies([[1.0]], [[2.0]], [[3.0]], [[4.0]], [[1e30]])
-    assert FedMD(combine="median").consensus(answers).item() == 3
-    assert FedMD(combine="trimmed", trim=0.2).consensus(answers).item() == 3
-    assert FedMD(combine="krum", trim=0.2).consensus(answers).item() == 2.5
+    assert FedMD(aggregation=Aggregation(combine="median")).consensus(answers).item() == 3
+    assert FedMD(aggregation=Aggregation(combine="trimmed", trim=0.2)).consensus(answers).item() == 3
+    assert FedMD(aggregation=Aggregation(combine="krum", trim=0.2)).consensus(answers).item() == 2.5
     both = FedMD(clip_logits=3.0).consensus(replies([[1.0, -1.0]], [[100.0, 0.0]]))
     assert torch.equal(both, torch.tensor([[2.0, -2.0]]))  # of (1, -1) and (50, -50), clipped to (3, -3)
 
@@ -157,7 +158,7 @@ def test_answers_are_given_before_local_training_and_in_eval_mode(setting, small
     at = setting(networks=[noisy(small)])
     sent = []
     consensus = FedMD.consensus
-    monkeypatch.setattr(FedMD, "consensus", lambda self, got, *a: (sent.append(got), consensus(self, got, *a))[1])
+    monkeypatch.setattr(FedMD, "consensus", lambda self, got: (sent.append(got), consensus(self, got))[1])
     engine = play(FedMD(**PLAIN, samples=6), at, 2).engine
     first = predict(initial(noisy(small), 3), at.public.subset(1, 3, 6, "stratified").samples)
     assert all(torch.equal(reply["logits"], first) for reply in sent[0])
@@ -263,39 +264,8 @@ def test_clients_have_networks_of_their_own(setting, small, play):
     assert list(evaluate(at, FedMD(), played.states[-1], played.engine.memories)) == ["personal"]
 
 
-# As KnFu's baseline
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeanOfSoftLabels(SoftLabels):
-    """What the mode must be, written without it."""
-
-    name = "mean-of-soft-labels"
-
-    def fuse(self, replies, fed):
-        mean = sum(r["soft"].double() for r in replies) / len(replies)
-        return {r.client: {"soft": mean.float()} for r in replies}, {}
-
-
-def test_as_a_baseline_of_knfu_it_is_soft_labels_with_the_mean(setting, small, play):
-    at = setting((10, 7, 1), networks=[noisy(small), small, small])
-    options = {"samples": 6, "policy": "fresh", "tune_epochs": 2, "temperature": 2.0, "kd_weight": 0.5}
-    ours, theirs = (play(m, at, 3) for m in (FedMD(mode="knfu", **options), MeanOfSoftLabels(**options)))
-    torch.testing.assert_close(ours.engine.memories, theirs.engine.memories)
-    assert ours.rounds[0].ledger.up == theirs.rounds[0].ledger.up
-
-
-def test_as_a_baseline_of_knfu_the_mean_is_one_of_probabilities(setting):
-    fused, notes = FedMD(mode="knfu").fuse(
-        [Message("learn", k, {"soft": torch.tensor([p])}) for k, p in ((0, [0.9, 0.1]), (4, [0.3, 0.7]))], None
-    )
-    assert notes == {}
-    assert sorted(fused) == [0, 4]
-    torch.testing.assert_close(fused[4]["soft"], torch.tensor([[0.6, 0.4]]))
-
-
-def test_public_samples_are_drawn_as_the_mode_says_unless_it_is_written(setting, play):
-    """By class in FedMD's own form; at random as KnFu's baseline, which so meets the samples that KnFu meets."""
+def test_public_samples_are_drawn_by_class_and_those_of_knfu_and_its_baselines_at_random(setting, play):
+    """KnFu's form of FedMD so meets the samples that KnFu meets."""
     at = setting(public=public_set(30))
 
     def drawn(method):
@@ -308,10 +278,8 @@ def test_public_samples_are_drawn_as_the_mode_says_unless_it_is_written(setting,
         return [at.public.subset(t, 3, 7, policy).samples.index.tolist() for t in (1, 2)]
 
     assert drawn(FedMD(**PLAIN, samples=7)) == by("stratified") != by("fresh")
-    assert (
-        drawn(FedMD(mode="knfu", samples=7)) == drawn(KnFu(samples=7)) == drawn(SelectiveFD(samples=7)) == by("fresh")
-    )
-    assert drawn(FedMD(mode="knfu", samples=7, policy="stratified")) == by("stratified")
+    assert drawn(FedMDKnFu(samples=7)) == drawn(KnFu(samples=7)) == drawn(SelectiveFD(samples=7)) == by("fresh")
+    assert drawn(FedMDKnFu(samples=7, policy="stratified")) == by("stratified")
     assert drawn(FedMD(**PLAIN, samples=7, policy="fixed")) == by("fixed")
 
 
@@ -319,42 +287,44 @@ def test_public_samples_are_drawn_as_the_mode_says_unless_it_is_written(setting,
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("option", "value"),
     [
-        ({"mode": "knfu", "l2": 0.1}, r"fedmd\.l2 has no effect without mode = 'original'; leave it out"),
-        ({"mode": "knfu", "pretrain_public": 0}, r"fedmd\.pretrain_public has no effect"),
-        ({"mode": "knfu", "clip_logits": 1.0}, r"fedmd\.clip_logits has no effect"),
-        ({"tune_epochs": 2}, r"fedmd\.tune_epochs has no effect without mode = 'knfu'; leave it out"),
-        ({"ce_on": "none"}, r"fedmd\.ce_on has no effect"),
-        ({"mode": "kd"}, r"fedmd\.mode = 'kd' is unknown"),
-        ({"l2": -1.0}, r"fedmd\.l2 = -1\.0 must not be negative"),
-        ({"digest_epochs": -1}, r"fedmd\.digest_epochs = -1 must not be negative"),
-        ({"public_patience": 0}, r"fedmd\.public_patience = 0 must be at least 1"),
-        ({"held_out": 1.0}, r"fedmd\.held_out = 1\.0 must lie in \[0, 1\)"),
-        ({"clip_logits": 0.0}, r"fedmd\.clip_logits = 0\.0 must be positive"),
-        ({"trim": 0.5}, r"fedmd\.trim = 0\.5 must lie in"),
-        ({"trim": 0.3}, r"fedmd\.trim has no effect without combine = 'trimmed' or 'krum'; leave it out"),
-        ({"mode": "knfu", "trim": 0.3}, r"fedmd\.trim has no effect"),
-        ({"policy": "fixed"}, r"fedmd\.policy has no effect without samples; leave it out"),
-        ({"policy": "stratified"}, r"fedmd\.policy has no effect"),
-        ({"samples": 0}, r"fedmd\.samples = 0 must be at least 1; leave it out for all public samples"),
-        ({"mode": "knfu", "samples": 0}, r"fedmd\.samples = 0 must be at least 1"),
+        ("l2", -1.0),
+        ("digest_epochs", -1),
+        ("digest_batch", 0),
+        ("clip_logits", 0.0),
+        ("pretrain_public", -1),
+        ("public_batch", 0),
+        ("public_patience", 0),
+        ("public_min_delta", -0.1),
+        ("pretrain_private", -1),
+        ("private_batch", 0),
+        ("private_patience", 0),
+        ("private_min_delta", -0.1),
+        ("held_out", 1.0),
+        ("samples", 0),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
-        FedMD(**options)
+def test_limits_are_declared(option, value):
+    with pytest.raises(UsageError, match=rf"fedmd\.{option} = {value!r} must be"):
+        FedMD(**{option: value})
 
 
-def test_options_common_to_both_modes_are_not_refused():
-    assert FedMD(mode="knfu", samples=10, policy="fixed", combine="trimmed", trim=0.1, tune_epochs=3).tune_epochs == 3
+def test_a_policy_without_samples_is_refused():
+    with pytest.raises(UsageError, match=r"fedmd\.policy has no effect without samples"):
+        FedMD(policy="fixed")
+
+
+def test_what_its_server_does_not_use_is_refused():
+    with pytest.raises(UsageError, match=r"fedmd does not use aggregation\.weights = 'uniform'"):
+        FedMD(aggregation=Aggregation(weights="uniform"))
 
 
 @pytest.mark.parametrize(
     "method",
     [
         FedMD(pretrain_public=2, pretrain_private=1),
-        FedMD(mode="knfu"),
+        FedMDKnFu(),
         FedMDGlobal(pretrain_public=2, pretrain_private=1, lwof=True, init_global="public"),
         KnFu(),
         DSFL(),
@@ -381,20 +351,15 @@ def test_pretraining_needs_public_labels_and_clients_the_public_set(setting, sma
     with pytest.raises(UsageError, match="pretrain_public needs labels"):
         play(FedMD(), unlabelled, 1)
     play(FedMD(pretrain_public=0, pretrain_private=1), unlabelled, 1)
-    for how in ({"pretrain_public": 0}, {"mode": "knfu", "ce_on": "none", "policy": "stratified"}):
+    for method in (FedMD(samples=8, pretrain_public=0), FedMDKnFu(samples=8, ce_on="none", policy="stratified")):
         with pytest.raises(UsageError, match="policy = 'stratified' draws public samples by their labels"):
-            play(FedMD(samples=8, **how), unlabelled, 0)
-    play(FedMD(samples=8, mode="knfu", ce_on="none"), unlabelled, 1)  # nobody wrote "stratified"
+            play(method, unlabelled, 0)
     with pytest.raises(UsageError, match=r"public\.holder = 'all'"):
         play(FedMD(), setting(public=public_set(holder="server")), 1)
     with pytest.raises(UsageError, match="needs a network with a linear layer"):
         FedMD(l2=0.1).penalty(nn.Flatten())
 
 
-def test_as_a_baseline_of_knfu_it_keeps_the_contract():
-    check_method(FedMD(mode="knfu", samples=8), small_settings()[1])
-
-
 def test_it_keeps_the_contract_with_moments_and_bounds():
     adam = replace(small_settings()[1], work=LocalWork(batch=8, lr=0.01, optimiser="adam"))
-    check_method(FedMD(**FedMD.card.quick, combine="median", clip_logits=5.0, l2=0.001), adam)
+    check_method(FedMD(**FedMD.card.quick, aggregation=Aggregation(combine="median"), clip_logits=5.0, l2=0.001), adam)

@@ -10,18 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import digest, equal
 from fedalloy.check.method import check_method, small_settings
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Site
+from fedalloy.knowledge import generated_features
+from fedalloy.knowledge.generated_features import client_labels, diversity_loss
 from fedalloy.knowledge.similarity import feature_similarity
 from fedalloy.knowledge.trifreqs import tri_freqs
 from fedalloy.methods import KDIA, FedAvg
-from fedalloy.methods.kdia import client_labels, diversity_loss
 from fedalloy.nets.generators import ConditionalGenerator
 from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train import beside
 from fedalloy.train.fit import LocalWork, frozen, load, params
 from fedalloy.train.losses import ce
 
@@ -155,9 +159,12 @@ def test_clients_not_yet_seen_hold_the_first_model(fake, scalar):
     assert equal(KDIA().overall(shifted), KDIA().overall(state))  # under the geometric mean they weigh nothing
 
 
-@pytest.mark.parametrize("cache_init", ["init_model", "seen_only", "global"])
-def test_the_number_alone_is_the_overall_client_average(cache_init, fake, scalar):
-    by_number, averaged = KDIA(lambda_gen=0, freqs="number", cache_init=cache_init), FedAvg(cache_init=cache_init)
+@pytest.mark.parametrize("unseen", ["init_model", "seen_only", "global"])
+def test_the_number_alone_is_the_overall_client_average(unseen, fake, scalar):
+    by_number, averaged = (
+        KDIA(lambda_gen=0, freqs="number", cache=Cache(unseen=unseen)),
+        FedAvg(cache=Cache(unseen=unseen)),
+    )
     for a, b in zip(three_rounds(by_number, fake, scalar)[0], three_rounds(averaged, fake, scalar)[0], strict=True):
         assert by_number.overall(a)["w"].item() == pytest.approx(averaged.overall(b)["w"].item(), abs=1e-12)
 
@@ -283,6 +290,7 @@ def test_teacher_and_generator_answer_in_eval_mode_and_do_not_change(small_setti
         return frozen(net)
 
     monkeypatch.setitem(KDIA.train.__globals__, "frozen", noted)
+    monkeypatch.setattr(generated_features, "frozen", noted)
     play(KDIA(**TINY), small_setting([6, 8], networks=[rich_net]), 2)
     assert [isinstance(net, ConditionalGenerator) for net, _ in answering] == [False, True] * 2 * 2
     for net, before in answering:
@@ -400,8 +408,8 @@ def test_diversity_by_hand():
 @pytest.fixture
 def teaching(monkeypatch, small_setting, play):
     """A run whose server takes SGD, since Adam would turn rounding errors of vanishing gradients into whole steps."""
-    sgd = lambda weights, lr, decay: torch.optim.SGD(weights, lr=lr, weight_decay=decay)  # noqa: E731
-    monkeypatch.setitem(KDIA.teach.__globals__, "adam", sgd)
+    sgd = lambda weights, lr, decay, _: torch.optim.SGD(weights, lr=lr, weight_decay=decay)  # noqa: E731
+    monkeypatch.setattr(beside, "adam", sgd)
 
     def teaching(sizes, rounds, **options):
         method = KDIA(**TINY, generator_lr=0.1, **options)
@@ -486,7 +494,7 @@ def test_it_learns_to_please_the_heads(small_setting, play):
     fed = play(FedAvg(), small_setting([3], networks=[three]), 1).rounds[0]
     replies = [Message("train", k, {"model": params(net), "n": 5}) for k in (0, 1)]
     before = params(method.new_generator(fed, net))
-    after = method.teach(State(0, {"generator": before}), replies, fed)
+    after = method.teach(State(0, {"model": params(net), "generator": before}), replies, fed)
     assert all(equal(r["model"], params(net)) for r in replies)
     y, eps = torch.arange(3).repeat(30), torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
     losses = []
@@ -565,8 +573,11 @@ def test_it_sends_down_11_6_times_what_fedavg_sends():
     "options",
     [
         {"variant": "reference", "labels": "batch", "mean": "arithmetic"},
-        {"freqs": "interval", "cache_init": "global", "weights": "uniform"},
-        {"weights": "disco", "cache_init": "seen_only", "cache_dtype": "bfloat16"},
+        {"freqs": "interval", "cache": Cache(unseen="global"), "aggregation": Aggregation(weights="uniform")},
+        {
+            "cache": Cache(unseen="seen_only", dtype="bfloat16"),
+            "aggregation": Aggregation(weights="disco", clip="median", cap=0.5),
+        },
     ],
     ids=repr,
 )
@@ -575,27 +586,46 @@ def test_options_keep_the_contract(options):
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("option", "value"),
     [
-        ({"lambda_kd": -1}, "kdia.lambda_kd = -1 must not be negative"),
-        ({"lambda_gen": -0.1}, "kdia.lambda_gen = -0.1 must not be negative"),
-        ({"tau": 0}, "kdia.tau = 0 must be positive"),
-        ({"generator_lr": 0}, "kdia.generator_lr = 0 must be positive"),
-        ({"noise": 0}, "kdia.noise = 0 must be at least 1"),
-        ({"generator_width": 3}, "kdia.generator_width = 3 must be at least 4"),
-        ({"generator_epochs": 0}, "kdia.generator_epochs = 0 must be at least 1"),
-        ({"generator_batches": 0}, "kdia.generator_batches = 0 must be at least 1"),
-        ({"generator_batch": 7}, "kdia.generator_batch = 7 cannot be halved, .*; write an even number"),
-        ({"oca": False}, "kdia.oca = false is impossible: the teacher is an average of all clients"),
-        ({"kd_direction": "backward"}, "kdia.kd_direction = 'backward' is unknown"),
-        ({"mean": "harmonic"}, "kdia.mean = 'harmonic' is unknown"),
-        ({"freqs": "numbers"}, "kdia.freqs = 'numbers' is unknown; did you mean 'number'?"),
-        ({"variant": "papers"}, "kdia.variant = 'papers' is unknown; did you mean 'paper'?"),
+        ("lambda_kd", -1.0),
+        ("lambda_gen", -0.1),
+        ("tau", 0.0),
+        ("generator_lr", 0.0),
+        ("generator_weight_decay", -1.0),
+        ("noise", 0),
+        ("generator_width", 3),
+        ("generator_epochs", 0),
+        ("generator_batches", 0),
+        ("generator_batch", 7),
+        ("kd_direction", "backward"),
+        ("labels", "balanced"),
+        ("mean", "harmonic"),
+        ("freqs", "numbers"),
+        ("variant", "papers"),
     ],
 )
-def test_unfit_options_are_refused(options, sentence):
-    with pytest.raises(UsageError, match=sentence.replace("?", r"\?")):
-        KDIA(**options)
+def test_options_out_of_limits_are_refused(option, value):
+    with pytest.raises(UsageError, match=rf"kdia\.{option} = {value!r}"):
+        KDIA(**{option: value})
+
+
+def test_a_teacher_needs_the_cache():
+    with pytest.raises(UsageError, match=r"cache\.oca = false"):
+        KDIA(cache=Cache(oca=False))
+
+
+def test_a_robust_average_is_refused_since_heads_and_teacher_are_weighted_means():
+    with pytest.raises(UsageError, match=r"aggregation\.combine = 'median'"):
+        KDIA(aggregation=Aggregation(combine="median"))
+
+
+def test_no_client_is_more_of_the_teacher_than_the_cap(fake, scalar):
+    free, held = (KDIA(lambda_gen=0, aggregation=Aggregation(cap=cap)) for cap in (None, 0.35))
+    state = three_rounds(free, fake, scalar)[0][-1]
+    # Of 0.354966, 0.390690 and 0.254344 two are above 0.35; the third gets what is left.
+    assert free.overall(state)["w"].item() == pytest.approx(0.354966 * 5 + 0.390690 * 6 + 0.254344 * 4, abs=1e-5)
+    assert held.overall(state)["w"].item() == pytest.approx(0.35 * 5 + 0.35 * 6 + 0.3 * 4, abs=1e-12)
 
 
 def test_a_network_of_ones_own_must_tell_the_shape_of_its_features(small_setting, small, play):

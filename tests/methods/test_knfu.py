@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedalloy import simulate
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method
@@ -162,7 +163,12 @@ def test_it_keeps_the_contract():
     check_method(KnFu())
 
 
-@pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
-def test_an_impossible_beta_is_refused(beta):
-    with pytest.raises(UsageError, match=r"knfu\.beta = .* must be a number and not negative"):
-        KnFu(beta=beta)
+@pytest.mark.parametrize(("option", "value"), [("beta", -1.0), ("beta", float("inf")), ("direction", "both")])
+def test_limits_are_declared(option, value):
+    with pytest.raises(UsageError, match=rf"knfu\.{option} = {value!r} must be"):
+        KnFu(**{option: value})
+
+
+def test_what_its_server_does_not_use_is_refused():
+    with pytest.raises(UsageError, match=r"knfu does not use aggregation\.combine = 'median'"):
+        KnFu(aggregation=Aggregation(combine="median"))

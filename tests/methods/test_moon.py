@@ -195,16 +195,10 @@ def test_bytes_and_passes(random_sites, small_setting, play):
     assert second.flops(per_sample=1.0) == (3 * 4 + 6) + 2 * (4 + 6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mu": -1.0}, r"moon\.mu = -1\.0 must not be negative; 0 is FedAvg"),
-        ({"tau": 0.0}, r"moon\.tau = 0\.0 must be positive"),
-    ],
-)
-def test_impossible_options_are_refused(options, message):
-    with pytest.raises(UsageError, match=message):
-        MOON(**options)
+@pytest.mark.parametrize(("key", "value"), [("mu", -1.0), ("tau", 0.0)])
+def test_options_have_limits(key, value):
+    with pytest.raises(UsageError, match=f"moon.{key} = {value!r}"):
+        MOON(**{key: value})
 
 
 def test_a_network_that_cannot_project_is_refused(small_setting, small, play):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import small_settings
 from fedalloy.engine.serial import Serial
@@ -76,7 +77,7 @@ def test_a_client_without_loss_neither_divides_by_zero_nor_counts(fake, scalar):
 def test_q_zero_is_fedavg_with_uniform_weights_and_not_by_size(small_setting, small, play):
     setting = small_setting([4, 16], networks=[lambda: small(batch_norm=True)], work=LocalWork(batch=4, lr=0.1))
     ours = play(QFFL(q=0.0), setting, 2).model
-    uniform, by_size = (play(FedAvg(weights=w), setting, 2).model for w in ("uniform", "size"))
+    uniform, by_size = (play(FedAvg(aggregation=Aggregation(weights=w)), setting, 2).model for w in ("uniform", "size"))
     assert all(torch.allclose(ours[name], t, rtol=0, atol=1e-5) for name, t in uniform.items())
     assert not all(torch.allclose(ours[name], t, rtol=0, atol=1e-4) for name, t in by_size.items())
 
@@ -128,9 +129,23 @@ def test_a_lost_round_keeps_the_model(fake, scalar):
     assert equal(QFFL().round(state, fake({})).body, state.body)
 
 
-def test_a_negative_q_is_refused():
-    with pytest.raises(UsageError, match=r"qffl\.q = -1"):
-        QFFL(q=-1)
+@pytest.mark.parametrize(("option", "value"), [("q", -1.0), ("q", 1e3), ("sampling", "sizes")])
+def test_options_out_of_limits_are_refused(option, value):
+    with pytest.raises(UsageError, match=rf"qffl\.{option} = {value!r}"):
+        QFFL(**{option: value})
+
+
+@pytest.mark.parametrize("bound", [{"combine": "krum"}, {"clip": 1.0}], ids=str)
+def test_bounds_that_reported_losses_would_get_around_are_refused(bound):
+    (key,) = bound
+    with pytest.raises(UsageError, match=rf"aggregation\.{key}"):
+        QFFL(aggregation=Aggregation(**bound))
+
+
+def test_a_rate_of_zero_keeps_the_model(fake, scalar):
+    fed = fake({0: answer(scalar, 0.9, 1.0)}, work=LocalWork(lr=0.1, schedule="cosine", horizon=1), round=2)
+    state = QFFL().round(State(1, {"model": scalar(1.0), "cache": {}}), fed)
+    assert state["model"]["w"].item() == 1.0
 
 
 def test_a_loss_beyond_reason_is_refused_and_none_takes_more_than_the_cap(scalar):
@@ -140,8 +155,6 @@ def test_a_loss_beyond_reason_is_refused_and_none_takes_more_than_the_cap(scalar
     contract = QFFL(q=1.0).expects(message, Serial(setting).open(QFFL(q=1.0), 1))
     assert refusal({**sound, "loss": torch.tensor(2.0)}, contract) is None
     assert "loss" in refusal({**sound, "loss": torch.tensor(3e38)}, contract)
-    with pytest.raises(UsageError, match="q"):
-        QFFL(q=1e3)
     models = [scalar(1.0 - 0.1), scalar(1.0 + 0.9)]
     free, capped = (q_step(scalar(1.0), models, [1.0, 100.0], 1.0, 1e6, cap)["w"].item() for cap in (None, 0.5))
     assert free == pytest.approx(1.0 + (0.9 * 100 - 0.1) / 101, abs=1e-4)  # with so large a rate h_k is F_k^q / eta

@@ -1,5 +1,7 @@
 """What `create` refuses, and the sentences it answers with."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from fedalloy.nets.models import create, models
 def refuse(name: str, sentence: str, **changes: object) -> None:
     with pytest.raises(UsageError) as caught:
         create(name, **{"classes": 10, "channels": 3, "size": 32, **changes})
-    assert sentence in str(caught.value)
+    assert re.search(sentence, str(caught.value))
 
 
 def test_registered_names():
@@ -19,15 +21,15 @@ def test_registered_names():
 
 
 def test_unknown_model():
-    refuse("resnet9", "there is no model 'resnet9'; did you mean 'resnet8'?")
+    refuse("resnet9", r"'resnet9'.*'resnet8'")
 
 
 @pytest.mark.parametrize(
     ("name", "option", "sentence"),
     [
-        ("wrn", "dephth", "the model 'wrn' has no option 'dephth'; did you mean 'depth'?"),
-        ("resnet8", "zzz", "the model 'resnet8' has no option 'zzz'; choose one of: norm, width"),
-        ("lenet5", "width", "the model 'lenet5' has no option 'width'; it takes no options"),
+        ("wrn", "dephth", r"'wrn'.*'dephth'.*'depth'"),
+        ("resnet8", "zzz", r"'resnet8'.*'zzz'.*norm, width"),
+        ("lenet5", "width", r"'lenet5'.*'width'.*no options"),
     ],
 )
 def test_unknown_option(name, option, sentence):
@@ -38,7 +40,7 @@ def test_unknown_option(name, option, sentence):
 @pytest.mark.parametrize("key", ["classes", "channels", "size"])
 @pytest.mark.parametrize("value", [0, -3, 1.5, "10", True, None])
 def test_impossible_shape(name, key, value):
-    refuse(name, f"the model '{name}' cannot be built: {key}={value!r} is impossible", **{key: value})
+    refuse(name, rf"'{name}'.*\b{key}={re.escape(repr(value))} ", **{key: value})
 
 
 @pytest.mark.parametrize(
@@ -61,32 +63,32 @@ def test_smallest_size(name, size):
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("wrn", {"depth": 12}, "depth=12 is not 6n + 4; write 10 or 16"),
-        ("wrn", {"depth": 4}, "depth=4 is impossible; write a whole number from 10 on"),
-        ("wrn", {"width": 0}, "width=0 is impossible"),
-        ("wrn", {"bias": "false"}, "bias='false' is impossible; write true or false"),
-        ("wrn", {"norm": "bach"}, "norm='bach' is unknown; did you mean 'batch'?"),
-        ("wrn", {"norm": 3}, "norm=3 is unknown; choose one of: batch, group, instance, none"),
-        ("resnet8", {"width": 1.5}, "width=1.5 is impossible"),
-        ("resnet8", {"width": 12, "norm": "group"}, "8 groups, which do not divide 12 channels"),
-        ("resnet11", {"blocks": 2}, "blocks=2 is impossible; write a list"),
-        ("resnet11", {"blocks": [1, 1]}, "blocks=[1, 1] is impossible; write three numbers"),
-        ("resnet11", {"blocks": [1, 0, 1]}, "blocks=0 is impossible"),
-        ("simple-cnn", {"projection": 1}, "projection=1 is impossible; write true or false"),
-        ("selective-cnn", {"dropout": 1.0}, "dropout=1.0 is impossible"),
-        ("selective-cnn", {"dropout": -0.1}, "dropout=-0.1 is impossible"),
-        ("selective-cnn", {"dropout": float("nan")}, "dropout=nan is impossible"),
-        ("selective-cnn", {"dropout": True}, "dropout=True is impossible"),
-        ("fedmd-cnn", {"widths": [64]}, "widths=[64] is impossible; write two or three, such as [128, 256]"),
-        ("fedmd-cnn", {"widths": [64, 0]}, "widths=0 is impossible"),
-        ("fedmd-cnn", {"widths": [4, 4, 4], "size": 19}, "size=19 is too small for 3 convolutions; resize the images"),
-        ("fedmd-cnn", {"dropout": 1}, "dropout=1 is impossible"),
-        ("mlp", {"hidden": "64"}, "hidden='64' is impossible"),
-        ("mlp", {"hidden": [64, 0]}, "hidden=0 is impossible"),
+        ("wrn", {"depth": 12}, r"\bdepth=12 .*write 10 or 16"),
+        ("wrn", {"depth": 4}, r"\bdepth=4 .*\b10\b"),
+        ("wrn", {"width": 0}, r"\bwidth=0 "),
+        ("wrn", {"bias": "false"}, r"\bbias='false' .*true or false"),
+        ("wrn", {"norm": "bach"}, r"\bnorm='bach' .*'batch'"),
+        ("wrn", {"norm": 3}, r"\bnorm=3 .*batch, group, instance, none"),
+        ("resnet8", {"width": 1.5}, r"\bwidth=1\.5 "),
+        ("resnet8", {"width": 12, "norm": "group"}, r"norm='group'.*\b8\b.*\b12\b"),
+        ("resnet11", {"blocks": 2}, r"\bblocks=2 .*write a list"),
+        ("resnet11", {"blocks": [1, 1]}, r"\bblocks=\[1, 1\] .*three"),
+        ("resnet11", {"blocks": [1, 0, 1]}, r"\bblocks=0 "),
+        ("simple-cnn", {"projection": 1}, r"\bprojection=1 .*true or false"),
+        ("selective-cnn", {"dropout": 1.0}, r"\bdropout=1\.0 "),
+        ("selective-cnn", {"dropout": -0.1}, r"\bdropout=\-0\.1 "),
+        ("selective-cnn", {"dropout": float("nan")}, r"\bdropout=nan "),
+        ("selective-cnn", {"dropout": True}, r"\bdropout=True "),
+        ("fedmd-cnn", {"widths": [64]}, r"\bwidths=\[64\] .*two or three"),
+        ("fedmd-cnn", {"widths": [64, 0]}, r"\bwidths=0 "),
+        ("fedmd-cnn", {"widths": [4, 4, 4], "size": 19}, r"\bsize=19 .*\b3 convolutions.*resize the images to 20\b"),
+        ("fedmd-cnn", {"dropout": 1}, r"\bdropout=1 "),
+        ("mlp", {"hidden": "64"}, r"\bhidden='64' "),
+        ("mlp", {"hidden": [64, 0]}, r"\bhidden=0 "),
     ],
 )
 def test_impossible_option(name, options, sentence):
-    refuse(name, f"the model '{name}' cannot be built: ", **options)
+    refuse(name, f"the model '{name}' ", **options)
     refuse(name, sentence, **options)
 
 
@@ -96,4 +98,4 @@ def test_numbers_of_an_array_are_welcome():
 
 @pytest.mark.parametrize("name", [name for name in models if name != "mlp"])
 def test_a_table_is_for_the_mlp(name):
-    refuse(name, f"the model '{name}' takes images; for a table write model = 'mlp'", channels=4, size=1)
+    refuse(name, f"'{name}'.*model = 'mlp'", channels=4, size=1)

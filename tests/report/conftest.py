@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from fedalloy.storage.results import Row, Run
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import Row
 
 
 def _row(label: str = "FedAvg", view: str = "oca", seed: int = 0, **values: Any) -> Row:
@@ -20,7 +21,9 @@ def _row(label: str = "FedAvg", view: str = "oca", seed: int = 0, **values: Any)
         "rounds": 30,
         "gap": None,
     }
-    return Row(label=label, view=view, seed=seed, **{**cost, **measured, **other, **values})
+    given = {**cost, **measured, **other, **values}
+    selection, target = given.pop("selection"), given.pop("target", None)
+    return Row(label, view, seed, selection, given, target)
 
 
 def _run(

@@ -24,7 +24,8 @@ def test_a_client_that_was_set_aside_did_not_take_part():
 
 def test_a_class_that_is_lost_with_its_clients_is_said():
     told = unheard([Run(META, heard(0, 1))])
-    assert told == ["Clients 2 and 3 were never heard, and nobody else holds classes 1 and 2; see [participation]."]
+    assert len(told) == 1
+    assert all(part in told[0] for part in ("Clients 2 and 3", "classes 1 and 2", "[participation]"))
 
 
 def test_nothing_is_said_where_all_classes_are_heard():
@@ -38,8 +39,10 @@ def test_nothing_is_said_where_nobody_is_asked():
 def test_a_sentence_names_the_runs_if_not_all_are_meant():
     pooled = Run({**META, "label": "Centralised"}, heard())
     told = unheard([pooled, Run(META, heard(0, 1, 2))])
-    assert told == ["FedAvg: client 3 was never heard, and nobody else holds class 2; see [participation]."]
+    assert len(told) == 1
+    assert told[0].startswith("FedAvg: client 3 ")
+    assert "class 2" in told[0]
 
 
 def test_it_stands_among_the_warnings():
-    assert "never heard" in warnings([Run({**META, "seed": 0}, heard(0))])[-1]
+    assert "Clients 1, 2 and 3" in warnings([Run({**META, "seed": 0}, heard(0))])[-1]

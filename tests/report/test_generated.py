@@ -9,9 +9,11 @@ from torch import nn
 
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
+from fedalloy.knowledge.pictures import from_noise
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.report.generated import class_averages, first_of_class, labelled_images
 from fedalloy.report.generated_plot import averages_picture, generated_picture
+from fedalloy.train.fit import params
 
 GREY, COLOUR = Scale((0.5,), (0.25,)), Scale((0.1, 0.2, 0.3), (0.5, 0.5, 0.5))
 
@@ -43,8 +45,10 @@ class HalfOfBrightest(nn.Module):
 def test_images_are_labelled_by_the_teacher_and_repeatable(scale):
     torch.manual_seed(0)  # or the weights would be those of whatever test came before
     make = ImageGenerator((len(scale.mean), 8, 8), scale, noise=5, width=4)
+    streams = [torch.Generator().manual_seed(3) for _ in range(2)]
     first, again = (
-        labelled_images(make, HalfOfBrightest(), torch.Generator().manual_seed(3), 50, batch) for batch in (7, 50)
+        labelled_images(from_noise(lambda me: make, 5, batch)(None, params(make), stream, 50), HalfOfBrightest())
+        for batch, stream in zip((7, 50), streams, strict=True)
     )
     assert torch.allclose(first.inputs, again.inputs, atol=1e-6)  # an image does not depend on those beside it
     assert first.labels.tolist() == HalfOfBrightest()(first.inputs).argmax(1).tolist()

@@ -9,7 +9,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.errors import UsageError
 from fedalloy.report.html import render
 from fedalloy.report.published import beside
-from fedalloy.storage.results import rows
+from fedalloy.storage.rows import rows
 
 TABLE = {
     "source": "Somebody 2020, Table 1",
@@ -57,7 +57,7 @@ def test_an_experiment_without_figures_has_no_such_table(run):
 
 
 def test_the_page_shows_them(run):
-    assert "Beside Somebody 2020, Table 1" in render([run()], title="t")
+    assert "Compared with Somebody 2020, Table 1" in render([run()], title="t")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every other package may use: names, checked options, trees of tensors, random streams and files.
+"""Utilities for all other packages: names, checked options, trees of tensors, random streams and files.
 
-Imports fedalloy.errors only.
+Only imports fedalloy.errors.
 """

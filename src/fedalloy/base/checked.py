@@ -1,4 +1,4 @@
-"""Values from outside, checked: of the right types, with known keys, or refused in a sentence."""
+"""Validate external values: types and known keys; invalid values raise a one-sentence error."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fedalloy.errors import UsageError
 
 T = TypeVar("T")
 
-DEEPEST = 16  # tables or lists within each other; an experiment needs four
-LONGEST_KEY = 100  # letters
+DEEPEST = 16  # nesting levels of tables and lists; an experiment needs four
+LONGEST_KEY = 100  # characters
 LONGEST_TEXT = 500
 LONGEST_SHOWN = 200
-_MANY: Mapping[Any, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+_MANY: Mapping[Any, str] = {int: "integers", float: "numbers", str: "strings"}
 
 
 def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any) -> T:
-    """Build a dataclass from values of the right types; anything else is refused in a sentence.
+    """Build a dataclass from values of the right types; raise a one-sentence error for anything else.
 
-    `built` holds fields that were checked already and are not among the values.
+    `built` contains fields that are already checked and not among the values.
     """
     fields = [f for f in dataclasses.fields(cls) if f.name not in built]  # type: ignore[arg-type]  # dataclasses only
     refuse_unknown(values, [f.name for f in fields], where or "the experiment")
@@ -33,27 +33,27 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any)
     typed = {key: typed_value(hints[key], value, f"{where}.{key}" if where else key) for key, value in values.items()}
     for f in fields:
         if f.init and f.name not in typed and f.default is f.default_factory is dataclasses.MISSING:
-            raise UsageError(f"{where} needs '{f.name}'; give it a value")
+            raise UsageError(f"{where}: '{f.name}' is missing; add it")
     return cls(**typed, **built)
 
 
 @functools.cache
 def type_hints(thing: Any) -> dict[str, Any]:
-    """The types of a function's or a dataclass's arguments by name, as far as they can be found."""
+    """Return the argument types of a function or dataclass by name, or nothing if they cannot be resolved."""
     try:
         return typing.get_type_hints(thing, include_extras=True)
-    except NameError:  # a user's annotations that exist for the type checker only
+    except NameError:  # annotations that only exist for the type checker
         return {}
 
 
 def typed_value(hint: Any, value: Any, where: str) -> Any:
-    """The value if it has this type; whole numbers pass where any number does, and lists where tuples do.
+    """Return the value if it has this type; integers are accepted as floats, and lists as tuples.
 
     >>> typed_value(float, 2, "training.lr")
     2.0
     """
     if isinstance(value, list) and any(typing.get_origin(part) is tuple for part in (hint, *typing.get_args(hint))):
-        value = tuple(value)  # TOML and JSON have only lists
+        value = tuple(value)  # TOML and JSON only have lists
     try:
         return _adapter(hint).validate_python(value, strict=True)
     except ValidationError as error:
@@ -64,7 +64,7 @@ def typed_value(hint: Any, value: Any, where: str) -> Any:
             for e in error.errors()
         )
         raise UsageError(f"{where}{place} = {shown(first['input'])} must be {' or '.join(wanted)}") from error
-    except PydanticUserError:  # a dataclass or model of its own config: it was built and checked already
+    except PydanticUserError:  # a dataclass or model with its own config: already built and checked
         return value
 
 
@@ -74,17 +74,17 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def _plainly(limit: str) -> str:
-    """A limit as people say it."""
+    """Shorten pydantic's wording of a limit."""
     return limit.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def _is_no_list(error: Mapping[str, Any]) -> bool:
-    """Whether pydantic says that a list was wanted: it has a name for each kind of them."""
+    """Return whether pydantic expected a list; it has several error types for this."""
     return error["type"] in ("tuple_type", "sequence_str") or error.get("ctx", {}).get("class") == "Sequence"
 
 
 def _a_list(hint: Any, place: Sequence[int | str]) -> str:
-    """What is wanted at this place of a value of this type, where it is a list: a file knows no tuples."""
+    """Describe the list expected at this place of a value; files have no tuples."""
     found = [part for part in (hint, *typing.get_args(hint)) if _is_list(part)]
     inner = typing.get_args(found[0])[0] if found else Any
     steps = [step for step in place if isinstance(step, int)]
@@ -105,32 +105,34 @@ def refuse_unknown(values: Mapping[str, Any], known: Sequence[str], where: str) 
     """Refuse a key that is not known and name the nearest one."""
     for key in values:
         if key not in known:
-            hint = suggest(str(key), list(known)) if known else "it has none"
+            hint = suggest(str(key), list(known)) if known else "it has no keys"
             raise UsageError(f"{where} has no key {shown(key)}; {hint}")
 
 
 def refuse_unwritable(value: Any, where: str, around: tuple[int, ...] = ()) -> None:
-    """Refuse what no sensible file can hold, so that all later checks can walk over the values and show them."""
+    """Refuse values that no sensible file contains, so that later checks can safely traverse and print them."""
     if not around and not isinstance(value, Mapping):
-        raise UsageError(f"{where} is a {type(value).__name__}; it must be a table")
+        raise UsageError(f"{where} is of type {type(value).__name__}, but must be a table")
     if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise UsageError(f"{where} is a whole number beyond 64 bits; write a smaller one")
+        raise UsageError(f"{where} is an integer that does not fit into 64 bits; write a smaller one")
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        raise UsageError(f"{where} is a text of {len(value):,} letters; it may have {LONGEST_TEXT:,}")
+        raise UsageError(f"{where} has {len(value):,} characters; at most {LONGEST_TEXT:,} are allowed")
     inner: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         inner = value.items()
     elif isinstance(value, list | tuple):
         inner = ((str(place), part) for place, part in enumerate(value))
     if id(value) in around or (inner and len(around) == DEEPEST):
-        raise UsageError(f"{where} has more than {DEEPEST} tables or lists within each other")
+        raise UsageError(f"{where} is nested too deeply; at most {DEEPEST} levels of tables and lists are allowed")
     for key, part in inner:
         if not isinstance(key, str) or not key.isprintable() or len(key) > LONGEST_KEY:
-            raise UsageError(f"{where}: the key {shown(key)} must be text of at most {LONGEST_KEY} printable letters")
+            raise UsageError(
+                f"{where}: the key {shown(key)} must be a string of at most {LONGEST_KEY} printable characters"
+            )
         refuse_unwritable(part, f"{where}.{key}" if around else key, (*around, id(value)))
 
 
 def shown(value: Any) -> str:
-    """A value in a sentence, whose end it must not push out of sight."""
+    """Return the repr of a value for use in a message, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[: LONGEST_SHOWN - 3]}..."

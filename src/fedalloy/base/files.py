@@ -1,4 +1,4 @@
-"""Files that are either there, whole, or not there; weights as safetensors, which cannot execute anything."""
+"""Atomic and durable file operations; weights as safetensors, which cannot execute code."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fedalloy.errors import DataError, SecurityError, StorageError, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-NO_LINKS = "a run writes into its own folder only, so remove the link"
-PRIVATE = 0o600  # the mode of what is for its owner alone; other files follow the umask
-LONGEST_PATH = 300  # characters of a path in a sentence
+NO_LINKS = "a run only writes into its own folder; remove the link"
+PRIVATE = 0o600  # the mode of files that only their owner may read; other files follow the umask
+LONGEST_PATH = 300  # characters of a path in a message
 
 
 def quoted(path: Path | str) -> str:
-    """A path in a sentence: on one line, whatever it holds, and a very long one without its beginning.
+    """Quote a path for a message: always on one line, and a very long path without its beginning.
 
     >>> print(quoted("a\\nb.csv"), quoted(Path("n" * 400 + ".npz"))[:8])
     'a\\nb.csv' '...nnnn
@@ -34,62 +34,62 @@ def quoted(path: Path | str) -> str:
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part: temporary, fsync, rename, fsync."""
+    """Write a file so that a crash leaves the old or the new one, never a part: temporary, fsync, rename, fsync."""
     temporary = temporary_of(path)
     with _said(path, "written"):
         try:
             temporary.unlink(missing_ok=True)
-            _write(temporary, data, os.O_EXCL, mode)  # a new file, never one that a link of this name leads to
+            _write(temporary, data, os.O_EXCL, mode)  # a new file, never the target of a link of this name
             os.replace(temporary, path)
         except OSError:
-            with contextlib.suppress(OSError):  # the folder itself may be what is wrong
+            with contextlib.suppress(OSError):  # the folder itself may be the problem
                 os.unlink(temporary)
             raise
         sync_folder(path.parent)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an ordinary file; reading a pipe or a device could last for ever, and is refused."""
+    """Read a regular file; pipes and devices are refused, since reading them might never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise DataError(f"'{path}' is not a file")
     try:
         return path.read_bytes()
     except MemoryError as error:
-        raise DataError(f"'{path}' has more bytes than there is memory") from error
+        raise DataError(f"'{path}' does not fit into memory") from error
 
 
 def refuse_executable(path: Path, data: bytes) -> None:
-    """Refuse a file that begins like a pickle or like what torch.save writes: to read it would be to execute it.
+    """Refuse a file that begins like a pickle or a torch.save file: reading it would execute code.
 
     >>> refuse_executable(Path("model.pt"), b"\\x80\\x04K\\x01.")
     Traceback (most recent call last):
     ...
-    fedalloy.errors.SecurityError: 'model.pt' is a pickle, which would execute something when it is read; write \
+    fedalloy.errors.SecurityError: 'model.pt' is a pickle, which can execute code when it is read; write \
 weights as safetensors and data as an .npz file of numbers
     """
-    # Safetensors begin with the length of a header, which may be any, and the brace with which that begins.
+    # Safetensors files begin with the length of a header, which can be any number, followed by the header's brace.
     pickled = data[:1] == b"\x80" and data[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and data[4:9] != b"\0\0\0\0{"
     first = data[30 : 30 + int.from_bytes(data[26:28], "little")] if data[:4] == b"PK\x03\x04" else b""
     if pickled or first.endswith(b".pkl"):
         raise SecurityError(
-            f"'{path}' is a pickle, which would execute something when it is read; write weights as safetensors and "
+            f"'{path}' is a pickle, which can execute code when it is read; write weights as safetensors and "
             "data as an .npz file of numbers"
         )
 
 
 def beginning(path: Path) -> bytes:
-    """The first bytes of a file, by which one knows what it is."""
+    """Read the first bytes of a file, which identify its format."""
     with path.open("rb") as file:
         return file.read(1000)
 
 
 def temporary_of(path: Path) -> Path:
-    """Where a file lies until it is whole; what a crash leaves there is of no use to anybody."""
+    """Return where a file is written before it is renamed; what a crash leaves there can be discarded."""
     return path.with_name(f".{path.name}.part")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append one line, for its owner alone, and make it durable."""
+    """Append one line durably to a file that only its owner may read."""
     with _said(path, "written"):
         new = not path.exists()
         _write(path, f"{line}\n".encode(), os.O_APPEND, PRIVATE)
@@ -98,8 +98,8 @@ def append_line(path: Path, line: str) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder and those above it, unless they are there."""
-    with _said(folder, "made", "the folder "):
+    """Create a folder and its parents if they do not exist."""
+    with _said(folder, "created", "the folder "):
         if not folder.is_dir():
             if not folder.parent.exists():
                 make_folder(folder.parent)
@@ -108,23 +108,23 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
 
 
 def move(file: Path, folder: Path) -> None:
-    """Move a file into a folder, over the one that may be there."""
+    """Move a file into a folder, replacing an existing one."""
     with _said(file, "moved"):
         os.replace(file, folder / file.name)
         sync_folder(folder)
 
 
 def remove_file(file: Path) -> None:
-    """Remove a file, if it is there; what a crash brings back is removed again later."""
+    """Remove a file if it exists; if a crash restores it, it is removed again later."""
     with _said(file, "removed"):
         file.unlink(missing_ok=True)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file that says who holds it; the lock ends with this process, however it ends.
+    """Hold a lock file that names its holder; the lock is released when this process ends for any reason.
 
-    The file is removed by its holder, who alone may; one that a killed process left behind stops nobody.
+    Only the holder removes the file; one that a killed process left behind does not block anyone.
     """
     with _said(path, "locked"):
         handle = _lock(path)
@@ -143,7 +143,8 @@ def _lock(path: Path) -> int:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last holder may have removed the file that was opened here; then the name is another's, or no one's.
+            # The last holder may have removed the file that was opened here; then the name is free or belongs to
+            # another file.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(handle), os.stat(path)):
                     os.ftruncate(handle, 0)
@@ -153,8 +154,8 @@ def _lock(path: Path) -> int:
             holder = os.pread(handle, 20, 0).decode(errors="replace").strip()
             os.close(handle)
             raise UsageError(
-                f"'{path.parent}' is being written by process {holder or 'of unknown id'}; wait for its end, or choose "
-                "another folder"
+                f"'{path.parent}' is being written by process {holder or 'with unknown id'}; wait until it ends, or "
+                "choose another folder"
             ) from error
         except BaseException:
             os.close(handle)
@@ -163,42 +164,42 @@ def _lock(path: Path) -> int:
 
 
 def as_json(value: Any) -> bytes:
-    """A value as the content of a JSON file.
+    """Encode a value as the contents of a JSON file.
 
     >>> as_json({"hidden": {3}})
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: this cannot be recorded as JSON (Object of type set is not JSON serializable); use \
+    fedalloy.errors.UsageError: this value cannot be stored as JSON (Object of type set is not JSON serializable); use \
 numbers, strings, lists and tables
     """
     try:
         return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"this cannot be recorded as JSON ({error}); use numbers, strings, lists and tables"
+            f"this value cannot be stored as JSON ({error}); use numbers, strings, lists and tables"
         ) from error
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, whole or not at all."""
+    """Write a value as JSON, atomically."""
     write_atomically(path, as_json(value))
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
-    """Write a model's weights, with strings that say what they are."""
+    """Write a model's weights, with strings that describe them."""
     import safetensors.torch
 
-    # Clones, because two names of one tensor cannot be stored.
+    # Clones, because one tensor cannot be stored under two names.
     data = safetensors.torch.save({name: t.detach().clone() for name, t in weights.items()}, metadata=dict(about))
     end = 8 + int.from_bytes(data[:8], "little")
-    # Safetensors writes the strings in whatever order; sorted, equal models are equal files.
+    # Safetensors writes the strings in arbitrary order; sorting makes equal models equal files.
     head = json.dumps(json.loads(data[8:end]), sort_keys=True, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     write_atomically(path, len(head).to_bytes(8, "little") + head + data[end:])
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read weights that `write_weights` or anybody else's safetensors wrote."""
+    """Read weights from a safetensors file."""
     import safetensors.torch
 
     try:
@@ -206,7 +207,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             refuse_executable(Path(path), beginning(Path(path)))
         return safetensors.torch.load_file(path)
     except FileNotFoundError as error:
-        raise DataError(f"there is no model file '{path}'") from error
+        raise DataError(f"the model file '{path}' does not exist") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"the model file '{path}' cannot be read: {error!s:.300}") from error
 
@@ -221,11 +222,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write(path: Path, data: bytes, flag: int, mode: int) -> None:
-    # A pipe of this name would be waited for until somebody reads it; so it is an error.
+    # Opening a pipe of this name would block until someone reads it; O_NONBLOCK makes it an error.
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | flag, mode)
     try:
         rest = memoryview(data)
-        while rest:  # the system may take less than it is given
+        while rest:  # the system may write fewer bytes than given
             rest = rest[os.write(handle, rest) :]
         os.fsync(handle)
     finally:
@@ -234,7 +235,7 @@ def _write(path: Path, data: bytes, flag: int, mode: int) -> None:
 
 @contextmanager
 def _said(path: Path, done: str, what: str = "") -> Iterator[None]:
-    """Turn what the system says into a sentence."""
+    """Turn an OSError into a one-sentence error."""
     try:
         yield
     except OSError as error:

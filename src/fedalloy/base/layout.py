@@ -1,4 +1,4 @@
-"""The memory layout of a network: a fixed rule, never a timing, because the two layouts differ in the last bits."""
+"""The memory layout of a network: a fixed rule, not a timing, because layouts differ in the last bits of results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Layout = Literal["auto", "nchw", "channels_last"]
 
 
 def resolve(net: nn.Module, layout: Layout = "auto") -> Literal["nchw", "channels_last"]:
-    """The layout a network runs in: small CNNs gain from channels_last, networks with GroupNorm lose by it.
+    """Return a network's layout: small CNNs are faster in channels_last, networks with GroupNorm are slower.
 
     >>> resolve(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))), resolve(nn.Linear(2, 2))
     ('channels_last', 'nchw')
@@ -25,14 +25,14 @@ def resolve(net: nn.Module, layout: Layout = "auto") -> Literal["nchw", "channel
 
 
 def laid_out(net: nn.Module, layout: Layout = "auto") -> nn.Module:
-    """The network with its weights in its layout; convolutions follow their weights, whatever comes in."""
+    """Convert a network's weights to its layout; convolutions follow the layout of their weights."""
     if resolve(net, layout) == "channels_last":
         return net.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]  # torch's stubs lack it
     return net
 
 
 def in_layout_of(x: Tensor, weight: Tensor) -> Tensor:
-    """A map in the layout of the weights it is to meet; layers that only follow would else convert at every step.
+    """Convert a feature map to the layout of the weights it will meet, to avoid conversions in later layers.
 
     >>> x, weight = torch.zeros(2, 3, 4, 4), torch.zeros(5, 3, 2, 2).to(memory_format=torch.channels_last)
     >>> in_layout_of(x, weight).is_contiguous(memory_format=torch.channels_last)

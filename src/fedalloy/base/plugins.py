@@ -12,18 +12,18 @@ from pathlib import Path
 
 from fedalloy.errors import FedalloyError, Signalled, UsageError
 
-LONGEST = 500  # letters of an error's own words
+LONGEST = 500  # characters of an error's message
 DIGEST = "__sha256__"
-PREFIX = "fedalloy_plugin_"  # of modules, so that a plug-in called random.py does not stand for `random`
+PREFIX = "fedalloy_plugin_"  # of module names, so that a plug-in called random.py does not replace `random`
 
 
 def load_file(path: str | Path) -> None:
-    """Run a Python file of the user's, which registers what it defines."""
+    """Run a user's Python file, which registers what it defines."""
     path = Path(path)
     name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"the plug-in '{path}' is not a Python file that can be read")
+        raise UsageError(f"the plug-in '{path}' does not exist or is not a Python file")
     module = importlib.util.module_from_spec(spec)
     module.__dict__[DIGEST] = hashlib.sha256(path.read_bytes()).hexdigest()
     sys.modules[name] = module
@@ -37,18 +37,18 @@ def load_file(path: str | Path) -> None:
 
 
 def loaded_files() -> list[str]:
-    """The files that were loaded, in their order: what another process must load to know the same names."""
+    """Return the loaded files in order; another process must load them to know the same names."""
     return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(PREFIX)]
 
 
 def fingerprints() -> dict[str, str]:
-    """The beginning of the SHA-256 of each file as it was when it was loaded, by the file's name."""
+    """Return the first characters of each loaded file's SHA-256 at load time, by file name."""
     loaded = sorted((name, module) for name, module in sys.modules.items() if name.startswith(PREFIX))
     return {f"{name.removeprefix(PREFIX)}.py": module.__dict__.get(DIGEST, "")[:16] for name, module in loaded}
 
 
 def load_installed() -> None:
-    """Import every installed package that announces itself under the entry point `fedalloy.base.plugins`."""
+    """Import every installed package with the entry point `fedalloy.base.plugins`."""
     for entry in importlib.metadata.entry_points(group="fedalloy.base.plugins"):
         try:
             entry.load()
@@ -59,7 +59,7 @@ def load_installed() -> None:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Where a user's own file or a client's action failed, and how: the innermost line of such a file, if there is one.
+    """Describe where a user's file or a client's action failed, and how, or return None.
 
     >>> error = KeyError("model")
     >>> error.add_note("client 3, action 'train'")  # as `act` does
@@ -75,7 +75,7 @@ def blamed(error: BaseException) -> str | None:
 
 
 def own_line(error: BaseException) -> str | None:
-    """The innermost line of a user's own file on the way to an error, if there is one."""
+    """Return the innermost line of a user's file in an error's traceback, if there is one."""
     files, place = loaded_files(), None
     trace = error.__traceback__
     while trace is not None:
@@ -86,20 +86,20 @@ def own_line(error: BaseException) -> str | None:
 
 
 def named(error: BaseException) -> str:
-    """The kind of an error and what it says, as one short line that can be shown anywhere.
+    """Return the type and message of an error as one short, printable line.
 
     >>> named(ValueError("two\\nlines")), named(MemoryError())
     ('ValueError: two lines', 'MemoryError')
     """
     try:
         text = one_line(f"{error}")
-    except BaseException:  # whose text fails, in whatever way, has none
+    except BaseException:  # str() of a user's exception can raise anything
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def sentence(error: FedalloyError) -> str:
-    """What a refusal says; one of a user's own kind may fail to say it."""
+    """Return the message of an error; str() of a user's own subclass may fail."""
     try:
         return f"{error}"
     except BaseException:
@@ -107,15 +107,15 @@ def sentence(error: FedalloyError) -> str:
 
 
 def one_line(text: str) -> str:
-    """A stranger's text on one line, without what moves the cursor, cut if it is long."""
+    """Put untrusted text on one line, without control characters, and shorten it if it is long."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text[:10_000].split()))
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
 
 
 def by_signal(error: BaseException) -> bool:
-    """Whether the user or the system ends the command, and not the code that was under way when this was raised.
+    """Return whether an error comes from a signal by the user or the system, not from the code that was running.
 
-    Where Python's own handler serves Ctrl-C, as in a notebook, nobody can tell a KeyboardInterrupt that code raised.
+    With Python's own Ctrl-C handler, as in a notebook, this cannot be distinguished from a KeyboardInterrupt in code.
     """
     if isinstance(error, Signalled):
         return True

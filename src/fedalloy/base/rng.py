@@ -1,7 +1,7 @@
 """Every random stream is a function of (seed, purpose, round, client); nothing draws from a shared stream.
 
-Because a stream is addressed and not consumed, an extra forward pass, another number of workers, another order of
-arrival or a resumed run cannot shift it.
+Because a stream is addressed and not consumed, an extra forward pass, a different number of workers, a different order
+of arrival or a resumed run cannot shift it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Address = str | int
 
 
 def derive(seed: int, *address: Address) -> int:
-    """Turn a seed and an address into a seed of its own (63 bits).
+    """Turn a seed and an address into a new seed (63 bits).
 
     >>> derive(0, "batches", 3, 7) == derive(0, "batches", 3, 7)
     True
@@ -29,7 +29,7 @@ def derive(seed: int, *address: Address) -> int:
 
 
 def generator(seed: int, *address: Address) -> torch.Generator:
-    """A torch generator at this address.
+    """Return a torch generator at this address.
 
     >>> torch.randperm(5, generator=generator(0, "batches", 1)).tolist()
     [4, 3, 0, 2, 1]
@@ -38,16 +38,18 @@ def generator(seed: int, *address: Address) -> torch.Generator:
 
 
 def numpy_generator(seed: int, *address: Address) -> np.random.Generator:
-    """A numpy generator at this address."""
+    """Return a NumPy generator at this address."""
     return np.random.default_rng(derive(seed, *address))
 
 
 @contextmanager
 def seeded(seed: int, *address: Address) -> Iterator[None]:
-    """Seed torch's global stream inside the block, for layers that know no other (initialisation, dropout).
+    """Seed torch's global stream inside the block, for layers that cannot use another one (initialisation, dropout).
 
-    The stream outside is left as it was.
+    The stream outside the block is not changed.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive(seed, *address))  # torch.manual_seed reaches every device, slowly
+        torch.default_generator.manual_seed(
+            derive(seed, *address)
+        )  # torch.manual_seed seeds every device, which is slow
         yield

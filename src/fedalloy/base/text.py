@@ -1,4 +1,4 @@
-"""How numbers and names are written; the terminal, the files and the HTML page all write them this way."""
+"""Formatting of numbers and names for the terminal, files and HTML pages."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-MISSING = "\N{EN DASH}"  # what a cell shows when nothing was measured
+MISSING = "\N{EN DASH}"  # shown in a cell when nothing was measured
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def number(value: float | None, decimals: int = 2) -> str:
-    """A number with a fixed count of decimals, or a dash where there is none.
+    """Format a number with a fixed number of decimals; a missing number is a dash.
 
     >>> number(84.068), number(None), number(float("nan"))
     ('84.07', '–', '–')
     """
     if value is None or not math.isfinite(value):
         return MISSING
-    # Adding zero turns -0.0 into 0.0, so that a rounded-away loss is not shown as "-0.00".
+    # Adding zero turns -0.0 into 0.0, so that a tiny negative value is not shown as "-0.00".
     return f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
 def plus_minus(mean: float | None, std: float | None = None, decimals: int = 2) -> str:
-    """A mean with its standard deviation over seeds; one seed has no deviation to show.
+    """Format a mean with its standard deviation over seeds; a single seed has no deviation.
 
     >>> plus_minus(84.068, 0.123), plus_minus(84.068), plus_minus(None, 0.1)
     ('84.07 ± 0.12', '84.07', '–')
@@ -35,7 +35,7 @@ def plus_minus(mean: float | None, std: float | None = None, decimals: int = 2) 
 
 
 def human_bytes(count: float | None) -> str:
-    """A size in bytes with three significant digits, in steps of 1000.
+    """Format a size in bytes with three significant digits, in steps of 1000.
 
     >>> human_bytes(0), human_bytes(999), human_bytes(1234), human_bytes(56_700_000), human_bytes(2.5e9)
     ('0 B', '999 B', '1.23 kB', '56.7 MB', '2.50 GB')
@@ -55,7 +55,7 @@ def human_bytes(count: float | None) -> str:
 
 
 def human_seconds(seconds: float | None) -> str:
-    """A duration in the unit a person would choose.
+    """Format a duration in a readable unit.
 
     >>> human_seconds(3.21), human_seconds(75), human_seconds(7500), human_seconds(None)
     ('3.2 s', '1.2 min', '2.1 h', '–')
@@ -68,7 +68,7 @@ def human_seconds(seconds: float | None) -> str:
 
 
 def view_name(view: str) -> str:
-    """A view as it is written in the papers: the two cache aggregations in capitals, the rest as words.
+    """Format the name of a view as in the papers: ACA and OCA in capitals, the rest unchanged.
 
     >>> view_name("oca"), view_name("student")
     ('OCA', 'student')
@@ -77,7 +77,7 @@ def view_name(view: str) -> str:
 
 
 def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Name each (label, view): a method whose one view is the obvious one needs no word for it.
+    """Name each (label, view); a method with a single, obvious view is named by its label alone.
 
     >>> list(series_names([("FedAvg", "aca"), ("FedAvg", "oca"), ("Local", "personal")]).values())
     ['FedAvg (ACA)', 'FedAvg (OCA)', 'Local']
@@ -89,7 +89,7 @@ def series_names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]
 
 
 def printable(text: str) -> str:
-    r"""Text from a file as a screen or a page may have it: nothing in it moves the cursor or turns the line around.
+    r"""Replace control and direction characters in text from a file, so that it is safe to print.
 
     >>> printable("a\x1b[2J\nb")
     'a [2J b'
@@ -98,7 +98,7 @@ def printable(text: str) -> str:
 
 
 def shortened(name: str, most: int = 32) -> str:
-    """A name on one line of at most this many characters; what is too long loses its middle.
+    """Shorten a name to one line of at most this many characters, by cutting out the middle.
 
     >>> shortened("FedAvg"), shortened("a label that somebody wrote at length", 20)
     ('FedAvg', 'a label that…length')
@@ -109,7 +109,7 @@ def shortened(name: str, most: int = 32) -> str:
 
 
 def all_shortened(names: Iterable[str]) -> dict[str, str]:
-    """Each name shortened, but no more than leaves different names different.
+    """Shorten each name, but keep different names different.
 
     >>> names = [f"FedAvg, training.lr = {lr}, training.batch = 32" for lr in (0.1, 0.01)]
     >>> list(all_shortened(names).values())
@@ -123,7 +123,7 @@ def all_shortened(names: Iterable[str]) -> dict[str, str]:
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a list in a sentence.
+    """Join words as a list in a sentence.
 
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')

@@ -1,4 +1,4 @@
-"""Trees: nested dicts of tensors, numbers and strings, the only thing on the wire and on disk.
+"""Trees: nested dicts of tensors, numbers and strings, the only data structure that is sent or stored.
 
 A tree is written in the safetensors format: tensors under their path (`model/conv.weight`), numbers, strings and empty
 branches in the header. Nothing executable is ever written or read.
@@ -20,7 +20,7 @@ from torch import Tensor
 from fedalloy.errors import DataError, UsageError
 
 Leaf: TypeAlias = Tensor | int | float | str
-Tree: TypeAlias = Mapping[str, Any]  # of leaves and trees; a recursive alias would force casts at every access
+Tree: TypeAlias = Mapping[str, Any]  # of leaves and trees; a recursive alias would require casts at every access
 
 DTYPES = {
     torch.float64: "F64",
@@ -55,23 +55,25 @@ def check(tree: Tree, where: str = "tree") -> None:
         if not isinstance(key, str) or not key or "/" in key:
             raise UsageError(f"{where}: key {key!r} must be a non-empty string without '/'")
         if key == "__metadata__":
-            raise UsageError(f"{where}: the key '__metadata__' belongs to the file format; choose another")
+            raise UsageError(f"{where}: the key '__metadata__' is reserved by the file format; choose another")
         if isinstance(value, Mapping):
             check(value, f"{where}/{key}")
         elif isinstance(value, Tensor):
             if value.dtype not in DTYPES:
-                raise UsageError(f"{where}/{key}: {value.dtype} cannot travel; use one of {', '.join(_names())}")
+                raise UsageError(f"{where}/{key}: {value.dtype} cannot be sent; use one of {', '.join(_names())}")
             if value.requires_grad:
-                raise UsageError(f"{where}/{key}: a tensor that requires a gradient cannot travel; detach it")
+                raise UsageError(f"{where}/{key}: a tensor that requires a gradient cannot be sent; detach it")
         elif isinstance(value, bool) or not isinstance(value, int | float | str):
             kind = type(value).__name__
-            raise UsageError(f"{where}/{key}: a {kind} cannot travel; use a tensor, an int, a float or a string")
+            raise UsageError(
+                f"{where}/{key}: a value of type {kind} cannot be sent; use a tensor, an int, a float or a string"
+            )
         elif isinstance(value, str) and not _is_text(value):
-            raise UsageError(f"{where}/{key}: this string is not valid Unicode and cannot travel")
+            raise UsageError(f"{where}/{key}: this string is not valid Unicode and cannot be sent")
 
 
 def leaf_bytes(leaf: Leaf) -> int:
-    """Payload of one leaf: what its elements take, 8 bytes for a number, UTF-8 for a string.
+    """Return the payload of one leaf: the size of its elements, 8 bytes for a number, UTF-8 for a string.
 
     >>> leaf_bytes(torch.zeros(10)), leaf_bytes(3), leaf_bytes("ab")
     (40, 8, 2)
@@ -90,7 +92,7 @@ def clone(tree: Tree) -> dict[str, Any]:
 
 
 def to_device(tree: Tree, device: str | torch.device) -> dict[str, Any]:
-    """The tree with its tensors on a device; a tensor that is there already is not copied."""
+    """Move the tensors of a tree to a device; tensors that are already there are not copied."""
     return {
         key: to_device(v, device) if isinstance(v, Mapping) else v.to(device) if isinstance(v, Tensor) else v
         for key, v in tree.items()
@@ -108,7 +110,7 @@ def encode(tree: Tree) -> bytes:
 
 
 def framing_bytes(tree: Tree) -> int:
-    """How many bytes `encode` adds to the leaves' own: names, shapes, numbers as text; an empty tree need not be sent.
+    """Return how many bytes `encode` adds to the leaves: names, shapes, numbers as text; an empty tree is not sent.
 
     >>> body = {"n": 3, "model": {"w": torch.ones(2)}}
     >>> len(encode(body)) == framing_bytes(body) + sum(leaf_bytes(leaf) for _, leaf in leaves(body))
@@ -124,13 +126,13 @@ def framing_bytes(tree: Tree) -> int:
 def decode(data: bytes, most: int | None = None) -> dict[str, Any]:
     """Read what `encode` wrote; keys come back sorted.
 
-    A header of more than `most` bytes is refused unread: as objects, names take many times the bytes that they are. It
-    must account for all bytes that follow, or safetensors refuses it, before a tensor is made.
+    A header of more than `most` bytes is refused without parsing it: as objects, names take far more memory than as
+    bytes. safetensors refuses a header that does not account for all bytes that follow, before it creates a tensor.
     """
     try:
         size = struct.unpack("<Q", data[:8])[0]
         if most is not None and size > most:
-            raise DataError(f"its names and shapes take {size:,} bytes; at most {most:,} are read")
+            raise DataError(f"its names and shapes take {size:,} bytes; at most {most:,} are allowed")
         head = json.loads(data[8 : 8 + size])
         flat: dict[str, Any] = dict(safetensors.torch.load(data))
         flat.update(json.loads(head.get("__metadata__", {}).get("leaves", "{}")))
@@ -142,7 +144,7 @@ def decode(data: bytes, most: int | None = None) -> dict[str, Any]:
 
 
 def digest(tree: Tree) -> str:
-    """A fingerprint of names, shapes, dtypes and bits; the order of keys does not matter.
+    """Return a hash of names, shapes, dtypes and bits; the order of keys does not matter.
 
     >>> digest({"a": 1, "b": torch.ones(2)}) == digest({"b": torch.ones(2), "a": 1})
     True
@@ -151,7 +153,7 @@ def digest(tree: Tree) -> str:
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Whether two trees hold the same bits."""
+    """Return whether two trees have the same bits."""
     return digest(a) == digest(b)
 
 
@@ -169,7 +171,7 @@ def _raw(tensor: Tensor) -> bytes:
 
 
 def header(tree: Tree) -> tuple[bytes, list[Tensor]]:
-    """The header of a tree's bytes, and its tensors in the order in which they follow it."""
+    """Return the header of a tree's encoding, and its tensors in the order in which they follow it."""
     tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for path, leaf in _with_empty_branches(tree):
@@ -177,7 +179,7 @@ def header(tree: Tree) -> tuple[bytes, list[Tensor]]:
             tensors[path] = leaf
         else:
             rest[path] = leaf
-    # Wide elements first keeps every tensor aligned; then by name, so that equal trees give equal bytes.
+    # Widest elements first, to keep every tensor aligned; then by name, so that equal trees give equal bytes.
     order = sorted(tensors, key=lambda path: (-tensors[path].element_size(), path))
     head: dict[str, Any] = {"__metadata__": {"leaves": json.dumps(rest, sort_keys=True)}}
     offset = 0
@@ -202,7 +204,7 @@ def _with_empty_branches(tree: Tree, prefix: str = "") -> Iterator[tuple[str, An
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves by path as a tree, keys sorted."""
+    """Build a tree from leaves by path, with sorted keys."""
     root: dict[str, Any] = {}
     for path in sorted(flat):
         *branches, name = path.split("/")
@@ -210,6 +212,6 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         for branch in branches:
             node = node.setdefault(branch, {})
             if not isinstance(node, dict):
-                raise DataError(f"these bytes are not a tree: '{path}' lies below a leaf")
+                raise DataError(f"these bytes are not a tree: '{path}' is below a leaf")
         node[name] = flat[path]
     return root

@@ -28,7 +28,6 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
 from fedalloy.federation.core import Method, run
-from fedalloy.federation.evaluation import evaluate
 from fedalloy.report.progress import Display
 from fedalloy.run.comparison import Begin, chosen
 from fedalloy.storage.results import VIEWS
@@ -51,8 +50,7 @@ DEFAULT: Mapping[str, Any] = {
         "fedmd": {"pretrain_public": 3, "pretrain_private": 3, "digest_epochs": 5, "digest_batch": 32},
         "knfu": {},
         "ds-fl": {},
-        "dafkd": {  # in the form in which clients say themselves how much they count, and small
-            "upload": "scores",
+        "dafkd-scores": {  # in which clients say themselves how much they count, and small
             "noise": 16,
             "generator_width": 8,
             "distil_samples": 256,
@@ -211,9 +209,9 @@ def _bench(
 
 def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[int]) -> tuple[str, float]:
     """The view that clients would use, and its AMP over the honest ones after the last round."""
-    engine.memories, engine.trusted = {}, None
+    engine.begin(None)
     state = run(method, engine, rounds)
-    views = evaluate(engine.setting, method, state, engine.memories, engine.workers)
+    views = engine.evaluate(method, state)
     view = next((name for name in VIEWS if name in views), next(iter(views)))
     found = views[view]["clients"]
     honest = np.setdiff1d(engine.setting.ids, hostile)

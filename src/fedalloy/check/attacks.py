@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -19,10 +20,10 @@ from torch import Tensor
 from fedalloy.base import rng
 from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer, Failure, Round
-from fedalloy.engine.choose import AnyEngine
+from fedalloy.engine.base import Round
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Generation, Message, Method, Reply
+from fedalloy.federation.core import Generation, Message, Method, Reply, State
+from fedalloy.federation.engine import Answer, Engine, Failure
 from fedalloy.federation.setting import Setting
 
 Kind = Literal["parameters", "answers", "scores", "data"]
@@ -265,7 +266,7 @@ class Attacked:
     `kinds` collects what has been sent up by anybody, so that one knows which attacks could change it.
     """
 
-    def __init__(self, engine: AnyEngine, forge: Forge = honest, attackers: Collection[int] = ()) -> None:
+    def __init__(self, engine: Engine, forge: Forge = honest, attackers: Collection[int] = ()) -> None:
         self.engine, self.setting, self.workers = engine, engine.setting, engine.workers
         self.forge, self.attackers = forge, frozenset(attackers)
         self.kinds: set[Kind] = set()
@@ -288,6 +289,19 @@ class Attacked:
     @trusted.setter
     def trusted(self, trusted: Generation | None) -> None:
         self.engine.trusted = trusted
+
+    @property
+    def remote(self) -> bool:
+        """Whether clients keep their data and memories to themselves."""
+        return self.engine.remote
+
+    def begin(self, folder: Path | None) -> None:
+        """Begin a run."""
+        self.engine.begin(folder)
+
+    def evaluate(self, method: Method, state: State) -> dict[str, Any]:
+        """The record of a round's views."""
+        return self.engine.evaluate(method, state)
 
     def open(self, method: Method, round: int) -> Round:
         """Begin a round."""

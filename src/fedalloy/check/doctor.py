@@ -24,17 +24,17 @@ import torch
 
 from fedalloy.base import plugins
 from fedalloy.base.text import human_bytes, listed
-from fedalloy.config.experiment import Experiment, recorded
+from fedalloy.config.experiment import Experiment
 from fedalloy.data import datasets, fetch, files, load
 from fedalloy.data.fetch import RemoteFile
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
 from fedalloy.nets.models import models
+from fedalloy.run.opened import Opened, open_run
 from fedalloy.run.runner import versions
 from fedalloy.storage.checkpoints import Checkpoints, read_checkpoint
 from fedalloy.storage.results import read, read_one_meta
-from fedalloy.storage.store import Store, described
 
 WORKER = 500_000_000  # bytes of memory that a worker may need: torch takes most of it
 LITTLE, TOO_LITTLE = 1_000_000_000, 50_000_000  # bytes of room on a disk
@@ -283,11 +283,10 @@ def run(folder: Path) -> list[Finding]:
 
 def _run_findings(folder: Path) -> list[Finding]:
     try:
-        meta = described(folder)
-        exp = recorded(meta)
+        opened = open_run(folder)
     except BROKEN as error:
         return [_wrong("run.json", error), *_checkpoints(folder), _lock(folder)]
-    description, lock = _description(folder, meta), _lock(folder)
+    exp, description, lock = opened.experiment, _description(folder, opened.meta), _lock(folder)
     if lock.level == "warn":  # what is being written need not be whole at this moment
         return [description, lock]
     return [
@@ -296,7 +295,7 @@ def _run_findings(folder: Path) -> list[Finding]:
         *_checkpoints(folder),
         *_ingredients(exp),
         lock,
-        _resume(folder, meta, exp.rounds),
+        _resume(opened),
     ]
 
 
@@ -384,10 +383,11 @@ def _address(path: Path) -> str:
     return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
 
 
-def _resume(folder: Path, meta: Mapping[str, Any], planned: int) -> Finding:
+def _resume(opened: Opened) -> Finding:
+    folder, meta, planned = opened.folder, opened.meta, opened.experiment.rounds
     passed_over: list[str] = []
     try:
-        saved = Store(folder).restore(passed_over.append)
+        saved = opened.store.restore(passed_over.append)
     except CheckpointError as error:
         return _wrong("resume", CheckpointError("; ".join([*passed_over, str(error)])))
     except BROKEN as error:

@@ -334,9 +334,8 @@ class _Elsewhere(Probe):
         release(cargo)
 
     def act(self, method: Method, me: Client, message: Message) -> Reply:
-        there = self.there.client(me.id, me.round, {})
-        there = replace(there, memory=me.memory, account=me.account, meter=me.meter)
-        return super().act(copy.deepcopy(method), there, message)
+        there = self.there.client(me.id, me.round, self.memories.get(me.id, {}))
+        return super().act(copy.deepcopy(method), replace(there, meter=me.meter), message)
 
 
 def check_acts_alike_in_another_process(case: Case) -> None:

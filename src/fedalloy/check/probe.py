@@ -19,10 +19,11 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.federation.core import Client, Message, Method, Network, Reply, State, act, run
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
 from fedalloy.nets.models import FeatureNet, create

@@ -22,8 +22,9 @@ from fedalloy.check.probe import (
     setting_with_public_classes,
     trace,
 )
-from fedalloy.engine.base import Answer, Round
+from fedalloy.engine.base import Round
 from fedalloy.federation.core import Client, Message, Method, Reply
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.gate import Contract, refusal, room
 from fedalloy.federation.setting import Setting
 from fedalloy.train.costs import Meter

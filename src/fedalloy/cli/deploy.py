@@ -1,4 +1,4 @@
-"""The commands of `fedalloy deploy`; what they need is imported when one of them runs."""
+"""The commands of `fedalloy deploy`; their imports happen when a command runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,28 @@ FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
 @click.command("init")
 @click.argument("file", metavar="EXPERIMENT.toml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--out", "-o", metavar="FOLDER", required=True, help="Where to write; a folder that is not there yet.")
+@click.option("--out", "-o", metavar="FOLDER", required=True, help="Where to write: a new or empty folder.")
 @click.option("--sites", type=int, required=True, help="How many sites take part.")
-@click.option("--address", default="127.0.0.1:8443", show_default=True, help="Where sites will reach the SuperLink.")
-@click.option("--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that each site is handed.")
+@click.option(
+    "--address",
+    default="127.0.0.1:8443",
+    show_default=True,
+    help="The address at which sites will reach the SuperLink.",
+)
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE.py",
+    help="A Python file that is copied into each site's folder.",
+)
 def init_command(
     file: str, overrides: tuple[str, ...], out: str, sites: int, address: str, plugins: tuple[str, ...]
 ) -> None:
-    """Make a deployment's folder: app, certificates, keys, start scripts, one folder for each site.
+    """Create a deployment's folder: app, certificates, keys, start scripts, one folder per site.
 
-    An experiment on a named data set makes a rehearsal, in which each site takes its share of that data. With
-    data.name = "sites" each site names data of its own.
+    An experiment on a named data set creates a rehearsal, in which each site takes its share of that data. With
+    data.name = "sites" each site uses its own data.
     """
     from fedalloy.deploy.link import need_flower
 
@@ -39,26 +50,32 @@ def init_command(
     from fedalloy.deploy.init import CAP, init
 
     if parted(file, overrides)[0] is None:
-        raise UsageError(f"deploy init needs an experiment file first, and '{file}' is an override")
+        raise UsageError(f"deploy init needs an experiment file as its first argument, but '{file}' is an override")
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
     own = values.get("data", {}).get("name") == AGREED
-    say(f"written: {out}, with a folder for each site in {Path(out) / 'sites'}")
+    say(f"written: {out}, with one folder per site in {Path(out) / 'sites'}")
     if "cap" not in values.get("aggregation", {}):
-        say(f"aggregation.cap = {CAP} was added: no site weighs more than that; write 1.0 to believe reported sizes")
+        say(
+            f"aggregation.cap = {CAP} was added: no site has a larger share of the weight; write 1.0 to trust "
+            "reported sizes"
+        )
     if own:
-        say("hand each site its folder by a channel you trust; it names its data in site.toml and runs start.sh")
-        say(f"here: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
+        say(
+            "send each site its folder through a channel you trust; there, set the data's path in site.toml and run "
+            "start.sh"
+        )
+        say(f"on this machine: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
     else:
-        say(f"rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
+        say(f"to rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
 
 
 @click.command("up")
 @FOLDER
 @click.option("--local", type=int, default=0, metavar="N", help="Also start the first N sites here, for a rehearsal.")
 def up_command(folder: str, local: int) -> None:
-    """Start the SuperLink and its SuperExec and register the sites' keys; what runs already is left alone."""
+    """Start the SuperLink and its SuperExec, and register the sites' keys; running processes are left alone."""
     from fedalloy.deploy.control import up
     from fedalloy.deploy.folder import read_deployment
 
@@ -68,7 +85,7 @@ def up_command(folder: str, local: int) -> None:
 @click.command("run")
 @FOLDER
 def run_command(folder: str) -> None:
-    """Run the experiment at the sites and show it as `fedalloy run` does; a run that had begun goes on."""
+    """Run the experiment at the sites and show progress and results; an interrupted run is resumed."""
     from fedalloy.deploy.folder import read_deployment
 
     _conduct(read_deployment(folder), "run", folder)
@@ -77,7 +94,7 @@ def run_command(folder: str) -> None:
 @click.command("resume")
 @FOLDER
 def resume_command(folder: str) -> None:
-    """Start again what has died here, and go on with the run from its last round."""
+    """Restart processes that have died on this machine, and resume the run from its last round."""
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.errors import UsageError
@@ -85,7 +102,7 @@ def resume_command(folder: str) -> None:
 
     deployment = read_deployment(folder)
     if not begun(deployment.run):
-        raise UsageError(f"'{folder}' has no run to go on with; `fedalloy deploy run {folder}` begins one")
+        raise UsageError(f"'{folder}' has no run to resume; start one with `fedalloy deploy run {folder}`")
     revive(deployment, say)
     _conduct(deployment, "resume", folder)
 
@@ -93,7 +110,7 @@ def resume_command(folder: str) -> None:
 @click.command("status")
 @FOLDER
 def status_command(folder: str) -> None:
-    """Show the link, which sites are there, the round, and the last fault."""
+    """Show the state of the link and of each site, the round, and the last error."""
     from rich.table import Table
 
     from fedalloy.deploy.control import status
@@ -108,7 +125,7 @@ def status_command(folder: str) -> None:
 @click.command("down")
 @FOLDER
 def down_command(folder: str) -> None:
-    """End everything that `up` has started."""
+    """Stop everything that `up` has started."""
     from fedalloy.deploy.control import down
     from fedalloy.deploy.folder import read_deployment
 
@@ -116,7 +133,7 @@ def down_command(folder: str) -> None:
 
 
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
-    """Submit the app, or follow what is under way, and show the run in the end."""
+    """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
     from fedalloy.config.experiment import make_method, read
     from fedalloy.deploy.control import follow, submitted
@@ -129,7 +146,7 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
         load_file(plugin)
     exp = read(deployment.experiment)
     if begun(deployment.run) and described(deployment.run)["status"] == "done":
-        say("the run is finished and is not run again")
+        say("the run is finished and will not be run again")
     else:
         run = submitted(deployment, say)
         with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):

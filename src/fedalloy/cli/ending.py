@@ -1,4 +1,4 @@
-"""How the command ends: what went wrong is one sentence on stderr, with an exit code of its kind."""
+"""How the command ends: an error is one sentence on stderr, with an exit status for its kind."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fedalloy.cli.terminal import ENDINGS, orderly_end
 from fedalloy.errors import FedalloyError, InterruptionError, PluginError, Signalled
 
 DEBUG = "--debug"
-WHOLE = "--debug shows the whole traceback"
+WHOLE = "--debug shows the full traceback"
 
 
 def carry_out(command: click.Command, given: list[str]) -> NoReturn:
-    """Run a command with what was given to it, and leave."""
+    """Run a command with the given arguments, and exit."""
     debug = DEBUG in given  # before the command or after it
     with orderly_end():
         try:
             command.main([word for word in given if word != DEBUG], prog_name="fedalloy", standalone_mode=False)
         except FedalloyError as error:
             _fail(_refusal(error), error.code, debug, error)
-        except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns the one into the other
+        except (click.exceptions.Abort, KeyboardInterrupt) as error:  # click turns KeyboardInterrupt into Abort
             cause = error.__cause__ or error
             _fail(*_interruption(cause), debug, cause)
         except click.exceptions.NoArgsIsHelpError as error:
@@ -40,7 +40,7 @@ def carry_out(command: click.Command, given: list[str]) -> NoReturn:
 
 
 def _refusal(error: FedalloyError) -> str:
-    """The sentence of a refusal; what failed at a client has a note, and more to show."""
+    """Return the message of an error; an error in a client's code has a note, and a traceback to show."""
     from fedalloy.base.plugins import sentence
 
     noted = error.code == FedalloyError.code and hasattr(error, "__notes__")
@@ -48,7 +48,7 @@ def _refusal(error: FedalloyError) -> str:
 
 
 def _interruption(error: BaseException) -> tuple[str, int]:
-    """What to say after an interruption, and its exit code; a plug-in may have raised what only signals should."""
+    """Return the message and exit status of an interruption; a plug-in may have raised KeyboardInterrupt itself."""
     from fedalloy.base.plugins import blamed
 
     if isinstance(error, Signalled):
@@ -57,29 +57,29 @@ def _interruption(error: BaseException) -> tuple[str, int]:
 
 
 def _fault(error: BaseException) -> tuple[str, int]:
-    """Whose fault an error is that is no refusal - a plug-in's, the system's or fedalloy's - and its exit code."""
+    """Return the message and exit status of an unexpected error: from a plug-in, the system or fedalloy."""
     from fedalloy.base.plugins import blamed, named
 
     if (sentence := blamed(error)) is not None:
         return f"{sentence}; {WHOLE}", PluginError.code
     if isinstance(error, SystemExit):
-        raise error  # a command's own
+        raise error  # raised by a command
     if isinstance(error, BrokenPipeError):
         sys.exit(0)
     if isinstance(error, OSError):
         behind = error.__context__
-        while behind is not None:  # where the terminal was closed, what is said on the way out fails too
+        while behind is not None:  # if the terminal was closed, printing the last messages fails too
             if isinstance(behind, InterruptionError):
                 return f"{behind}", behind.code
             if isinstance(behind, Signalled):
                 return _interruption(behind)
             behind = behind.__context__
         return f"'{error.filename}': {error.strerror}" if error.filename else str(error), 4
-    return f"{named(error)} - a bug of fedalloy's; --debug shows where", 1
+    return f"{named(error)} (a bug in fedalloy); --debug shows the traceback", 1
 
 
 def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
-    """What is wrong with an unknown option, and how to write it where it is a key of the experiment."""
+    """Explain an unknown option; if it is a key of the experiment, say how to write it."""
     key = error.option_name.lstrip("-")
     takes_keys = error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params)
     if not takes_keys or key.split(".")[0] not in _keys():
@@ -109,7 +109,7 @@ def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = N
 
 
 def _printable(sentence: str) -> str:
-    """A sentence as a screen may have it: what it quotes can neither end a line, move the cursor nor fill the page.
+    """Make a message safe to print: quoted text cannot break lines, move the cursor or fill the screen.
 
     >>> _printable("there is no 'a\\x1bb\\nc'; these are:\\n  one")
     "there is no 'a?b?c'; these are:\\n  one"

@@ -1,12 +1,13 @@
 """The command line: demo, run, compare, resume, list, partition, report, draw, export, check, doctor.
 
-Heavy imports stay inside the commands, so that `fedalloy --help` answers at once.
+Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -42,18 +43,22 @@ if TYPE_CHECKING:
 FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 PLUGIN = click.option(
-    "--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file that registers things of your own."
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="FILE.py",
+    help="A Python file that registers your own methods, models, data sets or partitions.",
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
 
 
 class NearestGroup(click.Group):
-    """A group that answers an unknown command with the nearest one."""
+    """A group that suggests the nearest command if a command is unknown."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command or say which was meant."""
+        """Find the command, or raise an error that suggests one."""
         from fedalloy.base.registry import suggest
 
         if args and self.get_command(ctx, args[0]) is None:
@@ -65,9 +70,9 @@ class NearestGroup(click.Group):
 @click.version_option(__version__, prog_name="fedalloy")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Federated learning when clients differ, by knowledge distillation and fusion.
+    """Federated learning for clients that differ, using knowledge distillation and fusion.
 
-    Begin with `fedalloy demo`.
+    Start with `fedalloy demo`.
     """
 
 
@@ -88,9 +93,9 @@ def demo(out: str | None) -> None:
     write_atomically(folder / "demo.toml", source.read_bytes())
     say(f"""
 What next?
-  Open {folder / "report.html"} in a browser: learning curves, every client, what was sent.
+  Open {folder / "report.html"} in a browser: learning curves, results of every client, and what was sent.
   fedalloy compare {folder / "demo.toml"} --seeds 3     the same with three splits; change anything in the file
-  fedalloy list                                   what else there is to compare
+  fedalloy list                                   all available methods
   fedalloy export {folder / "runs" / f"fedavg-seed{exp.seed}"} --view oca     the trained model as a file""")
 
 
@@ -99,14 +104,16 @@ What next?
 @OVERRIDES
 @OUT
 @PLUGIN
-@click.option("--profile", is_flag=True, help="Say where the time went: clients, server, evaluation, checkpoints.")
+@click.option(
+    "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
+)
 def run_command(
     file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
 ) -> None:
     """Run one method.
 
-    Without a file, the built-in data and defaults are used; KEY=VALUE changes anything: `method=fedprox method.mu=0.1`.
-    A run that was interrupted goes on where it stopped when it is given the same folder.
+    Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
+    To resume an interrupted run, give the same folder.
     """
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
@@ -140,8 +147,10 @@ def run_command(
 @cli.command()
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
-@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
+@click.option(
+    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+)
 @OUT
 @PLUGIN
 def compare(
@@ -154,15 +163,15 @@ def compare(
 ) -> None:
     """Compare methods on one experiment.
 
-    All have the same data and the same clients in every round; the table shows mean and spread over seeds. A comparison
-    that was interrupted goes on where it stopped when it is given the same folder.
+    All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
+    To resume an interrupted comparison, give the same folder.
     """
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
-        # With the bounds beside it; under [privacy] neither of these two can be had.
+        # Add the bounds; under [privacy] neither of these two is available.
         beside = ("local-converged", "centralised") if exp.privacy is None else ("local",)
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
@@ -173,17 +182,20 @@ def compare(
 @cli.command("table")
 @click.argument("file", metavar="EXPERIMENT.toml")
 @OVERRIDES
-@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
+@click.option(
+    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+)
 @OUT
 @PLUGIN
 def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | None, plugins: tuple[str, ...]) -> None:
     """Run an experiment in every cell of its [[axes]].
 
-    The table is like a paper's, with our figures beside the published ones. A table that was interrupted goes on where
-    it stopped when it is given the same folder.
+    The result is a table like a paper's, with our figures next to the published ones. To resume an interrupted table,
+    give the same folder.
     """
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
+    from fedalloy.config.build import Shelf, build
     from fedalloy.config.experiment import experiment, override, read_toml
     from fedalloy.config.grid import cells
     from fedalloy.report.grid_table import grid
@@ -199,11 +211,12 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
         (cell, exp, comparison.chosen(exp), folder / comparison.slug(cell.name))
         for cell, exp in zip(found, experiments, strict=True)
     ]
-    comparison.refuse(  # the last cell's mistake is better found now than after all others have run
+    shelf = Shelf()
+    comparison.refuse(  # find mistakes in the last cell before all others have run
         {
             ", ".join(filter(None, [f"cell '{cell.name}'", what])): error
             for cell, exp, choices, place in plan
-            for what, error in comparison.examined(exp, choices, chosen, place)[0].items()
+            for what, error in comparison.examined(exp, choices, chosen, place, shelf=shelf)[0].items()
         }
     )
     make_folder(folder)
@@ -213,7 +226,9 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
-            done = comparison.run_methods(exp, choices, chosen, folder=place, begin=begin, say=say)
+            # Split again: all cells' networks and partitions at once might not have room.
+            built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
+            done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
             lines.append((cell.labels, done))
     result = grid(axes, lines)
     screen().print(result.table())
@@ -229,12 +244,12 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--rounds", type=int, help="Go on to this round instead of the one that was planned.")
+@click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
 @PLUGIN
 def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
-    """Go on with an interrupted run.
+    """Resume an interrupted run.
 
-    The end result has the same bits as if it had never stopped.
+    The result has the same bits as if the run had never stopped.
     """
     load_plugins(plugins)
     from fedalloy.report.progress import Display
@@ -255,13 +270,13 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @cli.command("list")
 @click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
 @click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
-@click.option("--privacy", is_flag=True, help="Say of each method what leaves a client, and what it is sent.")
+@click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
     """List methods, models, data sets or partitions, or all there is to say of one method.
 
-    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. Of an entry that is a
-    text, yes means that there is one, no that there is none, and any other word is searched for in it.
+    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
+    means that it is not empty, `no` that it is empty, and any other word is a substring search.
     """
     load_plugins(plugins)
     from fedalloy.report.listing import KINDS, listing, one_method
@@ -271,7 +286,7 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
         return
     table = listing(what, filters, privacy=privacy)
     if filters and not table.row_count:
-        say(f"no method fits {' and '.join(filters)}; `fedalloy list` shows them all")
+        say(f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
     else:
         screen().print(table)
 
@@ -284,7 +299,7 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
 def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
     """Show how an experiment's data is split among clients.
 
-    It prints numbers and draws pictures.
+    It prints statistics and draws figures.
     """
     exp = given_experiment(*parted(file, overrides), plugins)
     from fedalloy.base.files import make_folder, write_json
@@ -311,16 +326,18 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     type=click.Choice(["last", "best on validation", "best on test"]),
     default="last",
     show_default=True,
-    help="Which round stands for a run.",
+    help="Which round to report for each run.",
 )
 @click.option(
-    "--target", type=click.FloatRange(0, 1, min_open=True), help="Show how many rounds each took to this AMP (0.75)."
+    "--target",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Show how many rounds each run took to reach this AMP (for example 0.75).",
 )
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
 def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
-    """Write one page about finished runs.
+    """Write a report on finished runs.
 
-    A folder of runs counts as all of them.
+    A folder that contains several runs stands for all of them.
     """
     runs = read_runs(folders)
     show(runs, select, target)
@@ -329,16 +346,20 @@ def report(folders: tuple[str, ...], select: Any, target: float | None, out: str
 
 @cli.command("draw")
 @click.argument("folder", metavar="RUN")
-@click.option("--client", type=int, help="Whose generator, if clients have their own; default: the first that has one.")
-@click.option("--central", metavar="RUN", help="A run of centralised on the same data, for KDIA's real features.")
-@click.option("--out", "-o", metavar="FOLDER", help="Where to write; default: the run's folder.")
+@click.option(
+    "--client",
+    type=int,
+    help="The client whose generator to draw, if clients have their own. Default: the first that has one.",
+)
+@click.option("--central", metavar="RUN", help="A run of `centralised` on the same data, for KDIA's real features.")
+@click.option("--out", "-o", metavar="FOLDER", help="Where to write. Default: the run's folder.")
 @PLUGIN
 def draw_command(
     folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
 ) -> None:
-    """Draw what a run makes besides a model.
+    """Draw what a run produces besides a model.
 
-    Images by class (FedKF, DaFKD), what clients weigh in the teacher (KDIA, DaFKD).
+    Generated images by class (FedKF, DaFKD), and the clients' weights in the teacher (KDIA, DaFKD).
     """
     load_plugins(plugins)
     from fedalloy.report.draw import draw
@@ -349,21 +370,21 @@ def draw_command(
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--view", help="Which model: aca, oca, global, personal, ...; default: the first.")
-@click.option("--client", type=int, help="Whose model, if the view is personal.")
-@click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write; default: in the run's folder.")
+@click.option("--view", help="Which model to export: aca, oca, global, personal, ... Default: the first.")
+@click.option("--client", type=int, help="The client whose model to export, if the view is personal.")
+@click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write. Default: in the run's folder.")
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
     """Write a trained model as safetensors.
 
-    The lines that load it are shown.
+    It also prints the code that loads the model.
     """
     load_plugins(plugins)
     from fedalloy.report.export import export_model
 
     path, lines = export_model(Path(folder), view, client, Path(out) if out else None)
     again = f"`fedalloy run EXPERIMENT.toml start={path}`"
-    say(f"written: {path}\n\n{lines}\n\nA run with the same model starts from it: {again}.")
+    say(f"written: {path}\n\n{lines}\n\nTo start a run from this model: {again}.")
 
 
 @cli.command()
@@ -372,7 +393,7 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 def check(name: str, plugins: tuple[str, ...]) -> None:
     """Check that a method keeps the contract.
 
-    Exactness and resuming rest on it.
+    Exactness and resuming depend on it.
     """
     load_plugins(plugins)
     from fedalloy.check.method import checks_passed
@@ -392,13 +413,13 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
 def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Check this machine and its data, or folders.
 
-    A folder may hold a run, several runs or data sets. Nothing is written.
+    A folder may contain a run, several runs or data sets. Nothing is written.
     """
     from fedalloy.base.plugins import load_file
     from fedalloy.check.doctor import examine, exit_code
 
     for file in plugins:
-        load_file(file)  # an installed plug-in that fails is a finding, not an end
+        load_file(file)  # an installed plug-in that fails is a finding, not a reason to stop
     findings = examine(paths)
     for finding in findings:
         say(str(finding))
@@ -408,11 +429,13 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
 @cli.command("bench-attacks")
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas; default: those under [methods].")
-@click.option("--attacks", "-a", help="Names of attacks, separated by commas; default: all.")
-@click.option("--fraction", default=0.3, show_default=True, help="The share of the clients that attack.")
-@click.option("--seeds", "-s", default="1", show_default=True, help="How many seeds (3), or which (0,1,7).")
-@click.option("--out", "-o", metavar="FILE.json", help="Where to write the figures.")
+@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
+@click.option("--attacks", "-a", help="Names of attacks, separated by commas. Default: all.")
+@click.option("--fraction", default=0.3, show_default=True, help="The share of clients that attack.")
+@click.option(
+    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+)
+@click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
 def bench_attacks(
     file: str | None,
     overrides: tuple[str, ...],
@@ -424,7 +447,7 @@ def bench_attacks(
 ) -> None:
     """Measure how much accuracy methods keep under attack.
 
-    Each method runs with and without the options that bound an attacker, once without attackers and once under each
+    Each method runs with and without the options that limit an attacker, once without attackers and once under each
     attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.
     """
     from fedalloy.check.attack_bench import bench_experiment, report_attacks
@@ -438,11 +461,13 @@ def bench_attacks(
     )
 
 
-cli.add_command(NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites, by Flower. Each keeps its data."))
+cli.add_command(
+    NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line; errors are one sentence on stderr and an exit code of their kind."""
+    """Run the command line; errors are printed as one sentence on stderr and set the exit status."""
     carry_out(cli, list(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -453,20 +478,18 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     from fedalloy.report.progress import Display
     from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.results import rows
+    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
-    refused, first = comparison.examined(exp, choices, seeds, folder / "runs")
+    refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
     comparison.refuse(refused)  # before anything is written
-    assert first is not None
+    first = built[seeds[0]]
     say(first.card.describe())
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
-    say(f"picture of the split: {folder / 'split.png'}\n")
+    say(f"figure of the split: {folder / 'split.png'}\n")
     with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.run_methods(
-            exp, choices, seeds, folder=folder / "runs", first=first, begin=display.begin, say=say
-        )
+        runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
     show(runs)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
     write_page(runs, folder / "report.html", as_typed(*words))
@@ -474,7 +497,7 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
 
 
 def _begun(exp: Experiment, folder: Path) -> bool:
-    """Whether a folder holds a run of this experiment, which is then said; another's is refused."""
+    """Return whether a folder contains a run of this experiment, and say so; refuse a run of another experiment."""
     from fedalloy.run.runner import is_whole, refuse_other, refuse_shorter
     from fedalloy.storage.store import begun, described
 
@@ -485,10 +508,10 @@ def _begun(exp: Experiment, folder: Path) -> bool:
     meta = described(folder)
     enough = meta.get("stopped_by") != "rounds" or meta["experiment"]["rounds"] >= exp.rounds
     if not (meta["status"] == "done" and enough):
-        said = "going on with it"
+        said = "resuming it"
     elif is_whole(folder):
-        said = "it was finished and is not run again"
+        said = "it is finished and will not be run again"
     else:
-        said = "it was finished, but the end of it is damaged and is made again"
-    say(f"'{folder}' holds this run: {said}")
+        said = "it is finished, but its last part is damaged and will be computed again"
+    say(f"'{folder}' contains this run: {said}")
     return True

@@ -1,6 +1,6 @@
-"""What the commands share: what was given on the command line, how results are shown, and how a run is interrupted.
+"""Code shared by the commands: reading arguments, showing results, and handling interruptions.
 
-Heavy imports stay inside the functions, so that `fedalloy --help` answers at once.
+Heavy imports stay inside the functions, so that `fedalloy --help` is fast.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """The file and the overrides; without a file, the first override stood in its place."""
+    """Separate the file and the overrides; without a file, the first argument is an override."""
     if file is not None and "=" in file and not file.endswith(".toml"):
         return None, (file, *overrides)
     return file, overrides
 
 
 def given_experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
-    """The experiment of a file, or of the defaults, with overrides; plug-ins are loaded first."""
+    """Load plug-ins and read the experiment from a file, or the defaults, with overrides."""
     load_plugins(plugins)
     from fedalloy.config.experiment import experiment, override, read_toml
 
@@ -40,7 +40,7 @@ def given_experiment(file: str | None, overrides: Sequence[str], plugins: Sequen
 def refuse_idle_method(
     exp: Experiment, overrides: Sequence[str], names: Sequence[str] | None = None, *, has_names: bool = True
 ) -> None:
-    """Refuse a change of `method` where others are compared: those that --methods names, or those under [methods].
+    """Refuse an override of `method` that would have no effect because --methods or [methods] lists the methods.
 
     `has_names` says whether the command has the option --methods.
     """
@@ -54,14 +54,14 @@ def refuse_idle_method(
             listed = ",".join([*(names or []), value])
             instead = f"--methods {listed}" if has_names else f"[methods.{value}] in the file"
             compared = "[methods]" if names is None else "--methods"
-            raise UsageError(f"{text} has no effect: what is compared is {compared}; write {instead}")
+            raise UsageError(f"{text} has no effect, because {compared} lists the methods to compare; write {instead}")
         if key.startswith("method."):
             option = text.removeprefix("method.")
-            raise UsageError(f"{text} has no effect on what is compared; write methods.{exp.method.name}.{option}")
+            raise UsageError(f"{text} has no effect on the compared methods; write methods.{exp.method.name}.{option}")
 
 
 def load_plugins(files: Sequence[str]) -> None:
-    """Load what is installed, and these files."""
+    """Load the installed plug-ins and these files."""
     from fedalloy.base.plugins import load_file, load_installed
 
     load_installed()
@@ -70,7 +70,7 @@ def load_plugins(files: Sequence[str]) -> None:
 
 
 def chosen_seeds(text: str, first: int) -> list[int]:
-    """The seeds that a text means: a count from the first on, or a list.
+    """Parse --seeds: a number of seeds starting at `first`, or a list of seeds.
 
     >>> chosen_seeds("3", 5), chosen_seeds("0,7", 5)
     ([5, 6, 7], [0, 7])
@@ -78,14 +78,16 @@ def chosen_seeds(text: str, first: int) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--seeds {text} must be a count (3) or a list (0,1,7)") from error
+        raise UsageError(f"--seeds {text} must be a number of seeds (3) or a list of seeds (0,1,7)") from error
     seeds = numbers if "," in text else list(range(first, first + numbers[0]))
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text} must be a positive count (3) or a list of different seeds (0,1,7)")
+        raise UsageError(
+            f"--seeds {text} must be a positive number of seeds (3) or a list of different, non-negative seeds (0,1,7)"
+        )
     return seeds
 
 
-# What a signal makes of a command that it ends; Windows has no SIGHUP.
+# The error for each signal that ends a command; Windows has no SIGHUP.
 ENDINGS: dict[int, type[InterruptionError]] = {signal.SIGINT: InterruptionError, signal.SIGTERM: TerminationError}
 if hasattr(signal, "SIGHUP"):
     ENDINGS[signal.SIGHUP] = HangupError
@@ -93,10 +95,10 @@ if hasattr(signal, "SIGHUP"):
 
 @contextmanager
 def orderly_end() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind what is inside, as Ctrl-C does: workers are ended, shared memory is given back.
+    """Let SIGTERM and SIGHUP unwind the stack, as Ctrl-C does, so that workers end and shared memory is released.
 
-    Only the first signal does; a second one must not stop the first from being answered. Under `nohup` nobody minds
-    that the terminal is closed.
+    Further signals are ignored, so that they do not disturb the handling of the first one. Under `nohup`, SIGHUP stays
+    ignored.
     """
 
     def end(number: int, _: object) -> NoReturn:
@@ -104,7 +106,7 @@ def orderly_end() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise Signalled(number)
 
-    if threading.current_thread() is not threading.main_thread():  # where signals cannot be handled
+    if threading.current_thread() is not threading.main_thread():  # signals cannot be handled here
         yield
         return
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in ENDINGS}
@@ -121,20 +123,20 @@ def orderly_end() -> Iterator[None]:
 
 @contextmanager
 def resumable(*words: str) -> Iterator[None]:
-    """Say how to go on if the user stops what is inside: at once, since the last completed round is on disk."""
+    """If the user interrupts the block, say how to resume; the last completed round is on disk."""
     try:
         yield
     except KeyboardInterrupt as error:
         from fedalloy.base.plugins import blamed
 
         if not isinstance(error, Signalled) and blamed(error) is not None:
-            raise  # a plug-in's own
+            raise  # raised by a plug-in
         kind = ENDINGS[error.number] if isinstance(error, Signalled) else InterruptionError
-        raise kind(f"interrupted; `{as_typed(*words)}` goes on from the last round") from error
+        raise kind(f"interrupted; `{as_typed(*words)}` continues from the last round") from error
 
 
 def show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
-    """Print the comparison of runs, with published figures and what each client gains."""
+    """Print the comparison of runs, with published figures and each client's gain."""
     from fedalloy.report.facts import warnings
     from fedalloy.report.gains import gains
     from fedalloy.report.gains_table import ALL, each_client, summary
@@ -143,7 +145,7 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
     from fedalloy.report.trained import doubts, told
     from fedalloy.report.verdict import verdict
     from fedalloy.storage.differences import told_apart, unequal
-    from fedalloy.storage.results import check_selection, rows
+    from fedalloy.storage.rows import check_selection, rows
 
     runs = [run for run in runs if run.views]
     check_selection(runs, select)
@@ -177,7 +179,7 @@ def write_page(runs: list[Run], path: Path, command: str, select: Any = "last", 
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
-    """The runs in folders; a folder of runs counts as all of them."""
+    """Read the runs in folders; a folder that contains several runs stands for all of them."""
     from fedalloy.storage.results import read
 
     found: list[Path] = []
@@ -188,7 +190,7 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
 
 
 def fresh(parent: Path, name: str) -> Path:
-    """A folder that does not exist yet: name, name-2, name-3, ..."""
+    """Return a folder that does not exist yet: name, name-2, name-3, ..."""
     tried = parent / name
     number = 2
     while tried.exists():
@@ -197,17 +199,17 @@ def fresh(parent: Path, name: str) -> Path:
 
 
 def words_of(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> list[str]:
-    """What was typed after the name of a command."""
+    """Return the arguments that were typed after a command."""
     return [*([file] if file else []), *overrides, *plugged(plugins)]
 
 
 def plugged(plugins: Sequence[str]) -> list[str]:
-    """The options that name plug-ins."""
+    """Return the --plugin options."""
     return [word for file in plugins for word in ("--plugin", file)]
 
 
 def as_typed(*words: str) -> str:
-    """A command as it would be typed.
+    """Return a command as it would be typed.
 
     >>> as_typed("resume", "my run")
     "fedalloy resume 'my run'"
@@ -218,12 +220,12 @@ def as_typed(*words: str) -> str:
 
 
 def screen() -> Any:
-    """What tables are printed on."""
+    """Return the console on which tables are printed."""
     from rich.console import Console
 
     return Console()
 
 
 def say(text: str) -> None:
-    """Print some lines; what they quote from files cannot steer the terminal."""
+    """Print lines; control characters in them cannot affect the terminal."""
     click.echo("\n".join(map(printable, text.split("\n"))))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -45,17 +45,67 @@ class Built:
     card: PartitionCard
     digests: Mapping[str, str]
 
+    @cached_property
+    def network(self) -> nn.Module:
+        """The server's initial network; all networks have been tried by then."""
+        return tried(self.setting)
 
-def build(exp: Experiment, dataset: Dataset | None = None, network: Network | None = None) -> Built:
-    """Build what an experiment names; a data set or a network of your own replaces the one it names."""
-    _refuse_other_kinds(dataset, network)
+
+@dataclass(frozen=True)
+class Loaded:
+    """An experiment's data before anything is drawn from it: all its seeds share it.
+
+    `other` is the whole of another data set that gives the public samples, and what outputs then mean.
+    """
+
+    data: Dataset
+    pool: Samples
+    holdout: Samples | None
+    other: tuple[Samples, LabelSpace | None] | None
+    digest: str
+
+
+def loaded(exp: Experiment, dataset: Dataset | None = None) -> Loaded:
+    """Load what an experiment names; a data set of your own replaces the one it names."""
+    _refuse_other_kinds(dataset, None)
     data = _load(exp.data) if dataset is None else dataset
     pool, holdout = tensors(data, size=exp.data.size)
     pool, holdout = _moved(pool, exp.device), _moved(holdout, exp.device) if holdout is not None else None
+    return Loaded(data, pool, holdout, other_data(exp, data, pool), _data_digest(data))
+
+
+class Shelf:
+    """Holds the data that was loaded last: experiments that follow each other mostly differ in something else."""
+
+    def __init__(self) -> None:
+        self._held: tuple[object, Loaded] | None = None
+
+    def take(self, exp: Experiment, dataset: Dataset | None = None) -> Loaded:
+        """An experiment's data, which is loaded unless it is here."""
+        wanted = (exp.data, exp.public, exp.device, id(dataset))
+        if self._held is None or self._held[0] != wanted:
+            self._held = None  # two may not have room
+            self._held = wanted, loaded(exp, dataset)
+        return self._held[1]
+
+
+def build(
+    exp: Experiment,
+    dataset: Dataset | None = None,
+    network: Network | None = None,
+    given: Loaded | None = None,
+) -> Built:
+    """Build what an experiment names; a data set or a network of your own replaces the one it names.
+
+    `given` is its data, where it was loaded before, perhaps for another seed.
+    """
+    _refuse_other_kinds(dataset, network)
+    given = loaded(exp, dataset) if given is None else given
+    data, pool, holdout = given.data, given.pool, given.holdout
     aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
     rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    public, space = public_of(exp.public, data, pool, aside, exp)
+    public, space = public_of(exp, given.other, pool, aside)
     everywhere = exp.partition.test == "global"
     setting = setting_of(
         exp,
@@ -69,7 +119,7 @@ def build(exp: Experiment, dataset: Dataset | None = None, network: Network | No
     )
     if public is not None and aside is not None:
         assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
-    digests = {"data": _data_digest(data), "partition": fingerprint(part)}
+    digests = {"data": given.digest, "partition": fingerprint(part)}
     if public is not None:
         digests["public set"] = _digest(public.inputs.cpu().numpy(), public.samples.labels.cpu().numpy())
     return Built(
@@ -231,9 +281,8 @@ def tried(setting: Setting) -> nn.Module:
     x = setting.sites[0].train.take([0])[0]
     if setting.augment is not None:
         x = _augmented(setting.augment, x, setting.seed)
-    for client in {network: k for k, network in enumerate(setting.networks)}.values():
-        _answers(setting.build(client), x, setting.outputs)
-    return _answers(setting.build(SERVER), x, setting.outputs)
+    owners = {network: k for k, network in enumerate(setting.networks)} | {setting.network(SERVER): SERVER}
+    return {k: _answers(setting.build(k), x, setting.outputs) for k in owners.values()}[SERVER]
 
 
 def _answers(net: nn.Module, x: Tensor, classes: int) -> nn.Module:
@@ -324,13 +373,31 @@ def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
 
 
 def public_of(
-    part: PublicPart | None, data: Dataset, pool: Samples, aside: NDArray[np.int64] | None, exp: Experiment
+    exp: Experiment,
+    other: tuple[Samples, LabelSpace | None] | None,
+    pool: Samples,
+    aside: NDArray[np.int64] | None = None,
 ) -> tuple[PublicSet | None, LabelSpace | None]:
-    """The public set and, if its classes are not the private ones, what the networks' outputs mean."""
+    """The public set, of the rows set aside or drawn from another data set, and what the networks' outputs mean.
+
+    Outputs mean more than the private classes only where the other data set has classes of its own.
+    """
+    part = exp.public
     if part is None:
         return None, None
     if aside is not None:
         return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
+    assert other is not None
+    everything, space = other
+    order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
+    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder), space
+
+
+def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, LabelSpace | None] | None:
+    """All samples of the data set that an experiment's public set comes from, if that is another one."""
+    part = exp.public
+    if part is None or part.data == "own":
+        return None
     other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
     if np.array_equal(other.x, data.x):  # another shape is seen without looking at a single sample
         raise UsageError(
@@ -358,9 +425,7 @@ def public_of(
             f"the public set '{part.data}' has {other.classes} classes and '{data.name}' {data.classes}; "
             "write public.classes = 'added' to give them outputs of their own"
         )
-    everything = _moved(everything, exp.device)
-    order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
-    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder), space
+    return _moved(everything, exp.device), space
 
 
 def _started(network: Network, start: str | None) -> Network:

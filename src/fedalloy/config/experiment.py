@@ -9,8 +9,9 @@ import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from annotated_types import Interval
 
@@ -21,7 +22,7 @@ from fedalloy.base.layout import Layout
 from fedalloy.base.options import Count, Positive, Share, option, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Method, methods
+from fedalloy.federation.core import Method, hyper_parameters, methods
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -319,8 +320,27 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 
     choice = choice or exp.method
     cls = methods[choice.name]
-    sections = {name: _own_section(exp, choice, name) for name in sections_of(cls)}
-    return construct(cls, choice.options, choice.name, **sections)
+    return _made(_Plan(cls, choice, {name: _own_section(exp, choice, name) for name in sections_of(cls)}))
+
+
+class _Plan(NamedTuple):
+    """What a method is made of; equal plans are told by how they are written, where 1, 1.0 and True differ."""
+
+    cls: type[Method]
+    choice: Choice
+    sections: Mapping[str, Any]
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Plan) and self.cls is other.cls and repr(self) == repr(other)
+
+
+@lru_cache(maxsize=64)
+def _made(plan: _Plan) -> Method:
+    """A method, which is a frozen value: it is made once, whoever asks for it again."""
+    return construct(plan.cls, plan.choice.options, plan.choice.name, **plan.sections)
 
 
 def _own_section(exp: Experiment, choice: Choice, name: str) -> Any:
@@ -335,6 +355,17 @@ METHOD_PARTS = frozenset({"method", "aggregation", "cache"})  # of an experiment
 def made_from(values: Mapping[str, Any]) -> Method:
     """The method of an experiment that is known as values only, such as a server's."""
     return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
+
+
+def naming(exp: Experiment, method: Method) -> Experiment:
+    """An experiment with the method that is really used: its options and sections, defaults written out.
+
+    >>> method = make_method(Experiment(), Choice(name="fedavg", aggregation={"clip": 2.0}))
+    >>> naming(Experiment(), method).aggregation.clip
+    2.0
+    """
+    choice = Choice(name=method.name, options=hyper_parameters(method))
+    return dataclasses.replace(exp, method=choice, **{name: getattr(method, name) for name in sections_of(method)})
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:

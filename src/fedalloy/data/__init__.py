@@ -1,4 +1,4 @@
-"""Data sets by name, from files or from arrays of one's own; what a client owns of them; public sets; augmentation."""
+"""Data sets by name, from files or from your own arrays; the samples of a client; public sets; augmentation."""
 
 from fedalloy.data.arrays import from_arrays, from_torch
 from fedalloy.data.augment import augmentation

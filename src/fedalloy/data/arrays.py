@@ -1,4 +1,4 @@
-"""Make a data set from arrays, tensors or a torch data set of one's own."""
+"""Create a data set from your own arrays, tensors or torch data set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
 
 _CHANNELS = (1, 3, 4)
-_VOCABULARY, _WORDS = 1000, 4  # ids and columns from which on whole numbers of one range look like text
+_VOCABULARY, _WORDS = 1000, 4  # thresholds from which integers in a common range look like token ids
 POOLED = "pooled statistics: a federation could not"
 _POOLED = (
     f"{POOLED} compute the mean and std of all clients' rows without sharing them; agree on constants and write "
     "data.mean and data.std, or from_arrays(x, y, mean=..., std=...)"
 )
-_WHOLE = "its whole numbers are taken as quantities; write token ids and codes of categories as columns of 0 and 1"
+_WHOLE = "its integers are treated as quantities; one-hot encode token ids and categories"
 
 
 def from_arrays(
@@ -36,18 +36,18 @@ def from_arrays(
     label_names: Sequence[str] = (),
     client_ids: ArrayLike | None = None,
 ) -> Dataset:
-    """A data set from numpy arrays or torch tensors.
+    """Create a data set from NumPy arrays or torch tensors.
 
-    The shape of `x` says what it is:
+    The shape of `x` determines its meaning:
 
-    * N x D: feature vectors. Every feature becomes a channel of one pixel, so each has its own mean and std.
+    * N x D: feature vectors. Every feature becomes a channel with one pixel, so each has its own mean and std.
     * N x H x W: grey images.
-    * N x C x H x W: images. Where the *last* axis alone is 1, 3 or 4 long, they are read as N x H x W x C.
+    * N x C x H x W: images. If only the *last* axis has length 1, 3 or 4, they are read as N x H x W x C.
 
-    uint8 pixels are scaled to [0, 1]; other numbers are kept as they are, as float32. Mean and std are those of the
-    training part unless they are given; of feature vectors this is said in `note`, since no federation could compute
-    them. Labels are whole numbers of any type, from 0 on and without gaps, unless `classes` says how many classes there
-    are. Whole numbers that look like token ids are refused as features: their size means nothing.
+    uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise unchanged. By default, mean
+    and std are those of the training part; for feature vectors, `note` says so, since a federation could not compute
+    them. Labels are integers of any dtype, from 0 and without gaps, unless `classes` gives the number of classes.
+    Integers that look like token ids are refused as features, because their size has no meaning.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
     >>> data.x.shape, data.mean, data.std
@@ -89,7 +89,7 @@ def from_torch(
     name: str = "torch",
     classes: int | None = None,
 ) -> Dataset:
-    """A data set from a torch data set of (input, label) pairs; each is read once, with the transform it has.
+    """Create a data set from a torch data set of (input, label) pairs; each pair is read once, with its transform.
 
     >>> rows = torch.utils.data.TensorDataset(torch.rand(6, 1, 4, 4), torch.arange(6) % 3)
     >>> from_torch(rows).classes
@@ -101,7 +101,7 @@ def from_torch(
 
 
 def statistics(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of every channel, on the scale [0, 1] for uint8; a constant channel has the std 1.
+    """Compute the mean and std of every channel, on the scale [0, 1] for uint8; a constant channel gets std 1.
 
     >>> statistics(np.array([[[[0, 255]]]], np.uint8))
     ((0.5,), (0.5,))
@@ -111,7 +111,7 @@ def statistics(x: Array) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def _moments(values: Array) -> tuple[float, float]:
-    if values.dtype == np.uint8:  # from the histogram: exact, and without a float64 copy of every image
+    if values.dtype == np.uint8:  # from the histogram: exact, without a float64 copy of every image
         share = np.bincount(values.reshape(-1), minlength=256) / values.size
         level = np.arange(256) / 255
         mean = float(share @ level)
@@ -120,13 +120,13 @@ def _moments(values: Array) -> tuple[float, float]:
 
 
 def as_inputs(name: str, x: ArrayLike) -> Array:
-    """Inputs as N x C x H x W, uint8 or float32, by the rules of `from_arrays`."""
+    """Convert inputs to N x C x H x W, uint8 or float32, by the rules of `from_arrays`."""
     a = np.asarray(x)
     if a.dtype.kind not in "uif":
-        raise DataError(f"data set '{name}': inputs are {a.dtype}; they must be numbers")
+        raise DataError(f"data set '{name}': inputs have dtype {a.dtype}, but must be numbers")
     if a.ndim not in (2, 3, 4):
         raise DataError(
-            f"data set '{name}': inputs have shape {a.shape}; they must be N x D, N x H x W or N x C x H x W"
+            f"data set '{name}': inputs have shape {a.shape}, but must be N x D, N x H x W or N x C x H x W"
         )
     if a.ndim == 2:
         a = a[:, :, None, None]
@@ -134,39 +134,41 @@ def as_inputs(name: str, x: ArrayLike) -> Array:
         a = a[:, None]
     elif [length in _CHANNELS for length in a.shape[1:]] == [False, False, True]:
         a = a.transpose(0, 3, 1, 2)
-    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is refused with its place
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are refused later with their position
         return np.ascontiguousarray(a, a.dtype if a.dtype == np.uint8 else np.float32)
 
 
 def as_labels(name: str, y: ArrayLike) -> Array:
-    """Labels as a row of int64; anything but whole numbers is refused."""
+    """Convert labels to a 1-D int64 array; anything but integers is refused."""
     a = np.asarray(y)
-    with np.errstate(invalid="ignore"):  # what is beyond int64 is not equal to what it becomes
+    with np.errstate(invalid="ignore"):  # values beyond int64 change in the conversion, which is detected below
         whole: Array = a.astype(np.int64) if a.dtype.kind in "buif" and np.isfinite(a).all() else np.empty(0, np.int64)
     if whole.shape != a.shape or not (whole == a).all():
-        raise DataError(f"data set '{name}': labels and client ids must be whole numbers, but some are not ({a.dtype})")
+        raise DataError(
+            f"data set '{name}': labels and client ids must be integers, but some are not (dtype {a.dtype})"
+        )
     return whole.reshape(-1) if whole.ndim == 2 and whole.shape[1] == 1 else whole
 
 
 def _counted(name: str, labels: Array) -> int:
-    """How many classes there are, if the labels are all numbers from 0 to the last."""
+    """Return the number of classes, if the labels are all numbers from 0 to the largest."""
     found = np.unique(labels)
     if found.size and not np.array_equal(found, np.arange(len(found))):
         few = [str(label) for label in (found if len(found) <= 6 else [*found[:3], "...", found[-1]])]
         shift = "subtract 1" if found[0] == 1 and found[-1] == len(found) else ""
         steps = shift or "write y = numpy.unique(y, return_inverse=True)[1]"
-        missing = f", or give classes = {found[-1] + 1} if the others exist but have no rows here"
+        missing = f", or give classes = {found[-1] + 1} if the missing classes exist but have no rows here"
         raise DataError(
-            f"data set '{name}': its labels are {listed(few)}, but classes are numbered from 0 without gaps; "
+            f"data set '{name}': the labels are {listed(few)}, but classes must be numbered from 0 without gaps; "
             f"{steps}{missing if found[0] >= 0 else ''}"
         )
     if len(found) == 1:
-        raise DataError(f"data set '{name}': all labels are 0: there is nothing to tell apart")
+        raise DataError(f"data set '{name}': all labels are 0, but a classifier needs at least 2 classes")
     return max(2, len(found))
 
 
 def _said_of_columns(name: str, x: Array) -> str:
-    """What to know of feature vectors that are standardised by their own statistics; images need no word."""
+    """Return a note on feature vectors that are standardised with their own statistics; images need none."""
     if x.ndim != 2:
         return ""
     if x.dtype.kind not in "iu":
@@ -176,9 +178,10 @@ def _said_of_columns(name: str, x: Array) -> str:
     alike = np.count_nonzero(most >= largest / 2) * 2 >= len(most)
     if largest >= _VOCABULARY and len(most) >= _WORDS and alike and x.min(initial=0) >= 0:
         raise DataError(
-            f"data set '{name}': its {len(most)} columns are whole numbers from 0 to {largest} in one common range, as "
-            "token ids are, whose size means nothing; write x.astype(numpy.float32) if they are quantities, or embed "
-            "the tokens first"
+            f"data set '{name}': its {len(most)} columns are integers from 0 to {largest} in one common range, like "
+            "token "
+            "ids, whose size has no meaning; write x.astype(numpy.float32) if they are quantities, or embed the tokens "
+            "first"
         )
     return f"{_POOLED}; {_WHOLE}"
 
@@ -192,7 +195,9 @@ def _pairs(name: str, dataset: torch.utils.data.Dataset[Any]) -> tuple[Array, Ar
     inputs, labels = [np.asarray(x) for x, _ in pairs], [np.asarray(y) for _, y in pairs]
     shapes = {x.shape for x in inputs}
     if len(shapes) > 1:
-        raise DataError(f"data set '{name}': inputs differ in shape ({sorted(shapes)[:3]}); resize them first")
+        raise DataError(f"data set '{name}': inputs have different shapes ({sorted(shapes)[:3]}); resize them first")
     if any(y.size != 1 for y in labels):
-        raise DataError(f"data set '{name}': a label is not one number; give each input its class, a number from 0")
+        raise DataError(
+            f"data set '{name}': a label is not a single number; give each input one class number, starting at 0"
+        )
     return np.stack(inputs), np.array([y.reshape(()) for y in labels])

@@ -1,7 +1,7 @@
 """Random crops, flips and rotations of whole batches, drawn from an explicit generator.
 
-They work on normalised tensors. Where a paper's code pads raw pixels with black, `fill` is the value that black has
-after normalisation (`Dataset.black`).
+They work on normalised tensors. If a paper's code pads raw pixels with black, `fill` is the value of black after
+normalisation (`Dataset.black`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 def crop_flip(
     x: Tensor, generator: torch.Generator, *, padding: int = 4, fill: Sequence[float] | None = None
 ) -> Tensor:
-    """Pad each image, cut a random window of the old size out of it, and mirror every second one on average.
+    """Pad each image, crop a random window of the original size, and flip it horizontally with probability 0.5.
 
-    The frame is the reflected image, or `fill` (one value per channel) where that is given.
+    The padding is the reflected image, or `fill` (one value per channel) if given.
 
     >>> x = torch.arange(16.0).reshape(1, 1, 4, 4)
     >>> crop_flip(x, torch.Generator().manual_seed(0), padding=1).shape
@@ -48,22 +48,22 @@ def crop_flip(
 
 
 def rotate(x: Tensor, generator: torch.Generator, *, degrees: float, fill: Sequence[float]) -> Tensor:
-    """Turn each image by a random angle of at most `degrees` about its centre, to the nearest pixel."""
+    """Rotate each image about its centre by a random angle of at most `degrees`, with nearest-neighbour sampling."""
     n, _, height, width = x.shape
     angle = (2 * torch.rand(n, generator=generator) - 1).mul_(math.radians(degrees)).to(x)
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
-    # grid_sample measures both axes from -1 to 1, so a turn of an oblong image has to undo its aspect.
+    # grid_sample measures both axes from -1 to 1, so rotating a non-square image must undo its aspect ratio.
     turn = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], dim=1).view(n, 2, 3)
     grid = F.affine_grid(turn, list(x.shape), align_corners=False)
     colour = _colour(fill, x)
-    # What turns in from outside is 0, so `fill` is made the zero for the turn.
+    # Pixels from outside the image are 0, so `fill` is subtracted before the rotation.
     return F.grid_sample(x - colour, grid, mode="nearest", padding_mode="zeros", align_corners=False) + colour
 
 
 def augmentation(name: str, fill: Sequence[float]) -> Augment | None:
-    """The augmentation of a paper's code by its name; `none` is None.
+    """Return the augmentation of a paper's code by its name; `none` is None.
 
-    `cifar10-kdia`, `cifar100-kdia` and `cinic10-kdia` are those of KDIA's code, which took the first two from MOON.
+    `cifar10-kdia`, `cifar100-kdia` and `cinic10-kdia` are those of KDIA's code; the first two come from MOON.
 
     >>> augmentation("none", fill=(0.0,)) is None
     True
@@ -74,7 +74,7 @@ def augmentation(name: str, fill: Sequence[float]) -> Augment | None:
     return None if make is None else make(tuple(fill))
 
 
-def _reflected(fill: tuple[float, ...]) -> Augment:  # noqa: ARG001  a reflected frame needs no colour
+def _reflected(fill: tuple[float, ...]) -> Augment:  # noqa: ARG001  reflected padding needs no colour
     return crop_flip
 
 

@@ -1,4 +1,4 @@
-"""The card of a partition: who holds what, how skewed that is, and a fingerprint to compare two runs by."""
+"""The card of a partition: which client has what, how skewed it is, and a hash to compare two runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class PartitionCard:
-    """What a partition is like; `counts[k, c]` is how many rows of class c client k holds in the training pool.
+    """Statistics of a partition; `counts[k, c]` is how many rows of class c client k has in the training pool.
 
     `divergence` is each client's Jensen-Shannon divergence, in bits, between its label distribution and that of all
-    clients together: 0 is the same mixture, 1 is nothing in common.
+    clients together: 0 means the same distribution, 1 means no class in common.
     """
 
     partition: Partition
@@ -35,7 +35,7 @@ class PartitionCard:
     sha256: str
 
     def to_json(self, *, indices: bool = False) -> dict[str, Any]:
-        """The card as plain numbers, lists and strings; with `indices`, every client's rows too."""
+        """Return the card as plain numbers, lists and strings; with `indices`, include every client's rows."""
         p = self.partition
         plain: dict[str, Any] = {
             "name": p.name,
@@ -67,7 +67,7 @@ class PartitionCard:
         return plain
 
     def describe(self) -> str:
-        """Four lines for a person to read."""
+        """Return a readable summary of four lines."""
         p, sizes, far = self.partition, self.sizes, self.divergence
         options = ", ".join(f"{key}={value}" for key, value in p.options.items())
         return "\n".join(
@@ -77,9 +77,9 @@ class PartitionCard:
                 f"sizes: smallest {sizes.min():,} (client {sizes.argmin()}), mean {sizes.mean():,.0f}, "
                 f"largest {sizes.max():,} (client {sizes.argmax()}); "
                 f"coefficient of variation {self.size_variation:.2f}, Gini {self.size_gini:.2f}",
-                f"labels: {self.classes_per_client:.1f} classes per client, of which the largest holds "
+                f"labels: {self.classes_per_client:.1f} classes per client, of which the largest has "
                 f"{self.largest_share:.0%} of its rows, on average",
-                f"distance from the common mixture (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
+                f"distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
                 f"largest {far.max():.2f} (client {far.argmax()})",
             ]
         )
@@ -93,12 +93,12 @@ def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard
     >>> print(card(split(labels, name="classes", clients=5, seed=0, per_client=2), labels, 10).describe())
     classes (per_client=2), seed 0: 1,000 rows of 10 classes on 5 clients; sha256 cd7b3b2498ea
     sizes: smallest 200 (client 0), mean 200, largest 200 (client 0); coefficient of variation 0.00, Gini 0.00
-    labels: 2.0 classes per client, of which the largest holds 50% of its rows, on average
-    distance from the common mixture (Jensen-Shannon, 0 to 1): mean 0.61, largest 0.61 (client 0)
+    labels: 2.0 classes per client, of which the largest has 50% of its rows, on average
+    distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean 0.61, largest 0.61 (client 0)
     """
     pool = np.asarray(labels)
     if pool.max() >= classes:
-        raise UsageError(f"the labels go up to {pool.max()}, but classes = {classes}; write classes={pool.max() + 1}")
+        raise UsageError(f"the largest label is {pool.max()}, but classes = {classes}; write classes={pool.max() + 1}")
     rows = [partition.rows(client) for client in range(partition.clients)]
     counts = np.stack([np.bincount(pool[mine], minlength=classes) for mine in rows]).astype(np.int64)
     sizes = counts.sum(axis=1)
@@ -117,17 +117,17 @@ def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard
 
 
 def fingerprint(partition: Partition) -> str:
-    """A sha256 over every row index in its order and place, the same on every platform."""
+    """Return a SHA-256 over all row indices in order, the same on every platform."""
     digest = hashlib.sha256()
     for arrays in (partition.train, partition.val, partition.test):
         for rows in arrays:
-            # The length goes in too, or moving the border between two clients would not be seen.
+            # Include the length, or moving the border between two clients would not change the hash.
             digest.update(np.array([len(rows), *rows], dtype="<i8").tobytes())
     return digest.hexdigest()
 
 
 def jensen_shannon(p: Floats, q: Floats) -> Floats:
-    """The Jensen-Shannon divergence, in bits, of each row of p from q.
+    """Compute the Jensen-Shannon divergence, in bits, between each row of p and q.
 
     >>> jensen_shannon(np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([0.5, 0.5])).round(4).tolist()
     [0.3113, 0.0]
@@ -138,11 +138,11 @@ def jensen_shannon(p: Floats, q: Floats) -> Floats:
         ratio = np.divide(a, middle, out=np.ones_like(middle), where=a > 0)
         return np.asarray((a * np.log2(ratio)).sum(axis=1))
 
-    return np.maximum(0.0, (kl(p) + kl(np.broadcast_to(q, p.shape))) / 2)  # rounding may leave a hair below zero
+    return np.maximum(0.0, (kl(p) + kl(np.broadcast_to(q, p.shape))) / 2)  # rounding may give a tiny negative number
 
 
 def gini(sizes: Indices) -> float:
-    """The Gini coefficient: 0 when all sizes are equal, near 1 when one client holds everything.
+    """Compute the Gini coefficient: 0 if all sizes are equal, near 1 if one client has everything.
 
     >>> gini(np.array([5, 5, 5])), gini(np.array([1, 3]))
     (0.0, 0.25)

@@ -56,7 +56,7 @@ def dataset(
 
 
 def load(name_or_path: str | Path, **options: Any) -> Dataset:
-    """A data set by its name, or a user's own `.npz` file by its path.
+    """Load a data set by its name, or your own `.npz` file by its path.
 
     >>> data = load("tiny")
     >>> data.x.shape, data.classes
@@ -64,34 +64,36 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
     >>> load("tiny", normalise="kdia")
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has none at all
+    fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has no options
     """
     name = str(name_or_path)
     read = reader(name)
     known = list(inspect.signature(read).parameters)
     for option in options:
         if option not in known:
-            hint = suggest(option, known) if known else "it has none at all"
+            hint = suggest(option, known) if known else "it has no options"
             raise UsageError(f"data set '{name}' has no option '{option}'; {hint}")
     return read(**options)
 
 
 def reader(name: str) -> Callable[..., Dataset]:
-    """What reads the data set of this name, or the file at this path; its keywords are the options of `load`."""
+    """Return the function that reads a data set or file; its keyword arguments are the options of `load`."""
     if name.endswith(".npz"):
         return _user_file(Path(name))
     if name == AGREED and name not in datasets:
-        raise UsageError(f"'{AGREED}' stands for data that only real sites hold; for a simulation name an .npz file")
+        raise UsageError(
+            f"'{AGREED}' stands for data that only real sites have; for a simulation, give the path of an .npz file"
+        )
     if name not in datasets and ("/" in name or Path(name).suffix):
         raise UsageError(
-            f"there is no data set {name[:LONGEST]!r}, and a file of your own must be an .npz file; "
+            f"there is no data set {name[:LONGEST]!r}; your own data must be an .npz file; "
             "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
         )
     return datasets[name].read
 
 
 def up_to_the_last_class(name: str) -> dict[str, int]:
-    """The option with which a file may lack rows of some classes, as a public set may; other data sets need none."""
+    """Return the option that lets an .npz file lack rows of some classes, as a public set may; {} for other data."""
     if not name.endswith(".npz") or not Path(name).is_file():
         return {}
     held = readers.read_npz(Path(name))
@@ -100,18 +102,18 @@ def up_to_the_last_class(name: str) -> dict[str, int]:
 
 
 def first_per_class(y: Array, k: int) -> Array:
-    """The rows of the first `k` samples of every class, in file order; a class with fewer gives what it has.
+    """Return the rows of the first `k` samples of every class, in file order; a smaller class gives all its rows.
 
     >>> first_per_class(np.array([0, 1, 0, 0, 1]), 2).tolist()
     [0, 1, 2, 4]
     """
     if k < 1:
-        raise UsageError(f"per_class is {k}; it must be at least 1")
+        raise UsageError(f"per_class = {k} must be at least 1")
     return np.sort(np.concatenate([np.flatnonzero(y == label)[:k] for label in np.unique(y)]))
 
 
 def only_classes(arrays: readers.Arrays, only: Sequence[int], names: tuple[str, ...]) -> readers.Arrays:
-    """The rows of some classes alone; these are numbered from 0 in the order in which they are given.
+    """Keep only the rows of some classes, which are numbered from 0 in the given order.
 
     >>> y = np.array([0, 1, 2, 1])
     >>> few = only_classes(readers.Arrays(np.arange(4), y, None, None), [2, 1], ("ape", "bee", "cow"))
@@ -119,7 +121,9 @@ def only_classes(arrays: readers.Arrays, only: Sequence[int], names: tuple[str, 
     ([1, 2, 3], [1, 0, 1], ('cow', 'bee'))
     """
     if len(only) < 2 or len(set(only)) < len(only) or not all(0 <= label < len(names) for label in only):
-        raise UsageError(f"only is {list(only)}; write two or more different classes from 0 to {len(names) - 1}")
+        raise UsageError(
+            f"only = {list(only)} is invalid; write two or more different classes from 0 to {len(names) - 1}"
+        )
     number = np.full(len(names), -1)
     number[list(only)] = np.arange(len(only))
     x_test, y_test = arrays.x_test, arrays.y_test
@@ -213,7 +217,7 @@ def _cifar100(
     only: Sequence[int] | None = None,
 ) -> Dataset:
     if labels not in ("fine", "coarse"):
-        raise UsageError(f'labels is \'{labels}\'; write "fine" (100 classes) or "coarse" (20 classes)')
+        raise UsageError(f'labels = \'{labels}\' is invalid; write "fine" (100 classes) or "coarse" (20 classes)')
     constants, coarse = normalisation("cifar100", normalise), labels == "coarse"
     arrays, note = _whole_or_compact(
         files.CIFAR100,
@@ -227,7 +231,7 @@ def _cifar100(
 
 @dataset(
     "cinic10",
-    about="CIFAR-10's classes with ImageNet pictures added, 32 x 32 colour, 90,000 for training and 90,000 for testing",
+    about="CIFAR-10's classes with ImageNet images added, 32 x 32 colour, 90,000 for training and 90,000 for testing",
     source="Darlow et al. 2018; doi.org/10.7488/ds/2448",
     licence="CC BY 4.0",
 )
@@ -250,7 +254,7 @@ def _fashion_mini(normalise: str = "default") -> Dataset:
 @dataset(
     "tiny",
     about="800 pieces of clothing, 8 x 8 grey, for tests; comes with fedalloy",
-    source="the first 60 training and 20 test images of each class of fashion-mini, made smaller",
+    source="the first 60 training and 20 test images of each class of fashion-mini, downscaled",
     licence="MIT",
 )
 def _tiny() -> Dataset:
@@ -269,7 +273,7 @@ def _tiny() -> Dataset:
 
 
 def _eighth(x: Array) -> Array:
-    """28 x 28 pixels, framed to 32 x 32 and averaged over blocks of 4 x 4."""
+    """Pad 28 x 28 pixels to 32 x 32 and average over blocks of 4 x 4."""
     framed = np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)))
     small: Array = framed.reshape(len(x), 1, 8, 4, 8, 4).mean(axis=(3, 5))
     return small.round().astype(np.uint8)
@@ -280,14 +284,16 @@ def _user_file(path: Path) -> Callable[..., Dataset]:
         classes: int | None = None, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
     ) -> Dataset:
         if (mean is None) != (std is None):
-            raise UsageError("data.mean and data.std go together; give one number for each column or channel in both")
+            raise UsageError(
+                "data.mean and data.std must be given together; write one number per column or channel in both"
+            )
         if not path.is_file():
             raise DataError(
-                f"there is no file '{path}'; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
+                f"the file '{path}' does not exist; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
             )
         held = readers.read_npz(path)
         x, x_test = held.x, held.x_test
-        if mean is not None:  # given for a table, they are in its columns' own units, as at the sites
+        if mean is not None:  # for a table, they are in the columns' own units, as at the sites
             x, x_test = _unscaled(x), None if x_test is None else _unscaled(x_test)
         return from_arrays(
             x,
@@ -305,7 +311,7 @@ def _user_file(path: Path) -> Callable[..., Dataset]:
 
 
 def _unscaled(x: Array) -> Array:
-    """Columns of single bytes as numbers that are no pixels; anything else as it is."""
+    """Convert uint8 tables to float32, so that they are not treated as pixels; return other arrays unchanged."""
     return x.astype(np.float32) if x.ndim == 2 and x.dtype == np.uint8 else x
 
 
@@ -316,7 +322,7 @@ def _whole_or_compact(
     read_compact: Callable[[Path], readers.Arrays],
     note: str,
 ) -> tuple[readers.Arrays, str]:
-    """The published archive if it is here, else its compact copy if that is here, else the archive downloaded."""
+    """Read the published archive if it is here, else its compact copy if that is here, else download the archive."""
     if (found := find(whole)) is None and (smaller := find(compact)) is not None:
         return read_compact(smaller), note
     return read_whole(found or fetch(whole)), ""
@@ -331,7 +337,7 @@ def _part_of(
     per_class: int | None,
     only: Sequence[int] | None,
 ) -> Dataset:
-    """A data set of which an experiment may want some classes only, or few training samples of each."""
+    """Build a data set, with `only` some classes or `per_class` training samples of each class."""
     parts = [note] if note else []
     if per_class is not None:
         rows = first_per_class(arrays.y, per_class)

@@ -1,7 +1,7 @@
-"""Find a published file on this computer, or download it once and check what came.
+"""Find a published file on this computer, or download it once and check it.
 
-Places are tried in this order: the folder named by the environment variable FEDALLOY_DATA, a folder of the operating
-system, fedalloy's cache, the publishers' addresses. Wherever a file comes from, its hash is checked.
+Locations are tried in this order: the folder named by the environment variable FEDALLOY_DATA, a folder of the operating
+system, fedalloy's cache, the publishers' addresses. The hash is always checked.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fedalloy.errors import DataError
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One published file: its name, where it may lie or be had, and the hash that proves it.
+    """One published file: its name, its possible locations, and its hash.
 
-    `home` is the folder it lies in, in the cache and below FEDALLOY_DATA. `hash` is written as "md5:..." or
-    "sha256:...". `layouts` are other places for it below FEDALLOY_DATA; `system` are folders of the operating system,
-    whose packagers may have packed the same content anew: those hashes are in `repacked`.
+    `home` is its folder in the cache and below FEDALLOY_DATA. `hash` is written as "md5:..." or "sha256:...". `layouts`
+    are other locations for it below FEDALLOY_DATA. `system` are folders of the operating system, whose packagers may
+    have compressed the same content again: those hashes are in `repacked`.
     """
 
     name: str
@@ -34,12 +34,12 @@ class RemoteFile:
 
 
 def cache_folder() -> Path:
-    """The folder in which downloads are kept."""
+    """Return the folder for downloads."""
     return Path(pooch.os_cache("fedalloy"))
 
 
 def find(file: RemoteFile) -> Path | None:
-    """Where the file already lies on this computer, its hash checked; None if it is nowhere."""
+    """Return the path of the file on this computer, with its hash checked, or None if it is not there."""
     for path in _places(file):
         if path.is_file():
             _check(path, file)
@@ -48,14 +48,14 @@ def find(file: RemoteFile) -> Path | None:
 
 
 def fetch(file: RemoteFile) -> Path:
-    """The path of the file on this computer, downloaded if it has to be."""
+    """Return the path of the file on this computer; download it if necessary."""
     return find(file) or _download(file)
 
 
 def _places(file: RemoteFile) -> list[Path]:
     own = os.environ.get("FEDALLOY_DATA")
     if own and not Path(own).expanduser().is_dir():
-        raise DataError(f"FEDALLOY_DATA names '{own}', which is not a folder; correct or unset it")
+        raise DataError(f"FEDALLOY_DATA is '{own}', which is not a folder; correct or unset it")
     inside = [f"{file.home}/{file.name}", *file.layouts]
     return [
         *(Path(own).expanduser() / place for place in inside if own),
@@ -71,24 +71,24 @@ def _check(path: Path, file: RemoteFile) -> None:
 
     if not any(actual(known) == known for known in (file.hash, *file.repacked)):
         raise DataError(
-            f"'{path}' is corrupt or another file: its hash is {actual(file.hash)} instead of {file.hash}; "
-            f"delete it and run again, or put the published {file.name} in its place"
+            f"'{path}' is corrupt or a different file: its hash is {actual(file.hash)} instead of {file.hash}; "
+            f"delete it and run again, or replace it with the published {file.name}"
         )
 
 
 def _download(file: RemoteFile) -> Path:
-    import requests  # here, as in pooch: only a download needs it
+    import requests  # imported here, as in pooch: only a download needs it
 
     folder = cache_folder() / file.home
     failures = []
     for url in file.urls:
         try:
-            # pooch writes to a temporary file and moves it here only if the hash is right.
+            # pooch writes to a temporary file and moves it here only if the hash matches.
             return Path(pooch.retrieve(url, known_hash=file.hash, fname=file.name, path=str(folder)))
         except (OSError, ValueError) as error:  # requests' own errors are OSErrors; a wrong hash is a ValueError
             unreachable = isinstance(error, requests.exceptions.ConnectionError)
             failures.append(f"{url}: {'no connection' if unreachable else error}")
     raise DataError(
         f"{file.name} is not on this computer and could not be downloaded ({'; '.join(failures) or 'no address'}); "
-        f"put it into '{folder}', or into '{file.home}' below a folder of yours that the variable FEDALLOY_DATA names"
+        f"put it into '{folder}', or into '{file.home}' in a folder that the environment variable FEDALLOY_DATA names"
     )

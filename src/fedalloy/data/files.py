@@ -43,7 +43,7 @@ MNIST = (
 )
 
 # SHA-256 of the bytes whose MD5 Zalando publishes (8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...); both checked.
-# Debian's package dataset-fashion-mnist drops name and date from the gzip header and nothing else: the second hash.
+# Debian's package dataset-fashion-mnist only drops name and date from the gzip header: the second hash.
 FASHION_MNIST = (
     _fashion(
         "train-images-idx3-ubyte.gz",
@@ -107,7 +107,7 @@ SVHN_TEST = RemoteFile(
     ("http://ufldl.stanford.edu/housenumbers/test_32x32.mat",),
     layouts=("test_32x32.mat",),
 )
-# The MD5 that loaders of CINIC-10 agree on; the university moved its archive, hence two addresses.
+# The MD5 that loaders of CINIC-10 agree on; the university moved its archive, so there are two addresses.
 CINIC10 = RemoteFile(
     "CINIC-10.tar.gz",
     "cinic10",
@@ -124,7 +124,7 @@ def _compact(name: str, home: str, sha256: str) -> RemoteFile:
     return RemoteFile(name, home, f"sha256:{sha256}", layouts=(name,))
 
 
-# Compact copies for work without a network. They cannot be downloaded and are used only where FEDALLOY_DATA holds one.
+# Compact copies for offline work. They cannot be downloaded and are only used if FEDALLOY_DATA contains them.
 COMPACT_CIFAR10 = _compact("cifar10.npz", "cifar10", "d254c11de5c97211626fdcf2849fad367406c5ade45f64c48a15cda6c6513cdd")
 COMPACT_CIFAR100 = _compact(
     "cifar100_10k.npz", "cifar100", "8dfe23b5cdfdfaf7e4bd6930c320428831c9ef70db22ef5404050a859749fb8d"
@@ -134,7 +134,7 @@ COMPACT_EMNIST = _compact(
     "emnist_letters.npz", "emnist", "78ec4618cd145532e9f115655f57b31438fe0a83d66b8c49a939e17bdfb55a98"
 )
 
-# The published files of each data set, and the compact copy that serves where none of them is.
+# The published files of each data set, and the compact copy that is used if they are missing.
 SETS: Mapping[str, tuple[Sequence[RemoteFile], RemoteFile | None]] = {
     "mnist": (MNIST, None),
     "fashion-mnist": (FASHION_MNIST, None),

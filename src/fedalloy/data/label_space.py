@@ -1,4 +1,4 @@
-"""Which output of a network means which class, where data sets with classes of their own meet."""
+"""The mapping from classes to network outputs if several data sets with different classes are combined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedalloy.errors import UsageError
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """The classes of several data sets side by side in one output layer: the private ones first, then the public ones.
+    """The classes of several data sets in one output layer: the private ones first, then the public ones.
 
     >>> space = LabelSpace((("cifar10", 10), ("cifar100", 20)))
     >>> space.outputs, space.index("cifar100", 3), space.columns("cifar10")
@@ -26,11 +26,11 @@ class LabelSpace:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a network needs."""
+        """The number of outputs that a network needs."""
         return sum(classes for _, classes in self.parts)
 
     def columns(self, name: str) -> slice:
-        """The outputs that stand for the classes of a data set."""
+        """Return the outputs for the classes of a data set."""
         start = 0
         for other, classes in self.parts:
             if other == name:
@@ -39,10 +39,8 @@ class LabelSpace:
         raise UsageError(f"the label space has no data set '{name}'; {suggest(name, [n for n, _ in self.parts])}")
 
     def index(self, name: str, label: int) -> int:
-        """The output that stands for a data set's label."""
+        """Return the output for a label of a data set."""
         columns = self.columns(name)
         if not 0 <= label < columns.stop - columns.start:
-            raise UsageError(
-                f"'{name}' has no label {label}; its labels run from 0 to {columns.stop - columns.start - 1}"
-            )
+            raise UsageError(f"'{name}' has no label {label}; its labels are 0 to {columns.stop - columns.start - 1}")
         return int(columns.start) + label

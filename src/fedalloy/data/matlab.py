@@ -17,9 +17,9 @@ _HEADER = 128
 
 
 def read_matlab(path: Path) -> dict[str, Array]:
-    """The numeric arrays of a file by name, in the type in which they are stored."""
+    """Read the numeric arrays of a file by name, in their stored dtype."""
     data = memoryview(path.read_bytes())
-    # The last four bytes of the header are the version and the letters that give the byte order away.
+    # The last four bytes of the header are the version and the byte order mark.
     if bytes(data[_HEADER - 4 : _HEADER]) != b"\x00\x01IM":
         raise DataError(f"'{path}' is not a little-endian MATLAB version 5 file; save it with: save -v7")
     arrays = {}
@@ -33,12 +33,14 @@ def read_matlab(path: Path) -> dict[str, Array]:
                 name, array = _matrix(body)
                 arrays[name] = array
     except (struct.error, zlib.error, KeyError, ValueError) as error:
-        raise DataError(f"'{path}' is damaged or holds more than numeric arrays ({error}); fetch it again") from error
+        raise DataError(
+            f"'{path}' is damaged or contains more than numeric arrays ({error}); download it again"
+        ) from error
     return arrays
 
 
 def _element(data: memoryview, at: int) -> tuple[int, memoryview, int]:
-    """One tagged element: its kind, its bytes, and where the next one begins."""
+    """Read one tagged element; return its kind, its bytes, and where the next one begins."""
     kind, size = struct.unpack_from("<II", data, at)
     if kind >> 16:  # up to four bytes are packed into the tag itself
         kind, size, start, end = kind & 0xFFFF, kind >> 16, at + 4, at + 8
@@ -51,7 +53,7 @@ def _element(data: memoryview, at: int) -> tuple[int, memoryview, int]:
 
 
 def _matrix(body: memoryview) -> tuple[str, Array]:
-    _, _, at = _element(body, 0)  # flags: the stored type below says all that is needed
+    _, _, at = _element(body, 0)  # flags: not needed, the stored type follows
     _, dims, at = _element(body, at)
     _, name, at = _element(body, at)
     kind, values, _ = _element(body, at)

@@ -1,4 +1,4 @@
-"""The constants with which each paper normalises each data set, by (data set, preset)."""
+"""The normalisation constants of each paper and data set, by (data set, preset)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _FEDKF_CIFAR: Constants = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _CIFAR100: Constants = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 _FASHION: Constants = ((0.2860,), (0.3530,))
 
-# `default` holds a set's own mean and std over all training pixels; a paper's preset holds what its code used, which
-# for FedKF's CIFAR std is a mean of per-image values and for CIFAR-100 the constants of CIFAR-10.
+# `default` is a data set's own mean and std over all training pixels. A paper's preset is what its code used: FedKF's
+# std for CIFAR is a mean of per-image values, and its constants for CIFAR-100 are those of CIFAR-10.
 NORMALISATIONS: dict[tuple[str, str], Constants] = {
     ("mnist", "default"): ((0.1307,), (0.3081,)),
     ("mnist", "dafkd"): _HALF_GREY,  # to [-1, 1], the range of DaFKD's tanh generators
@@ -38,7 +38,7 @@ NORMALISATIONS: dict[tuple[str, str], Constants] = {
 
 
 def normalisation(dataset: str, preset: str = "default") -> Constants:
-    """Mean and std of a data set's channels under a preset.
+    """Return the mean and std of a data set's channels for a preset.
 
     >>> normalisation("cifar100", "kdia")
     ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

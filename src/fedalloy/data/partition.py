@@ -1,4 +1,4 @@
-"""Split one data set among clients: which rows each of them trains on, validates on and is tested on."""
+"""Split one data set among clients: each client's training, validation and test rows."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["Partition", "local_split", "partitions", "split"]
 class Partition:
     """The rows of every client, and how they were drawn.
 
-    Rows of `train` and `val` count in the training pool. Rows of `test` count there too, unless `test_from` is
-    "official": then they count in the common test set. A local test may be empty; metrics leave that client out.
-    `priors` holds the clients' true class mixtures where the partition has them ("dirichlet-fixed").
+    Rows of `train` and `val` are indices into the training pool. So are rows of `test`, unless `test_from` is
+    "official": then they are indices into the common test set. A local test may be empty; metrics leave that client
+    out. `priors` are the clients' true class distributions if the partition has them ("dirichlet-fixed").
     """
 
     name: str
@@ -62,12 +62,12 @@ def split(
     ids: ArrayLike | None = None,
     **options: Any,
 ) -> Partition:
-    """Split a data set among clients by the partition of this name, and each client's rows into train, val and test.
+    """Split a data set among clients with the named partition, and each client's rows into train, val and test.
 
-    Without `test_labels`, each client keeps `test_fraction` of its rows for its local test. With them, all its rows
-    are for training and the local test is drawn from that common test set by the client's class mixture:
-    `test_samples` rows each, by default an equal share of the test set. Then `validation` of the training rows are
-    set aside. Whoever holds a row trains on at least one; a local test may be empty.
+    Without `test_labels`, each client keeps `test_fraction` of its rows for its local test. With them, all its rows are
+    used for training, and the local test is drawn from that common test set according to the client's class
+    distribution: `test_samples` rows each, by default an equal share of the test set. Then `validation` of the training
+    rows are set aside. A client with any rows trains on at least one; a local test may be empty.
 
     >>> part = split(np.repeat(np.arange(10), 100), name="dirichlet", clients=4, seed=0, alpha=0.5, validation=0.1)
     >>> [(len(a), len(b), len(c)) for a, b, c in zip(part.train, part.val, part.test)]
@@ -83,12 +83,12 @@ def split(
 
     rows = partitioner(pool, clients, seed=seed, **settings)
     _refuse_empty(rows, settings)
-    settings.pop("ids", None)  # as long as the data; the rows themselves say who owns what
+    settings.pop("ids", None)  # as long as the data; the rows already say who owns what
     priors = class_priors(pool, clients, seed=seed, alpha=settings["alpha"]) if name == "dirichlet-fixed" else None
 
     if test_labels is None:
         if test_samples is not None:
-            raise UsageError("test_samples needs test_labels to draw from; give these too, or write test_fraction")
+            raise UsageError("test_samples needs test_labels to draw from; pass test_labels too, or use test_fraction")
         halves = [local_split(r, client_id=k, fraction=1 - test_fraction) for k, r in enumerate(rows)]
         learn, test = [half[0] for half in halves], [half[1] for half in halves]
     else:
@@ -117,18 +117,18 @@ def _as_labels(values: ArrayLike, what: str) -> Indices:
 
 def _check_clients(clients: int, rows: int) -> None:
     if not isinstance(clients, (int, np.integer)) or isinstance(clients, bool) or clients < 1:
-        raise UsageError(f"clients = {clients!r} must be a whole number of at least 1; write for instance clients=10")
+        raise UsageError(f"clients = {clients!r} must be an integer of at least 1; write for example clients=10")
     if clients > rows:
         raise UsageError(f"{clients} clients cannot share {rows} rows; write clients={rows} or fewer")
 
 
 def _check_fraction(name: str, value: float) -> None:
     if not isinstance(value, (int, float, np.number)) or not 0 <= value < 1:
-        raise UsageError(f"{name} = {value!r} must be at least 0 and below 1; write for instance {name}=0.2")
+        raise UsageError(f"{name} = {value!r} must be at least 0 and less than 1; write for example {name}=0.2")
 
 
 def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the partition of this name with their defaults; unknown and missing ones are refused.
+    """Return a partition's options with their defaults; unknown and missing options are refused.
 
     >>> complete("dirichlet", {"alpha": 0.5})
     {'alpha': 0.5, 'min_size': 10, 'balanced': True}
@@ -140,7 +140,7 @@ def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     for key in given:
         if key not in known:
-            hint = suggest(key, known) if known else "it takes none"
+            hint = suggest(key, known) if known else "it has no options"
             raise UsageError(f"the partition '{name}' has no option '{key}'; {hint}")
     settings = {**known, **given}
     missing = [key for key, value in settings.items() if value is inspect.Parameter.empty]

@@ -1,4 +1,4 @@
-"""Clients of equal size, each with its own mixture of classes (KnFu, FedDyn, FedFTG), and tests of the same mixture."""
+"""Equally sized clients with different class distributions (KnFu, FedDyn, FedFTG), and matching test sets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Priors = NDArray[np.float64]
 
 @partitions.register("dirichlet-fixed")
 def dirichlet_fixed(labels: Indices, clients: int, *, seed: int, alpha: float, samples: int) -> list[Indices]:
-    """Give each client exactly `samples` rows, by a class mixture of its own drawn from a Dirichlet distribution.
+    """Give each client exactly `samples` rows, with a class distribution drawn from a Dirichlet distribution.
 
     Not every row is used. Rows are dealt from a shuffled ring for each class: clients are disjoint until a class has
-    run out, and then the ring begins again, so that two clients may share a row, but no client holds a row twice. We
-    prefer that to giving late clients another mixture than the one drawn. Only a client that asks for more rows of a
-    class than there are gets the rest from its other classes, in proportion to its mixture.
+    run out; then the ring starts again, so two clients may share a row, but no client has a row twice. We prefer this
+    to giving late clients a different distribution from the one drawn. Only if a client needs more rows of a class than
+    there are, it gets the rest from its other classes, in proportion to its distribution.
 
     >>> labels = np.repeat(np.arange(10), 100)
     >>> rows = dirichlet_fixed(labels, 3, seed=0, alpha=0.1, samples=50)
@@ -34,7 +34,7 @@ def dirichlet_fixed(labels: Indices, clients: int, *, seed: int, alpha: float, s
 
 
 def class_priors(labels: Indices, clients: int, *, seed: int, alpha: float) -> Priors:
-    """The class mixture of each client that `dirichlet-fixed` deals by; a class without rows has share 0.
+    """Draw the class distribution of each client for `dirichlet-fixed`; a class without rows has share 0.
 
     >>> class_priors(np.array([0, 1, 3]), 2, seed=0, alpha=1.0).round(2).tolist()
     [[0.02, 0.31, 0.0, 0.68], [0.54, 0.22, 0.0, 0.25]]
@@ -49,10 +49,10 @@ def class_priors(labels: Indices, clients: int, *, seed: int, alpha: float) -> P
 
 
 def draw_tests(priors: Priors, test_labels: Indices, *, seed: int, samples: int) -> list[Indices]:
-    """Draw each client's test rows from a common test set, by the client's own class mixture.
+    """Draw each client's test rows from a common test set, according to the client's class distribution.
 
-    The rows come from rings, as in `dirichlet-fixed`. A class that has too few rows is not made up for by others, as
-    that would change the mixture; such a client gets fewer than `samples` rows.
+    The rows come from rings, as in `dirichlet-fixed`. If a class has too few rows, rows of other classes do not replace
+    them, since that would change the distribution; such a client gets fewer than `samples` rows.
 
     >>> tests = draw_tests(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1, 1, 1, 1]), seed=0, samples=3)
     >>> [sorted(rows.tolist()) for rows in tests]
@@ -67,7 +67,7 @@ def draw_tests(priors: Priors, test_labels: Indices, *, seed: int, samples: int)
 
 
 def _exact_counts(rng: np.random.Generator, prior: NDArray[np.float64], room: Indices, samples: int) -> Indices:
-    """Multinomial class counts that sum to `samples` and fit into `room`."""
+    """Draw multinomial class counts that sum to `samples` and fit into `room`."""
     counts = np.zeros(len(room), dtype=np.int64)
     while missing := samples - counts.sum():
         is_open = counts < room

@@ -1,8 +1,8 @@
-"""FedKF's partition and local split, with numpy's legacy generator.
+"""FedKF's partition and local split, with NumPy's legacy generator.
 
-Where a data set's rows are sorted by class, the same seed gives the clients the sizes that FedKF's code gives them.
-Where they are not, it gives another split: that code shuffles the classes in the order in which they first appear
-among the labels, here they are taken in ascending order, and every later draw differs.
+If a data set's rows are sorted by class, the same seed gives the clients the same sizes as FedKF's code. If not, it
+gives a different split: FedKF's code shuffles the classes in the order in which they first appear among the labels, but
+here they are taken in ascending order, so every later draw differs.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from fedalloy.data.partitioners import Indices, check_concentration, partitions, rows_by_class
 from fedalloy.errors import UsageError
 
-MOST_DRAWS = 10_000  # for one class; the last of m clients to become dominant needs m draws on average
+MOST_DRAWS = 10_000  # for one class; the last of m clients to become dominant takes m draws on average
 
 
 @partitions.register("dirichlet-dominant")
 def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float) -> list[Indices]:
-    """Deal each class by Dirichlet shares, in turn with another client as the one who gets most (FedKF).
+    """Distribute each class by Dirichlet shares, with a different client getting most of each class in turn (FedKF).
 
-    Clients come in groups of at most as many as there are classes. Each class is first cut among the groups in
-    proportion to their sizes. Inside a group, shares are drawn until the largest falls to a client that has not been
-    dominant yet; when all have been, everyone may be again. Nobody is left without a class of their own, which makes
-    sizes far more even than those of a plain Dirichlet. The order of draws must not change: recorded runs depend on it.
-    It is that of FedKF's code only where the first rows of the classes come in ascending order (see above).
+    Clients are divided into groups of at most as many clients as there are classes. Each class is first divided among
+    the groups in proportion to their sizes. Inside a group, shares are drawn until the largest belongs to a client that
+    has not been dominant yet; when all have been, the cycle starts again. Every client is dominant in some class, which
+    makes sizes far more even than with a plain Dirichlet. The order of draws must not change: recorded runs depend on
+    it. It matches FedKF's code only if the first rows of the classes come in ascending order (see above).
 
     >>> labels = np.repeat(np.arange(10), 5000)
     >>> [len(rows) for rows in dirichlet_dominant(labels, 20, seed=123456, alpha=0.1)][:4]
@@ -34,7 +34,7 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
     check_concentration("alpha", alpha)
     if not 0 <= seed < 2**32:
         raise UsageError(
-            f"seed = {seed} does not fit numpy's legacy generator, which 'dirichlet-dominant' must use; "
+            f"seed = {seed} does not fit NumPy's legacy generator, which 'dirichlet-dominant' uses; "
             "write a seed from 0 to 4294967295"
         )
     stream = np.random.RandomState(seed)
@@ -68,8 +68,8 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
 def local_split(indices: Indices, *, client_id: int, fraction: float = 0.8) -> tuple[Indices, Indices]:
     """Split a client's rows into training and test rows, shuffled with its id as the seed (FedKF).
 
-    The first floor(fraction n) shuffled rows are for training, the rest for the test, so that the local test follows
-    the local distribution. A client with any row at all trains on at least one, and then its test may be empty.
+    The first floor(fraction n) shuffled rows are for training, the rest for testing, so that the local test follows the
+    local distribution. A client with any rows trains on at least one; its test may then be empty.
 
     >>> train, test = local_split(np.arange(10), client_id=0)
     >>> train.tolist(), test.tolist()
@@ -81,12 +81,12 @@ def local_split(indices: Indices, *, client_id: int, fraction: float = 0.8) -> t
 
 
 def at_least_one(fraction: float, n: int) -> int:
-    """The floor of fraction times n, but one where that would be none of some.
+    """Return the floor of fraction times n, but at least 1 if n is positive.
 
     >>> at_least_one(1 - 0.9, 10), at_least_one(0.5, 1), at_least_one(0.5, 0)
     (1, 1, 0)
     """
-    return min(n, max(1, math.floor(fraction * n + 1e-9)))  # 1 - 0.9 is a hair below a tenth
+    return min(n, max(1, math.floor(fraction * n + 1e-9)))  # 1 - 0.9 is slightly less than 0.1
 
 
 def _draw_with_new_dominant(
@@ -97,4 +97,4 @@ def _draw_with_new_dominant(
         # With a tiny alpha the legacy generator may divide zero by zero.
         if np.isfinite(q).all() and int(q.argmax()) not in was_dominant:
             return q
-    raise UsageError(f"in {MOST_DRAWS:,} draws with alpha = {alpha} no client became dominant anew; raise alpha")
+    raise UsageError(f"no new dominant client in {MOST_DRAWS:,} draws with alpha = {alpha}; raise alpha")

@@ -1,7 +1,7 @@
-"""The public (transfer) set: samples that the server, or everybody, may see.
+"""The public (transfer) set: samples that the server, or everyone, may see.
 
 Its images are normalised with the statistics of the private data unless the caller decides otherwise, so that every
-network meets one scale (see `fedalloy.data.tensors`), and are never augmented: the logits that travel belong to
+network sees the same scale (see `fedalloy.data.tensors`). They are never augmented: the logits that are sent belong to
 exactly these inputs.
 """
 
@@ -34,7 +34,7 @@ class PublicSet:
     >>> public.labels
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: this public set has no labels; make it with labelled=True, or use a method without them
+    fedalloy.errors.UsageError: this public set has no labels; create it with labelled=True, or use another method
     """
 
     samples: Samples
@@ -47,7 +47,7 @@ class PublicSet:
                 f"the holder of a public set is '{self.holder}'; {suggest(self.holder, ['server', 'all'])}"
             )
         if not self.labelled:
-            # Labels that must not be used are not even kept: a loss that tries meets -1 and fails.
+            # Labels that must not be used are not kept: a loss that uses them sees -1 and fails.
             blank = torch.full_like(self.samples.y, -1)
             object.__setattr__(self, "samples", Samples(self.samples.x, blank, self.samples.index))
 
@@ -61,16 +61,16 @@ class PublicSet:
 
     @property
     def labels(self) -> Tensor:
-        """The public labels; asking an unlabelled set for them is refused."""
+        """The public labels; an unlabelled set raises an error."""
         if not self.labelled:
-            raise UsageError("this public set has no labels; make it with labelled=True, or use a method without them")
+            raise UsageError("this public set has no labels; create it with labelled=True, or use another method")
         return self.samples.labels
 
     def subset(self, round: int, seed: int, size: int, policy: Policy) -> PublicSet:
-        """The part of the set that round `round` uses; who computes it, and when, does not matter.
+        """Return the part of the set for round `round`, which is the same wherever and whenever it is computed.
 
-        `fixed` is the same random part in every round, `fresh` a new one, `stratified` a new one that keeps the shares
-        of the classes (FedMD), `all` the whole set whatever `size` says. Samples stay in the order of the set.
+        `fixed` is the same random part in every round, `fresh` a new one, `stratified` a new one that keeps the class
+        proportions (FedMD), `all` the whole set regardless of `size`. Samples stay in the order of the set.
         """
         if policy not in get_args(Policy):
             raise UsageError(
@@ -79,10 +79,12 @@ class PublicSet:
         if policy == "all":
             return self
         if not 1 <= size <= len(self):
-            raise UsageError(f"a round asks for {size} of {len(self)} public samples; ask for 1 to {len(self)} of them")
+            raise UsageError(
+                f"a round needs {size} of {len(self)} public samples; choose a number from 1 to {len(self)}"
+            )
         if policy == "stratified" and not self.labelled:
             raise UsageError(
-                "policy = 'stratified' draws public samples by their labels, and these have none; "
+                "policy = 'stratified' draws public samples by their labels, but this public set has none; "
                 "write public.labelled = true, or policy = 'fresh'"
             )
         stream = generator(seed, "public", 0 if policy == "fixed" else round)
@@ -92,12 +94,12 @@ class PublicSet:
 
 
 def assert_disjoint(public: Tensor, clients: Mapping[int, Tensor]) -> None:
-    """Refuse a public set that shares rows of one data set with a client's training or test samples.
+    """Refuse a public set that shares rows with a client's training or test samples.
 
     >>> assert_disjoint(torch.tensor([0, 1]), {0: torch.tensor([2, 3]), 1: torch.tensor([1, 4])})
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: 1 public sample also belongs to client 1 (row 1); take the public set out of the data \
+    fedalloy.errors.UsageError: 1 public sample also belongs to client 1 (row 1); remove the public set from the data \
 before dividing it among the clients
     """
     for client, rows in clients.items():
@@ -106,12 +108,12 @@ before dividing it among the clients
             verb = "sample also belongs" if len(shared) == 1 else "samples also belong"
             raise UsageError(
                 f"{len(shared)} public {verb} to client {client} (row {int(shared[0])}); "
-                "take the public set out of the data before dividing it among the clients"
+                "remove the public set from the data before dividing it among the clients"
             )
 
 
 def _stratify(labels: Tensor, rows: Tensor, size: int) -> Tensor:
-    """The first rows of every class, as many as its share of `size`; the largest remainders get what is left over."""
+    """Take the first rows of every class in proportion to its size; the largest remainders get the rest."""
     counts = torch.bincount(labels)
     share = counts * size / counts.sum()
     quota = share.floor().long()

@@ -1,6 +1,6 @@
-"""Read the published formats into arrays, without ever unpickling anything.
+"""Read published file formats into arrays, without ever unpickling anything.
 
-A file that is cut short or is something else ends in a sentence that names it.
+A truncated file or a file of another format raises an error that names it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedalloy.errors import DataError, FedalloyError, SecurityError
 
 
 class Arrays(NamedTuple):
-    """What a file holds: N x C x H x W inputs and labels from 0, for training and for testing."""
+    """The contents of a file: N x C x H x W inputs and labels from 0, for training and testing."""
 
     x: Array
     y: Array
@@ -36,43 +36,43 @@ class Arrays(NamedTuple):
 
 @contextmanager
 def reading(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever a reader raises at damaged bytes into a sentence that names the file."""
+    """Turn any exception of a reader into a one-sentence error that names the file."""
     try:
         yield
     except FedalloyError:
         raise
-    except Exception as error:  # numpy, zipfile, tarfile, csv and Pillow raise all sorts of things
+    except Exception as error:  # numpy, zipfile, tarfile, csv and Pillow raise many types of errors
         reason = _reason(error)
         if "allow_pickle" in reason:
             raise SecurityError(
-                f"{quoted(path)} holds objects ({reason}), of which one would execute something when it is read; write "
+                f"{quoted(path)} contains Python objects ({reason}), which can execute code when they are read; write "
                 "arrays of numbers"
             ) from error
-        raise DataError(f"{quoted(path)} cannot be read as {what}: {reason}; put a whole copy in its place") from error
+        raise DataError(f"{quoted(path)} cannot be read as {what}: {reason}; replace it with an intact copy") from error
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, as a part of a sentence."""
+    """Return the message of an error as a part of a sentence."""
     if isinstance(error, MemoryError):
-        return "it claims more than there is memory for"
+        return "it does not fit into memory"
     words = "".join(letter if letter.isprintable() else " " for letter in str(error)).split()
     return " ".join(words).strip("'\"")[:200] or type(error).__name__
 
 
 def read_idx(path: Path) -> Array:
-    """An idx file of unsigned bytes (MNIST's format), gzipped or not."""
+    """Read an idx file of unsigned bytes (MNIST's format), gzipped or not."""
     with reading(path, "an idx file"):
         return _idx(path.read_bytes())
 
 
 def read_mnist(paths: Sequence[Path]) -> Arrays:
-    """The four idx files of MNIST and its kin: training images, training labels, test images, test labels."""
+    """Read the four idx files of MNIST and similar data sets: training images and labels, test images and labels."""
     x, y, x_test, y_test = (read_idx(path) for path in paths)
     return Arrays(x[:, None], y.astype(np.int64), x_test[:, None], y_test.astype(np.int64))
 
 
 def read_cifar10(path: Path) -> Arrays:
-    """The binary version of CIFAR-10: one label byte, then red, green and blue planes."""
+    """Read the binary version of CIFAR-10: one label byte, then red, green and blue planes."""
     with reading(path, "the binary version of CIFAR-10"):
         members = _tar_members(path)
         x, labels = _cifar_records(b"".join(members[f"data_batch_{i}.bin"] for i in range(1, 6)), label_bytes=1)
@@ -81,7 +81,7 @@ def read_cifar10(path: Path) -> Arrays:
 
 
 def read_cifar100(path: Path, *, coarse: bool) -> Arrays:
-    """The binary version of CIFAR-100: a coarse and a fine label byte before the planes."""
+    """Read the binary version of CIFAR-100: a coarse and a fine label byte before the planes."""
     with reading(path, "the binary version of CIFAR-100"):
         members = _tar_members(path)
         x, labels = _cifar_records(members["train.bin"], label_bytes=2)
@@ -92,7 +92,7 @@ def read_cifar100(path: Path, *, coarse: bool) -> Arrays:
 
 
 def read_emnist_letters(path: Path) -> Arrays:
-    """The letters of NIST's EMNIST archive; its images lie on their side and its labels begin at 1."""
+    """Read the letters of NIST's EMNIST archive; its images are transposed and its labels begin at 1."""
     with reading(path, "NIST's EMNIST archive"), zipfile.ZipFile(path) as archive:
         by_name = {PurePosixPath(name).name: name for name in archive.namelist()}
 
@@ -108,10 +108,10 @@ def read_emnist_letters(path: Path) -> Arrays:
 
 
 def read_svhn(train: Path, test: Path) -> Arrays:
-    """The cropped digits of SVHN; its label 10 is the digit 0."""
+    """Read the cropped digits of SVHN; its label 10 is the digit 0."""
 
     def part(path: Path) -> tuple[Array, Array]:
-        with reading(path, "a file of SVHN"):
+        with reading(path, "an SVHN file"):
             arrays = read_matlab(path)
             x = np.ascontiguousarray(arrays["X"].transpose(3, 2, 0, 1))
             return x, arrays["y"].reshape(-1).astype(np.int64) % 10
@@ -120,14 +120,14 @@ def read_svhn(train: Path, test: Path) -> Arrays:
 
 
 def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
-    """The PNG folders of CINIC-10, in the order of their names: `train` for training, `test` for testing.
+    """Read the PNG folders of CINIC-10, in the order of their names: `train` for training, `test` for testing.
 
-    KDIA trains on the 90,000 images of `train` alone, so `valid` is left out.
+    KDIA trains on the 90,000 images of `train` only, so `valid` is not used.
     """
-    from PIL import Image  # matplotlib cannot be installed without it, and nothing smaller reads PNG
+    from PIL import Image  # matplotlib depends on it anyway
 
     splits: dict[str, list[tuple[str, int, Array]]] = {"train": [], "test": []}
-    # A pipe ("r|gz") reads the archive once from front to back; 270,000 members make random access slow.
+    # Stream mode ("r|gz") reads the archive once from front to back; with 270,000 members, random access is slow.
     with reading(path, "the archive of CINIC-10"), tarfile.open(path, "r|gz") as archive:
         for member in archive:
             parts = PurePosixPath(member.name).parts[-3:]
@@ -139,9 +139,9 @@ def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
     def part(split: str) -> tuple[Array, Array]:
         rows = sorted(splits[split], key=lambda row: row[0])
         if not rows:
-            raise DataError(f"'{path}' holds no PNG below a folder '{split}', so it is not CINIC-10")
+            raise DataError(f"'{path}' has no PNG files in a folder '{split}', so it is not CINIC-10")
         if len({image.shape for _, _, image in rows}) > 1:
-            raise DataError(f"'{path}' holds images of several sizes, so it is not CINIC-10")
+            raise DataError(f"'{path}' has images of different sizes, so it is not CINIC-10")
         x = np.stack([image for _, _, image in rows]).transpose(0, 3, 1, 2)
         return np.ascontiguousarray(x), np.array([label for _, label, _ in rows], np.int64)
 
@@ -149,9 +149,9 @@ def read_cinic10(path: Path, classes: Sequence[str]) -> Arrays:
 
 
 def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
-    """A compact copy: colour images as colour and 2-D differences modulo 256, which compress well, or plain grey ones.
+    """Read a compact copy: colour images stored as differences modulo 256, which compress well, or plain grey images.
 
-    Grey ones are EMNIST letters and, like the originals, lie on their side.
+    Grey images are EMNIST letters and, like the originals, transposed.
     """
     with reading(path, "a compact copy"), np.load(path, allow_pickle=False) as held:
         pieces = sorted(key for key in held.files if key.startswith("r_train"))
@@ -166,7 +166,7 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
 
 def read_npz(path: Path) -> Arrays:
-    """A user's own file: `x`, `y` and, if wanted, `x_test`, `y_test` and `client` (whose training row it is)."""
+    """Read a user's file: `x`, `y` and optionally `x_test`, `y_test` and `client` (the client of each training row)."""
     with reading(path, "an .npz file"), open_npz(path) as held:
         if missing := {"x", "y"} - set(held.files):
             raise DataError(
@@ -178,7 +178,7 @@ def read_npz(path: Path) -> Arrays:
 
 
 def open_npz(path: Path) -> Any:
-    """The arrays of an .npz file; anything else is refused here, since numpy would offer to load it unsafely."""
+    """Open an .npz file; anything else is refused here, since NumPy would suggest loading it unsafely."""
     head = beginning(path)
     refuse_executable(path, head)
     if head[:2] != b"PK":  # an .npz file is a zip archive
@@ -187,17 +187,17 @@ def open_npz(path: Path) -> Any:
         )
     held = np.load(path, allow_pickle=False)
     unpacked = sum(member.file_size for member in held.zip.infolist())
-    if unpacked > memory():  # a small file can be zeros without end
+    if unpacked > memory():  # a small file can unpack to a huge number of zeros
         held.close()
         raise DataError(
-            f"{quoted(path)} holds {unpacked:,} bytes when unpacked, and this machine has {memory():,} bytes of "
-            "memory; give it fewer rows"
+            f"{quoted(path)} has {unpacked:,} bytes when unpacked, but this machine has {memory():,} bytes of memory; "
+            "use fewer rows"
         )
     return held
 
 
 def memory() -> int:
-    """How many bytes of memory this machine has."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -205,14 +205,14 @@ def _idx(data: bytes) -> Array:
     if data[:2] == b"\x1f\x8b":
         data = gzip.decompress(data)
     if data[:3] != b"\x00\x00\x08":
-        raise ValueError("it does not begin like one of unsigned bytes")
+        raise ValueError("it has no idx header for unsigned bytes")
     rank = data[3]
     shape = np.frombuffer(data, ">u4", rank, offset=4)
     return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 def _tar_members(path: Path) -> dict[str, bytes]:
-    """Every regular file of an archive by its bare name; nothing is unpacked to disk, so no path can escape."""
+    """Read every regular file of an archive, by its name without folders; nothing is unpacked to disk."""
     members = {}
     with tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -229,7 +229,7 @@ def _cifar_records(data: bytes, label_bytes: int) -> tuple[Array, Array]:
 
 
 def _undo_differences(r: Array) -> Array:
-    """3 x N x H x W differences to N x 3 x H x W pixels; every sum is modulo 256."""
+    """Convert 3 x N x H x W differences to N x 3 x H x W pixels; every sum is modulo 256."""
     r = np.add.accumulate(r, axis=2, dtype=np.uint8)
     r = np.add.accumulate(r, axis=3, dtype=np.uint8)
     r[0] += r[1]  # red and blue are stored as their difference to green

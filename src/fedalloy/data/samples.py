@@ -1,7 +1,7 @@
-"""A data set as arrays, and the samples that somebody owns as tensors.
+"""Data sets as arrays, and the samples of a client as tensors.
 
-`Dataset` is what was published: integer pixels (or features), labels and the constants that normalise them.
-`tensors` turns it into one normalised pool; a client's `Samples` are row numbers into that pool, never a copy of it.
+`Dataset` contains the published data: integer pixels (or features), labels and normalisation constants.
+`tensors` turns it into one normalised pool; a client's `Samples` are indices into that pool, never a copy.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
-LEAST_STD = float(np.finfo(np.float32).tiny)  # less is zero where it is divided by
+LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How inputs were normalised, channel by channel, so that a generator's images can be normalised alike.
+    """The normalisation of inputs per channel, so that generated images can be normalised in the same way.
 
     >>> Scale((0.5,), (0.25,)).normalise(torch.ones(1, 1, 1, 1))
     tensor([[[[2.]]]])
@@ -34,21 +34,21 @@ class Scale:
     std: tuple[float, ...] = (1.0,)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Raw values, such as pixels in [0, 1], as a network sees them."""
+        """Normalise raw values, for example pixels in [0, 1]."""
         return (x - x.new_tensor(self.mean).view(-1, 1, 1)) / x.new_tensor(self.std).view(-1, 1, 1)
 
     def restore(self, x: Tensor) -> Tensor:
-        """What a network sees, as raw values."""
+        """Convert normalised values back to raw values."""
         return x * x.new_tensor(self.std).view(-1, 1, 1) + x.new_tensor(self.mean).view(-1, 1, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images or features with everything needed to use them; it is checked when it is made.
+    """Labelled images or features with their metadata; validated on creation.
 
-    `x` is N x C x H x W, either uint8 pixels (scaled to [0, 1] later) or float32; `mean` and `std` hold one number per
-    channel on that scale. `client_ids` says which client each training row naturally belongs to, where the data knows.
-    `note` says how these rows differ from the whole published set; it is empty when they are all of it.
+    `x` is N x C x H x W, either uint8 pixels (scaled to [0, 1] later) or float32; `mean` and `std` have one number per
+    channel on that scale. `client_ids` gives the natural client of each training row, if known. `note` describes how
+    these rows differ from the full published set; it is empty if they are the full set.
 
     >>> x = np.zeros((2, 1, 4, 4), np.uint8)
     >>> Dataset("dots", x, np.array([0, 1]), None, None, classes=2, mean=(0.5,), std=(0.25,)).black
@@ -56,7 +56,7 @@ class Dataset:
     >>> Dataset("dots", x, np.array([0, 2]), None, None, classes=2, mean=(0.5,), std=(0.25,))
     Traceback (most recent call last):
     ...
-    fedalloy.errors.DataError: data set 'dots': training label 1 is 2, but with 2 classes labels go from 0 to 1
+    fedalloy.errors.DataError: data set 'dots': training label 1 is 2, but with 2 classes labels must be 0 to 1
     """
 
     name: str
@@ -73,35 +73,40 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise self._wrong(f"it has {self.classes} classes; a classifier needs at least 2")
+            raise self._wrong(f"classes = {self.classes}, but a classifier needs at least 2")
         self._check_split("training", self.x, self.y)
         if self.x_test is not None and self.y_test is not None:
             self._check_split("test", self.x_test, self.y_test)
             if self.x_test.shape[1:] != self.x.shape[1:]:
-                raise self._wrong(f"test samples are {self.x_test.shape[1:]} but training samples {self.x.shape[1:]}")
+                raise self._wrong(
+                    f"test samples have shape {self.x_test.shape[1:]}, but training samples {self.x.shape[1:]}"
+                )
         elif self.x_test is not None or self.y_test is not None:
             raise self._wrong("x_test and y_test must be given together or not at all")
         channels = self.x.shape[1]
         if len(self.mean) != channels or len(self.std) != channels:
             what = "columns" if self.x.shape[2:] == (1, 1) else "channels"
-            raise self._wrong(f"mean and std need one number for each of its {channels} {what}")
+            raise self._wrong(f"mean and std need one number for each of the {channels} {what}")
         if not np.isfinite(self.mean).all():
-            raise self._wrong(f"every mean must be a finite number, but they are {self.mean}")
+            raise self._wrong(f"every mean must be a finite number, but mean = {self.mean}")
         if not all(LEAST_STD <= s < np.inf for s in self.std):
-            raise self._wrong(f"every std must be above 0, but they are {self.std}")
+            raise self._wrong(f"every std must be greater than 0, but std = {self.std}")
         if self.label_names and len(self.label_names) != self.classes:
             raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")
         if self.client_ids is not None and self.client_ids.shape != self.y.shape:
-            raise self._wrong(f"client ids {self.client_ids.shape} must be one per training label {self.y.shape}")
+            raise self._wrong(
+                f"there must be one client id per training label, but their shapes are {self.client_ids.shape} and "
+                f"{self.y.shape}"
+            )
 
     @property
     def scale(self) -> Scale:
-        """How the inputs are normalised."""
+        """The normalisation of the inputs."""
         return Scale(self.mean, self.std)
 
     @property
     def black(self) -> tuple[float, ...]:
-        """The value that a pixel of 0 takes after normalisation, for each channel."""
+        """The value of a black pixel (0) after normalisation, per channel."""
         return tuple((0.0 - m) / s for m, s in zip(self.mean, self.std, strict=True))
 
     def _check_split(self, split: str, x: Array, y: Array) -> None:
@@ -110,9 +115,11 @@ class Dataset:
                 f"{split} samples have shape {x.shape}; they must be N x C x H x W (see fedalloy.data.from_arrays)"
             )
         if x.dtype not in (np.uint8, np.float32):
-            raise self._wrong(f"{split} samples are {x.dtype}; they must be uint8 or float32")
+            raise self._wrong(f"{split} samples have dtype {x.dtype}; they must be uint8 or float32")
         if y.dtype != np.int64 or y.ndim != 1:
-            raise self._wrong(f"{split} labels are {y.dtype} of shape {y.shape}; they must be a row of int64")
+            raise self._wrong(
+                f"{split} labels have dtype {y.dtype} and shape {y.shape}; they must be a 1-D int64 array"
+            )
         if len(x) != len(y):
             raise self._wrong(f"there are {len(x)} {split} samples but {len(y)} {split} labels")
         if x.size == 0:
@@ -121,12 +128,12 @@ class Dataset:
         if stray.size:
             raise self._wrong(
                 f"{split} label {stray[0]} is {y[stray[0]]}, "
-                f"but with {self.classes} classes labels go from 0 to {self.classes - 1}"
+                f"but with {self.classes} classes labels must be 0 to {self.classes - 1}"
             )
         if x.dtype == np.float32 and not np.isfinite(x).all():
             row, channel = (int(place) for place in np.argwhere(~np.isfinite(x))[0][:2])
             where = f"row {row}, column {channel}," if x.shape[2:] == (1, 1) else f"sample {row}"
-            raise self._wrong(f"{split} {where} holds NaN or infinity; remove or repair it")
+            raise self._wrong(f"{split} {where} contains NaN or infinity; remove or correct it")
 
     def _wrong(self, what: str) -> DataError:
         return DataError(f"data set '{self.name}': {what}")
@@ -134,7 +141,7 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The rows of a shared pool that somebody owns.
+    """Rows of a shared pool.
 
     >>> pool = Samples(torch.arange(4.0).reshape(4, 1), torch.tensor([0, 1, 1, 0]), torch.arange(4))
     >>> mine = pool.subset([1, 2, 3])
@@ -153,38 +160,38 @@ class Samples:
 
     @property
     def inputs(self) -> Tensor:
-        """These samples' inputs, copied out of the pool."""
+        """The inputs of these samples, copied from the pool."""
         return self.x.index_select(0, self.index)
 
     @property
     def labels(self) -> Tensor:
-        """These samples' labels."""
+        """The labels of these samples."""
         return self.y.index_select(0, self.index)
 
     def take(self, positions: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The inputs and labels at these positions (0 is the first of *these* samples, not of the pool)."""
+        """Return the inputs and labels at these positions (0 is the first of *these* samples, not of the pool)."""
         rows = self.index[torch.as_tensor(positions, dtype=torch.int64).to(self.index.device, non_blocking=True)]
         return self.x.index_select(0, rows), self.y.index_select(0, rows)
 
     def subset(self, positions: Tensor | Sequence[int]) -> Samples:
-        """The samples at these positions, over the same pool."""
+        """Return the samples at these positions, over the same pool."""
         rows = torch.as_tensor(positions, dtype=torch.int64).to(self.index.device)
         return Samples(self.x, self.y, self.index[rows])
 
     def to(self, device: str | torch.device) -> Samples:
-        """These samples with their pool on a device."""
+        """Move the pool of these samples to a device."""
         return Samples(self.x.to(device), self.y.to(device), self.index.to(device))
 
     def counts(self, classes: int) -> Tensor:
-        """How many samples there are of each class."""
+        """Count the samples of each class."""
         return torch.bincount(self.labels, minlength=classes)
 
 
 def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samples | None]:
-    """Normalise a data set into a training pool and, where it has one, a test pool.
+    """Normalise a data set into a training pool and, if it has test data, a test pool.
 
-    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` when their size differs, then normalised;
-    feature vectors are refused a size. A public set gets the private statistics by
+    Pixels are scaled to [0, 1], resized bilinearly to `size` x `size` if their size differs, then normalised; feature
+    vectors cannot be resized. To normalise a public set with the private statistics, use
     `tensors(replace(public, mean=private.mean, std=private.std))`.
 
     >>> data = Dataset("dot", np.full((1, 1, 2, 2), 255, np.uint8), np.array([0]), None, None, 2, (0.5,), (0.5,))
@@ -192,10 +199,11 @@ def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samp
     >>> train.inputs.shape, train.inputs.max().item(), test
     (torch.Size([1, 1, 4, 4]), 1.0, None)
     """
-    if size not in (None, 1) and dataset.x.shape[2:] == (1, 1):  # would blow each feature up to a square of itself
+    if size not in (None, 1) and dataset.x.shape[2:] == (1, 1):  # would turn each feature into a constant square
         raise UsageError(
-            f"the data set '{dataset.name}' holds feature vectors, which have no pixels to resize to {size} x {size}; "
-            "leave out data.size, or use images"
+            f"the data set '{dataset.name}' contains feature vectors, which cannot be resized to {size} x {size} "
+            "pixels; "
+            "remove data.size, or use images"
         )
     train = _pool(dataset, dataset.x, dataset.y, size)
     if dataset.x_test is None or dataset.y_test is None:
@@ -208,9 +216,9 @@ def _pool(dataset: Dataset, x: Array, y: Array, size: int | None) -> Samples:
     if x.dtype == np.uint8:
         out.div_(255)
     if size is not None and tuple(out.shape[-2:]) != (size, size):
-        # Antialiasing changes nothing on the way up (28 -> 32) and keeps the way down free of artefacts.
+        # Antialiasing has no effect on upscaling (28 -> 32) and avoids artefacts in downscaling.
         out = F.interpolate(out, (size, size), mode="bilinear", antialias=True)
     out.sub_(torch.tensor(dataset.mean).view(-1, 1, 1)).div_(torch.tensor(dataset.std).view(-1, 1, 1))
     if not all(torch.isfinite(end) for end in torch.aminmax(out)):
-        raise DataError(f"data set '{dataset.name}': normalised by its mean and std, some values are infinite")
+        raise DataError(f"data set '{dataset.name}': some values are infinite after normalisation with mean and std")
     return Samples(out, torch.tensor(y), torch.arange(len(y)))

@@ -1,11 +1,11 @@
-"""The data set `sites`: what the sites have agreed on, while each keeps its samples.
+"""The data set `sites`: the format that all sites have agreed on; each site keeps its own samples.
 
 [data]
 name = "sites"
 classes = 2
 channels = 1
-size = 28            # images are brought to this many pixels a side; left out: columns of numbers
-mean = [0.5]         # of images on the scale [0, 1], one for all channels or for each; of columns one for each
+size = 28            # images are resized to size x size pixels; omit it for tables
+mean = [0.5]         # images: on the scale [0, 1], one for all channels or one per channel; tables: one per column
 std = [0.25]
 names = ["benign", "malignant"]
 """
@@ -25,7 +25,7 @@ from fedalloy.errors import UsageError
 
 __all__ = ["AGREED", "frame"]
 
-_DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # of images, whose pixels are on the scale [0, 1]
+_DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # for images, whose pixels are on the scale [0, 1]
 
 
 def _options(
@@ -35,11 +35,11 @@ def _options(
     std: tuple[float, ...] = (),
     names: tuple[str, ...] = (),
 ) -> None:
-    """The keys of [data] and their types, and nothing else."""
+    """Declare the keys of [data] and their types."""
 
 
 def frame(part: DataPart) -> Dataset:
-    """What was agreed, as a data set with one black sample that stands for all.
+    """Return the agreed format as a data set with a single black sample as a placeholder.
 
     >>> agreed = frame(DataPart(name="sites", size=8, options={"classes": 2, "channels": 1, "names": ("no", "yes")}))
     >>> agreed.x.shape, agreed.scale
@@ -49,8 +49,8 @@ def frame(part: DataPart) -> Dataset:
     classes, channels = options.get("classes", 0), options.get("channels", 0)
     if classes < 2 or channels < 1:
         raise UsageError(
-            f"data.classes = {classes} and data.channels = {channels}: write what all sites have agreed on, "
-            "for instance classes = 2 and channels = 1"
+            f"data.classes = {classes} and data.channels = {channels}: write the values that all sites have agreed on, "
+            "for example classes = 2 and channels = 1"
         )
     names = options.get("names", ())
     if names and len(names) != classes:
@@ -71,20 +71,21 @@ def frame(part: DataPart) -> Dataset:
 
 
 def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -> tuple[float, ...]:
-    """One number for each channel; of images a single one stands for all, and none is needed."""
+    """Return one number per channel; for images a single number applies to all channels, and there is a default."""
     values: tuple[float, ...] = options.get(key, () if table else _DEFAULTS[key])
     if len(values) != channels and (table or len(values) != 1):
-        what, how = "channels", ""
+        what, how = "channel", ""
         if table:
-            what = "columns"
-            how = ": published values, or what each column's count, sum and sum of squares at all sites give"
+            what = "column"
+            how = ": published values, or values computed from the count, sum and sum of squares over all sites"
         given = f"has length {len(values)}" if key in options else "is missing"
         raise UsageError(
-            f"data.{key} {given}, but there are {channels} {what}; write one for each, the same at all sites{how}"
+            f"data.{key} {given}, but there are {channels} {what}s; write one number per {what}, the same at all "
+            f"sites{how}"
         )
     values = values * channels if len(values) == 1 else values
     if key == "std" and not all(value >= LEAST_STD for value in values):
         raise UsageError(
-            f"data.std = {shown(list(values))} must be above 0 everywhere; write 1.0 for a constant column"
+            f"data.std = {shown(list(values))} must be greater than 0 everywhere; write 1.0 for a constant column"
         )
     return values

@@ -1,4 +1,4 @@
-"""The two apps that Flower starts: `server` where the SuperLink is, `client` at each site."""
+"""The two apps that Flower starts: `server` next to the SuperLink, `client` at each site."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from fedalloy.federation.setting import Setting
 from fedalloy.run.runner import resume, simulate
 from fedalloy.storage.store import begun, described
 
-PATIENCE = 600.0  # seconds to wait for sites that are not there yet
+PATIENCE = 600.0  # seconds to wait for sites that are not connected yet
 
 server = ServerApp()
 
 
 @server.main()
 def conduct(grid: Grid, context: Context) -> None:
-    """Run the deployment's experiment, or go on with it, and say how it ended."""
+    """Run the deployment's experiment, or resume it, and report how it ended."""
     deployment = read_deployment(os.environ["FEDALLOY_DEPLOYMENT"])
     file = events_file(deployment, context.run_id)
     try:
@@ -46,16 +46,16 @@ def conduct(grid: Grid, context: Context) -> None:
         tell(file, "failed", str(error), code=error.code)
         raise
     except Exception as error:
-        trace = file.with_suffix(".log")  # Flower does not keep what an app says
+        trace = file.with_suffix(".log")  # Flower does not keep the output of an app
         write_atomically(trace, traceback.format_exc().encode(), PRIVATE)
-        whose = blamed(error) or f"{type(error).__name__}: {error} - a bug of fedalloy's"
-        tell(file, "failed", f"{whose}; {trace} shows where")
+        whose = blamed(error) or f"{type(error).__name__}: {error} (a bug in fedalloy)"
+        tell(file, "failed", f"{whose}; see {trace} for the traceback")
         raise
     tell(file, "ended")
 
 
 def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
-    """The server's part: learn what the sites have, then the ordinary run with messages that Flower carries."""
+    """Ask the sites what data they have, then run the experiment with messages that Flower carries."""
     load_installed()
     for plugin in deployment.plugins:
         load_file(plugin)
@@ -74,7 +74,7 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
 def present(
     grid: Grid, exp: Experiment, deployment: Deployment, bound: Mapping[int, int], setting: Setting, say: Say
 ) -> Mapping[int, Introduction]:
-    """What each site says it has, within the deployment's limits; from here on it is fixed."""
+    """Return what each site says it has, within the deployment's limits; from here on it is fixed."""
     told = make_method(exp).tells_counts
 
     def judge(one: Introduction) -> str | None:
@@ -82,9 +82,9 @@ def present(
         parts = {"training": one.train, "test": one.test, "validation": one.validation}
         for part, count in parts.items():
             if count > most:
-                return f"says {count:,} {part} samples; most_samples in deployment.toml allows {most:,}"
+                return f"claims {count:,} {part} samples, but most_samples in deployment.toml allows {most:,}"
         if told and not one.counts:
-            return f"does not say its label counts, which {exp.method.name} needs"
+            return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
 
     roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge)
@@ -92,25 +92,26 @@ def present(
     if missing:
         why = "".join(f"; site {k}: {one.reason}" for k, one in sorted(roster.refused.items()))
         raise QuorumError(
-            f"not enough sites: {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
+            f"not enough sites: sites {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
         )
     return roster.known
 
 
 def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
-    """Who a site is, what it has, and where it remembers; a server with another experiment is refused."""
+    """Return a site's number, its setting and its memory folder; refuse a server with a different experiment."""
     folder = _folder(context)
     refuse_another(agreed(context), asked)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]))
     if client != context.node_config[PARTITION]:
         raise UsageError(
-            f"client = {client} in site.toml, but start.sh says {context.node_config[PARTITION]}; make them equal"
+            f"client = {client} in site.toml, but start.sh has {context.node_config[PARTITION]}; use the same number "
+            "in both"
         )
     return client, setting, folder / "memory"
 
 
 def agreed(context: Context) -> Experiment:
-    """The experiment that a site was handed."""
+    """Return the experiment in a site's folder."""
     return agreed_experiment(_folder(context))
 
 

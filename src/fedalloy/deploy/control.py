@@ -1,4 +1,4 @@
-"""Start a deployment, run its experiment, look at it, go on with it, and end it."""
+"""Start a deployment, run, follow and resume its experiment, and stop it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedalloy.errors import CheckpointError, DataError, FedalloyError, UsageErro
 from fedalloy.federation.quorum import QuorumError
 
 SUPERLINK, SUPEREXEC = "superlink", "superexec"
-START = 180.0  # seconds to start in
-LOOK = 0.3  # seconds between two looks at a run's files,
-ASK = 5.0  # and between two questions to the SuperLink
+START = 180.0  # seconds until a process must be ready
+LOOK = 0.3  # seconds between two reads of a run's files
+ASK = 5.0  # seconds between two requests to the SuperLink
 KINDS: Mapping[int, type[FedalloyError]] = {
     kind.code: kind for kind in (UsageError, DataError, CheckpointError, QuorumError)
 }
@@ -28,13 +28,13 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 
 def up(deployment: Deployment, local: int, say: Say) -> None:
-    """Start the server's processes and, for a rehearsal, the first `local` sites; what runs already is left alone."""
+    """Start the server's processes and, for a rehearsal, the first `local` sites; leave running processes alone."""
     link.need_flower()
     if not 0 <= local <= deployment.sites:
         raise UsageError(f"--local {local}: this deployment has {deployment.sites} sites")
     names = [SUPERLINK, SUPEREXEC, *(site_name(k) for k in range(local))]
     missing = [name for name in names if not processes.is_running(deployment.state, name)]
-    processes.stop(deployment.state, missing)  # a process that died may have left others behind
+    processes.stop(deployment.state, missing)  # a process that died may have left child processes behind
     ports = {SUPERLINK: deployment.port} | {site_name(k): deployment.runtime_port(k) for k in range(local)}
     processes.refuse_busy("127.0.0.1", [ports[name] for name in missing if name in ports])
     for name in (SUPERLINK, SUPEREXEC):
@@ -55,9 +55,9 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
 
 
 def _await_site(deployment: Deployment, number: int, since: float) -> None:
-    """Wait until a site is connected, anew since a time.
+    """Wait until a site has connected after the time `since`.
 
-    One that was killed is taken for connected for another minute, and is refused until then.
+    The SuperLink considers a killed site connected for another minute, and refuses it until then.
     """
     name, taken, end = site_name(number), False, time.monotonic() + START
     while time.monotonic() < end:
@@ -73,7 +73,7 @@ def _await_site(deployment: Deployment, number: int, since: float) -> None:
             processes.stop(deployment.state, [name])
             _start(deployment, name)
         time.sleep(LOOK)
-    raise link.LinkError(f"{name} was not connected after {START:.0f} s; state/{name}.log may say why")
+    raise link.LinkError(f"{name} was not connected after {START:.0f} s; state/{name}.log may show why")
 
 
 def _start(deployment: Deployment, name: str) -> None:
@@ -81,7 +81,10 @@ def _start(deployment: Deployment, name: str) -> None:
     if name.startswith("site-"):
         script = deployment.folder / "sites" / name / "start.sh"
     if not script.is_file():
-        raise UsageError(f"there is no '{script}'; it was handed over, or the deployment must be made anew")
+        raise UsageError(
+            f"'{script}' does not exist; if this site's folder was handed over, start it there, otherwise create the "
+            "deployment again"
+        )
     processes.start(script, name, deployment.state)
 
 
@@ -93,20 +96,20 @@ def _wait(deployment: Deployment, name: str, ready: Callable[[], bool]) -> None:
         if not processes.is_running(deployment.state, name):
             raise _not_started(deployment, name)
         time.sleep(LOOK)
-    raise link.LinkError(f"{name} was not ready after {START:.0f} s; state/{name}.log may say why")
+    raise link.LinkError(f"{name} was not ready after {START:.0f} s; state/{name}.log may show why")
 
 
 def _not_started(deployment: Deployment, name: str) -> link.LinkError:
     said = processes.last_line(deployment.state, name)
-    return link.LinkError(f"{name} did not start: {said or 'it said nothing'}; state/{name}.log has more")
+    return link.LinkError(f"{name} did not start: {said or 'no output'}; see state/{name}.log")
 
 
 def down(deployment: Deployment, say: Say) -> None:
-    """End everything that `up` has started, sites first."""
+    """Stop everything that `up` has started, sites first."""
     running = processes.known(deployment.state)
     current = _current(deployment)
     if current and processes.is_running(deployment.state, SUPERLINK):
-        with suppress(link.LinkError):  # one that does not answer is ended all the same
+        with suppress(link.LinkError):  # a SuperLink that does not answer is stopped anyway
             if _is_under_way(deployment, current):
                 link.cancel(deployment, current)
     order = sorted(running, key=lambda name: (name == SUPERLINK, name == SUPEREXEC, name))
@@ -118,36 +121,36 @@ def down(deployment: Deployment, say: Say) -> None:
 
 
 def submitted(deployment: Deployment, say: Say) -> str:
-    """The id of the run that is under way, or of a new one: all sites must be there to begin, and one to resume."""
-    from fedalloy.storage.store import begun  # which takes seconds, with torch
+    """Return the id of the current run, or submit one; a new run needs all sites, a resumed one at least one."""
+    from fedalloy.storage.store import begun  # takes seconds, because of torch
 
     current = _current(deployment)
     if current and _is_under_way(deployment, current):
-        say("the run is under way; following it")
+        say("the run is in progress; following it")
         return current
     states = link.site_states(deployment)
     away = [f"site {k} is {state}" for k, state in states.items() if state != "online"]
     if away and (len(away) == len(states) or not begun(deployment.run)):
-        raise UsageError(f"not all sites are there: {', '.join(away)}; start them, then try again")
+        raise UsageError(f"not all sites are online: {', '.join(away)}; start them, then try again")
     for sentence in away:
-        say(f"{sentence}; the run goes on without it until it is back")
+        say(f"{sentence}; the run continues without it until it is back")
     run = link.submit(deployment)
     write_json(deployment.state / "current.json", {"run": run})
     return run
 
 
 def revive(deployment: Deployment, say: Say) -> None:
-    """Start again what `up` had started here and what has died since."""
+    """Restart the processes that `up` had started on this machine and that have died since."""
     names = processes.known(deployment.state)
     sites = [int(name.removeprefix("site-")) for name in names if name.startswith("site-")]
     for name in names:
         if not processes.is_running(deployment.state, name):
-            say(f"{name:<12} had died: {processes.last_line(deployment.state, name) or 'it left no word'}")
+            say(f"{name:<12} had died: {processes.last_line(deployment.state, name) or 'no output'}")
     up(deployment, 1 + max(sites, default=-1), say)
 
 
 def follow(deployment: Deployment, run: str, watch: Watch, say: Say) -> None:
-    """Show a run until it ends; one that fails ends in its own sentence."""
+    """Show a run until it ends; raise the error of a run that fails."""
     file, told, shown, asked = events_file(deployment, run), 0, 0, time.monotonic()
     silent = False
     while True:
@@ -168,8 +171,8 @@ def follow(deployment: Deployment, run: str, watch: Watch, say: Say) -> None:
 
 
 def _refuse_ended(deployment: Deployment, run: str, file: Path, told: int, silent: bool, say: Say) -> bool:
-    """End with a sentence if nobody will ever say how the run ended; returns whether the SuperLink is silent."""
-    again = f"`fedalloy deploy resume {deployment.folder.name}` goes on from the last round"
+    """Raise if the run has died without reporting how it ended; return whether the SuperLink does not answer."""
+    again = f"`fedalloy deploy resume {deployment.folder.name}` continues from the last round"
     here = processes.known(deployment.state)
     for name in (SUPERLINK, SUPEREXEC):
         if name in here and not processes.is_running(deployment.state, name):
@@ -187,7 +190,7 @@ def _refuse_ended(deployment: Deployment, run: str, file: Path, told: int, silen
 
 def _is_under_way(deployment: Deployment, run: str) -> bool:
     if any(event["kind"] in ("ended", "failed") for event in events(events_file(deployment, run))):
-        return False  # which Flower hears a moment later
+        return False  # Flower notices a moment later
     return link.run_status(deployment, run)[0] in ("pending", "starting", "running")
 
 
@@ -204,12 +207,12 @@ def _records(deployment: Deployment) -> list[dict[str, Any]]:
 
 
 def site_name(number: int) -> str:
-    """What a site's process is called."""
+    """Return the name of a site's process."""
     return f"site-{number}"
 
 
 def status(deployment: Deployment) -> list[tuple[str, str]]:
-    """What there is to know: the link, each site, the round, the last fault."""
+    """Return the state of the link and of each site, the round, and the last error."""
     rows = []
     for name in (SUPERLINK, SUPEREXEC):
         if name in processes.known(deployment.state):
@@ -223,12 +226,12 @@ def status(deployment: Deployment) -> list[tuple[str, str]]:
         rows.append(("link", str(error)))
     rows += [(site_name(k), state) for k, state in sites.items()]
     records = _records(deployment)
-    rows.append(("round", f"{records[-1]['round']} done" if records else "none done yet"))
-    return [*rows, ("last fault", last_fault(deployment, records))]
+    rows.append(("round", f"{records[-1]['round']} done" if records else "none finished yet"))
+    return [*rows, ("last error", last_fault(deployment, records))]
 
 
 def last_fault(deployment: Deployment, records: list[dict[str, Any]]) -> str:
-    """The last thing that went wrong, in a line."""
+    """Return the last error as one line."""
     current = _current(deployment)
     failed = [e["text"] for e in events(events_file(deployment, current)) if e["kind"] == "failed"] if current else []
     if failed:

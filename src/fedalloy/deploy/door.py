@@ -1,7 +1,8 @@
-"""Flower's SuperLink behind a door: other machines reach what sites need, and nothing else.
+"""Flower's SuperLink behind an access filter: other machines can reach what sites need, and nothing else.
 
-One port carries three interfaces. Sites need /v1/fleet/, where a registered key is asked for. By the two others whoever
-can reach the port registers keys and starts apps, whose code then runs at every site, so they answer this machine only.
+One port carries three interfaces. Sites need /v1/fleet/, which requires a registered key. Through the other two, anyone
+who can reach the port can register keys and start apps whose code then runs at every site, so they only answer this
+machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ App = Callable[[Scope, Any, Send], Awaitable[None]]
 
 
 def may_pass(path: str, peer: str) -> bool:
-    """Whether a peer may ask for a path.
+    """Return whether a peer may request a path.
 
     >>> may_pass("/v1/fleet/pull-messages", "10.0.0.7"), may_pass("/v1/control/start-run", "10.0.0.7")
     (True, False)
@@ -34,7 +35,7 @@ def may_pass(path: str, peer: str) -> bool:
 
 
 def guarded(app: App) -> App:
-    """An application that answers strangers only where they may pass."""
+    """Wrap an application so that other machines only reach the paths they may request."""
 
     async def door(scope: Scope, receive: Any, send: Send) -> None:
         peer = (scope.get("client") or ("",))[0]
@@ -48,12 +49,12 @@ def guarded(app: App) -> App:
 
 
 def main() -> None:
-    """Run `flower-superlink` with its own arguments, guarded."""
+    """Run `flower-superlink` with its own arguments, behind the filter."""
     import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     run = uvicorn.run
-    # Flower has no public way to put anything before its application; that it still calls this is tested.
+    # Flower has no public way to wrap its application; a test checks that it still calls this.
     uvicorn.run = lambda app, **options: run(guarded(app), **options)
     flower_superlink()
 

@@ -1,4 +1,4 @@
-"""What the server's part of a run has to say, line by line in a file that the commands follow."""
+"""What the server's part of a run reports, line by line in a file that the commands follow."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from fedalloy.deploy.folder import Deployment
 
 
 def events_file(deployment: Deployment, run: int | str) -> Path:
-    """Where one submission's events are."""
+    """Return the file with the events of one submission."""
     return deployment.state / f"run-{run}.jsonl"
 
 
 def tell(file: Path, kind: str, text: str = "", **more: Any) -> None:
-    """Add an event: `said`, `ended` or `failed`."""
+    """Append an event: `said`, `ended` or `failed`."""
     append_line(file, json.dumps({"kind": kind, "text": text, **more}))
 
 
 def events(file: Path, skip: int = 0) -> Iterator[dict[str, Any]]:
-    """The events of a file, after the first `skip`; a line that is being written is left for the next time."""
+    """Yield the events of a file after the first `skip`; an unfinished line is left for the next call."""
     if not file.exists():
         return
     lines = file.read_text(encoding="utf-8").split("\n")[:-1]

@@ -1,11 +1,11 @@
-"""A deployment's folder: where each of its parts lies, and what it says of itself.
+"""A deployment's folder: its layout and its settings.
 
-deployment.toml      the address, the number of sites, and how many samples each may say it has
-app/                 what Flower ships: two names of functions of fedalloy's, and the experiment
-server/              certificates, secrets and start scripts of the SuperLink's machine
-sites/site-0/        everything the first site is handed, and nothing secret of any other
-state/               what runs: databases, logs, process ids
-run/                 the run, as every run of fedalloy's is kept
+deployment.toml      the address, the number of sites, and how many samples each may claim
+app/                 what Flower ships: the names of two functions in fedalloy, and the experiment
+server/              certificates, secrets and start scripts for the SuperLink's machine
+sites/site-0/        everything for the first site, and no secrets of other sites
+state/               databases, logs, process ids
+run/                 the run, in the same format as every fedalloy run
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedalloy.errors import UsageError
 
 Say = Callable[[str], None]
 
-MOST_SAMPLES = 1_000_000  # that a site may say it has, unless deployment.toml says otherwise
-LARGEST = 1 << 40  # no limit is above it
+MOST_SAMPLES = 1_000_000  # that a site may claim, unless deployment.toml sets another limit
+LARGEST = 1 << 40  # the largest limit that can be set
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployment and its places.
+    """A deployment and its paths.
 
     >>> Deployment(Path("lab"), "127.0.0.1", 8443, 3).site(2).as_posix()
     'lab/sites/site-2'
@@ -43,12 +43,12 @@ class Deployment:
         each = self.most_samples if isinstance(self.most_samples, tuple) else (self.most_samples,) * self.sites
         if len(each) != self.sites or not all(type(n) is int and 0 < n <= LARGEST for n in each):
             raise UsageError(
-                f"most_samples = {self.most_samples!s:.80} in deployment.toml must be a whole number from 1 to "
+                f"most_samples = {self.most_samples!s:.80} in deployment.toml must be an integer from 1 to "
                 f"{LARGEST}, or a list with one for each of the {self.sites} sites"
             )
 
     def limit(self, site: int) -> int:
-        """How many training samples a site may say it has; as many to test with, and to validate on.
+        """Return how many samples a site may claim, separately for training, testing and validation.
 
         >>> Deployment(Path("lab"), "127.0.0.1", 8443, 2, (500, 20)).limit(1)
         20
@@ -57,7 +57,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where sites reach the SuperLink."""
+        """The address at which sites reach the SuperLink."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
@@ -67,7 +67,7 @@ class Deployment:
 
     @property
     def app(self) -> Path:
-        """What Flower ships."""
+        """The folder that Flower ships."""
         return self.folder / "app"
 
     @property
@@ -77,7 +77,7 @@ class Deployment:
 
     @property
     def server(self) -> Path:
-        """What belongs to the SuperLink's machine."""
+        """The folder for the SuperLink's machine."""
         return self.folder / "server"
 
     @property
@@ -87,7 +87,7 @@ class Deployment:
 
     @property
     def state(self) -> Path:
-        """What running processes write."""
+        """The folder that running processes write to."""
         return self.folder / "state"
 
     @property
@@ -96,43 +96,43 @@ class Deployment:
         return self.folder / "run"
 
     def site(self, number: int) -> Path:
-        """What a site is handed."""
+        """Return the folder for a site."""
         return self.folder / "sites" / f"site-{number}"
 
     def runtime_port(self, number: int) -> int:
-        """The port on a site's own loopback by which its SuperNode and its SuperExec speak."""
+        """The port on a site's own loopback through which its SuperNode and SuperExec communicate."""
         return self.port + 1 + number
 
     def to_toml(self) -> str:
-        """What `deployment.toml` says."""
+        """Return the contents of `deployment.toml`."""
         most = list(self.most_samples) if isinstance(self.most_samples, tuple) else self.most_samples
         return (
             f'host = "{self.host}"\nport = {self.port}\nsites = {self.sites}\n'
-            f"most_samples = {most}  # that a site may say it has; or a list, with a number for each site\n"
+            f"most_samples = {most}  # that a site may claim; or a list with one number per site\n"
         )
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """The host and the port of an address.
+    """Split an address into host and port.
 
     >>> parse_address("fl.example.org:8443")
     ('fl.example.org', 8443)
     >>> parse_address("fl.example.org")
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: the address 'fl.example.org' must be host:port, for instance 127.0.0.1:8443
+    fedalloy.errors.UsageError: the address 'fl.example.org' must be host:port, for example 127.0.0.1:8443
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     allowed = all(c.isascii() and (c.isalnum() or c in ".-:") for c in host)
     if not host or not allowed or not port.isdecimal() or not 1024 <= int(port) < 65536:
-        hint = "" if not port.isdecimal() else "; ports go from 1024 to 65535" if host else ""
-        raise UsageError(f"the address '{text}' must be host:port, for instance 127.0.0.1:8443{hint}")
+        hint = "" if not port.isdecimal() else "; the port must be between 1024 and 65535" if host else ""
+        raise UsageError(f"the address '{text}' must be host:port, for example 127.0.0.1:8443{hint}")
     return host, int(port)
 
 
 def read_deployment(folder: str | Path) -> Deployment:
-    """The deployment in a folder; another folder is refused."""
+    """Read the deployment in a folder; other folders are refused."""
     folder = Path(os.path.abspath(folder))
     file = folder / "deployment.toml"
     try:
@@ -140,10 +140,11 @@ def read_deployment(folder: str | Path) -> Deployment:
         host, port, sites = str(values["host"]), int(values["port"]), int(values["sites"])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            f"'{folder}' is not a deployment; `fedalloy deploy init EXPERIMENT.toml --out {folder.name} --sites 3` "
-            "makes one"
+            f"'{folder}' is not a deployment; create one with `fedalloy deploy init EXPERIMENT.toml --out "
+            f"{folder.name} "
+            "--sites 3`"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"'{file}' cannot be read: {error}; make the deployment anew") from error
+        raise UsageError(f"'{file}' cannot be read: {error}; create the deployment again") from error
     most = values.get("most_samples", MOST_SAMPLES)
     return Deployment(folder, host, port, sites, tuple(most) if isinstance(most, list) else most)

@@ -1,4 +1,4 @@
-"""Make a deployment's folder from an experiment: app, certificates, keys, start scripts, one folder for each site."""
+"""Create a deployment's folder from an experiment: app, certificates, keys, start scripts, one folder per site."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fedalloy.errors import UsageError
 from fedalloy.run.runner import refuse_unfit
 from fedalloy.train.fit import one_thread
 
-CAP = 0.5  # of the weight, for one site: the size that a site reports cannot be checked
+CAP = 0.5  # the largest share of the weight of one site: the size that a site reports cannot be checked
 OWNER_ALONE = 0o700
 PUBLIC = 0o644
 EXECUTABLE = 0o755
 
 _SHARE = """client = {number}
-# A rehearsal: this site takes its share of the experiment's own data, as `fedalloy run` would deal it out.
+# A rehearsal: this site takes its share of the experiment's own data, as in `fedalloy run`.
 share = {number}
 """
 _OWN = """client = {number}
-# Where this site's data is: an .npz file (x_train, y_train, x_test, y_test), a .csv file, or a folder of images
-# (train/CLASS/*.png, test/CLASS/*.png). It is read here and never sent. A relative path starts at this folder.
+# The path of this site's data: an .npz file (x_train, y_train, x_test, y_test), a .csv file, or a folder of images
+# (train/CLASS/*.png, test/CLASS/*.png). It is read here and never sent. A relative path is relative to this folder.
 data = "data.npz"
-# label = "diagnosis"   # of a .csv file: the column that holds the class; the last one unless it is given
+# label = "diagnosis"   # for a .csv file: the column with the class; the default is the last column
 """
 
 
@@ -42,9 +42,9 @@ def init(
     address: str = "127.0.0.1:8443",
     plugins: Sequence[str | Path] = (),
 ) -> Deployment:
-    """Write a new deployment of an experiment, given as the values of its file; plug-ins must have been loaded.
+    """Write a new deployment of an experiment, given as the values of its file; plug-ins must already be loaded.
 
-    An experiment without an `aggregation.cap` gets one.
+    An experiment without an `aggregation.cap` gets the default `CAP`.
     """
     import tomli_w
 
@@ -53,9 +53,9 @@ def init(
     exp = experiment(values)
     refuse_undeployable(exp, sites)
     if deployment.folder.exists() and any(deployment.folder.iterdir()):
-        raise UsageError(f"'{out}' is not empty; choose another folder, so that no keys are lost")
+        raise UsageError(f"'{out}' is not empty; choose another folder; existing keys are never overwritten")
     if port + sites >= 65536:
-        raise UsageError(f"the ports from {port} to {port + sites} are needed; choose an address with a lower one")
+        raise UsageError(f"ports {port} to {port + sites} are needed; choose an address with a lower port")
     text = tomli_w.dumps(with_cap(values)).encode()
     for folder in (deployment.folder, deployment.server, deployment.state):
         make_folder(folder, OWNER_ALONE)
@@ -71,7 +71,7 @@ def init(
 
 
 def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment's values with a cap on one site's weight, if they have none.
+    """Add the default cap on a site's weight to an experiment's values if they have none.
 
     >>> with_cap({"rounds": 5})["aggregation"], with_cap({"aggregation": {"cap": 1.0}})["aggregation"]
     ({'cap': 0.5}, {'cap': 1.0})
@@ -80,26 +80,27 @@ def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_undeployable(exp: Experiment, sites: int) -> None:
-    """Refuse an experiment that cannot run at sites that keep their data, or whose method the server would refuse."""
+    """Refuse an experiment that cannot run at sites that keep their data, or that the server would refuse later."""
     method, agreed = make_method(exp), exp.data.name == AGREED
     if sites < 2:
-        raise UsageError(f"--sites {sites}: a federation has at least 2 sites")
+        raise UsageError(f"--sites {sites}: a federation needs at least 2 sites")
     if method.card.leaves_client == "all training data":
         raise UsageError(
-            f"{method.name} needs all data in one place, and at real sites it stays where it is; choose another method"
+            f"{method.name} needs all data in one place, but in a deployment the data stays at the sites; choose "
+            "another method"
         )
     measured = [key for key in ("target", "patience") if getattr(exp.stop, key) is not None]
     if exp.privacy is not None and measured and exp.stop.metric != "test":
         raise UsageError(
-            f"stop.{measured[0]} goes by stop.metric = '{exp.stop.metric}', which sites do not evaluate under "
-            f"[privacy]; leave stop.{measured[0]} out, or stop by bytes or seconds"
+            f"stop.{measured[0]} depends on stop.metric = '{exp.stop.metric}', which sites do not evaluate under "
+            f"[privacy]; remove stop.{measured[0]}, or stop by bytes or seconds"
         )
     if exp.start is not None:
-        raise UsageError("start names a file of this machine, which the sites do not have; leave it out")
+        raise UsageError("start names a file on this machine, which the sites do not have; remove it")
     if exp.data.name.endswith(".npz"):
         raise UsageError(
-            f"data.name = '{exp.data.name}' is a file of this machine; write data.name = \"{AGREED}\" with classes, "
-            "channels and size, and name each site's own file in its site.toml"
+            f"data.name = '{exp.data.name}' is a file on this machine; write data.name = \"{AGREED}\" with classes, "
+            "channels and size, and give the path of each site's own file in its site.toml"
         )
     if exp.public is not None and exp.public.data.endswith(".npz"):
         raise UsageError(
@@ -107,20 +108,21 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
         )
     if not agreed and exp.partition.name != "natural" and exp.partition.clients != sites:
         raise UsageError(
-            f"the experiment has {exp.partition.clients} clients and --sites is {sites}; write "
+            f"the experiment has {exp.partition.clients} clients, but --sites is {sites}; write "
             f"partition.clients = {sites}"
         )
     if agreed:
         if exp.public is not None and exp.public.data == "own":
             raise UsageError(
-                "public.data = 'own' sets rows of the private data aside, and those stay at the sites; name a data set"
+                "public.data = 'own' takes rows of the private data, which stays at the sites; name a published data "
+                "set"
             )
         if exp.partition.test != "local":
             raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
     setting = for_server(exp, dict.fromkeys(range(sites), Amount(1, 1))).setting if agreed else build(exp).setting
     if len(setting.sites) != sites:
         raise UsageError(
-            f"the data set '{exp.data.name}' has {len(setting.sites)} clients and --sites is {sites}; "
+            f"the data set '{exp.data.name}' has {len(setting.sites)} clients, but --sites is {sites}; "
             f"write --sites {len(setting.sites)}"
         )
     with one_thread():
@@ -171,7 +173,7 @@ def _site(
 
 
 def _copy(plugins: Sequence[str | Path], folder: Path) -> None:
-    """Plug-ins are handed over with a folder, to be read there; they never come over the network."""
+    """Copy plug-ins into a folder, so that its owner can read them; they are never sent over the network."""
     for file in plugins:
         make_folder(folder / "plugins")
         shutil.copyfile(file, folder / "plugins" / Path(file).name)

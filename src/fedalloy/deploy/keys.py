@@ -1,4 +1,4 @@
-"""The keys of a deployment: an authority of its own, the server's certificate, one key for each site, secrets."""
+"""The keys of a deployment: a certificate authority, the server's certificate, one key per site, secrets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-LASTS = datetime.timedelta(days=825)  # the longest that common clients accept of a server
+LASTS = datetime.timedelta(days=825)  # the longest validity that common clients accept for a server certificate
 _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A private key and what may be shown of it."""
+    """A private key and its public part."""
 
     private: bytes
     public: bytes
@@ -26,19 +26,19 @@ class Pair:
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority for one deployment alone."""
+    """A certificate authority for a single deployment."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
 
     @property
     def pair(self) -> Pair:
-        """Its files."""
+        """The contents of its files."""
         return Pair(_private(self.key), self.certificate.public_bytes(_PEM))
 
 
 def authority() -> Authority:
-    """A new authority."""
+    """Create a new authority."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = _name("fedalloy deployment authority")
     usage = x509.KeyUsage(
@@ -63,7 +63,7 @@ def authority() -> Authority:
 
 
 def server_certificate(issuer: Authority, host: str) -> Pair:
-    """A certificate for the host, and for 127.0.0.1, by which the server's own processes reach it."""
+    """Create a certificate for the host, and for 127.0.0.1, which the server's own processes use."""
     key = ec.generate_private_key(ec.SECP384R1())
     names = list(dict.fromkeys([_general_name(host), _general_name("127.0.0.1"), _general_name("localhost")]))
     certificate = (
@@ -78,7 +78,7 @@ def server_certificate(issuer: Authority, host: str) -> Pair:
 
 
 def node_key() -> Pair:
-    """A site's key, ECDSA on P-384 in OpenSSH's format, which is the one that Flower reads."""
+    """Create a site's key: ECDSA on P-384 in OpenSSH format, which Flower reads."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
@@ -86,7 +86,7 @@ def node_key() -> Pair:
 
 
 def secret() -> bytes:
-    """What a SuperExec shows, so that no other process is given work."""
+    """Create the secret with which a SuperExec authenticates, so that no other process is given work."""
     return secrets.token_hex(32).encode()
 
 

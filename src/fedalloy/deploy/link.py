@@ -1,6 +1,6 @@
-"""Talk to a deployment's SuperLink from the machine that it runs on.
+"""Communicate with a deployment's SuperLink on the machine that it runs on.
 
-Flower's own command does the same, but takes a second or more to start, and a run is looked at every few seconds.
+Flower's own command does the same, but takes a second or more to start, and a run is polled every few seconds.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 
 
 class LinkError(FedalloyError):
-    """The SuperLink does not answer, or says no."""
+    """The SuperLink does not answer, or refuses a request."""
 
     code = 4
 
 
 def need_flower() -> None:
-    """Refuse to go on without Flower."""
+    """Raise an error if Flower is not installed."""
     try:
         version("flwr")
     except PackageNotFoundError as error:
-        raise UsageError('a deployment needs Flower; pip install "fedalloy[flower]"') from error
+        raise UsageError(
+            'a deployment needs Flower; install it with `pip install ".[flower]"` in a clone of the repository'
+        ) from error
 
 
 @contextmanager
 def connected(deployment: Deployment) -> Iterator[ControlHttpClient]:
-    """The SuperLink's own interface for its operators; what goes wrong is a sentence."""
+    """Connect to the SuperLink's interface for operators; errors become a `LinkError` with one sentence."""
     need_flower()
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    local = ["127.0.0.1", "localhost"]  # which no proxy of the house must be asked for
+    local = ["127.0.0.1", "localhost"]  # must not go through a proxy
     os.environ["NO_PROXY"] = ",".join(dict.fromkeys([*local, *filter(None, os.environ.get("NO_PROXY", "").split(","))]))
     import httpx
     from flwr.supercore.control import ControlHttpClient
@@ -59,7 +61,7 @@ def connected(deployment: Deployment) -> Iterator[ControlHttpClient]:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="fedalloy")],
         )
     except (OSError, ssl.SSLError, UnicodeDecodeError) as error:
-        raise StorageError(f"'{authority}' is not this deployment's certificate: {error}") from error
+        raise StorageError(f"'{authority}' cannot be used as this deployment's certificate: {error}") from error
     try:
         with client:
             yield client
@@ -71,17 +73,20 @@ def _reason(error: Exception, deployment: Deployment) -> str:
     response = getattr(error, "response", None) if hasattr(error, "_response") or hasattr(error, "response") else None
     if response is not None:
         said = " ".join("".join(c if c.isprintable() else " " for c in response.text).split())
-        return f"the SuperLink said no: {said[:300] or response.status_code}"
+        return f"the SuperLink refused the request: {said[:300] or response.status_code}"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return f"what answers at port {deployment.port} has no certificate of this deployment's authority"
+        return f"the server at port {deployment.port} does not have a certificate from this deployment's authority"
     return (
-        f"the SuperLink does not answer at port {deployment.port}; `fedalloy deploy up {deployment.folder.name}` "
-        "starts it"
+        f"the SuperLink does not answer at port {deployment.port}; start it with "
+        f"`fedalloy deploy up {deployment.folder.name}`"
     )
 
 
 def register(deployment: Deployment) -> None:
-    """Make the SuperLink know the key of each site, and note which node each key is: a site is who has its key."""
+    """Register the key of each site with the SuperLink, and store which node belongs to each key.
+
+    A site is identified by its key.
+    """
     from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
 
     keys: dict[bytes, int] = {}
@@ -99,7 +104,7 @@ def register(deployment: Deployment) -> None:
 
 
 def _public_key(file: Path, number: int) -> bytes:
-    """A site's public key as Flower wants it."""
+    """Read a site's public key and return it in the format that Flower expects."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -107,33 +112,33 @@ def _public_key(file: Path, number: int) -> bytes:
     try:
         key = serialization.load_ssh_public_key(file.read_bytes())
     except OSError as error:
-        raise StorageError(f"there is no '{file}'; put the public key of site {number} there") from error
+        raise StorageError(f"'{file}' does not exist; put the public key of site {number} there") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"'{file}' is no public key in OpenSSH's format: {error}") from error
+        raise StorageError(f"'{file}' is not a public key in OpenSSH format: {error}") from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise StorageError(f"'{file}' is no ECDSA key; make one with `ssh-keygen -t ecdsa -b 384`")
+        raise StorageError(f"'{file}' is not an ECDSA key; create one with `ssh-keygen -t ecdsa -b 384`")
     return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def bound_nodes(deployment: Deployment) -> dict[int, int]:
-    """Which site each registered node is, by Flower's id of the node; it is the same whenever the site connects."""
+    """Return the site of each registered node, by Flower's node id, which stays the same across reconnections."""
     return {int(node): int(number) for number, node in node_ids(deployment).items()}
 
 
 def node_ids(deployment: Deployment) -> dict[str, str]:
-    """Flower's id of each site's node, as it was given at registration."""
+    """Return Flower's node id of each site, as assigned at registration."""
     file = _nodes(deployment)
     found: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     return found
 
 
 def site_states(deployment: Deployment) -> dict[int, str]:
-    """Of each site: `online`, `offline`, `registered` (never seen) or `not registered`."""
+    """Return the state of each site: `online`, `offline`, `registered` (never seen) or `not registered`."""
     return {number: state for number, (state, _) in nodes(deployment).items()}
 
 
 def nodes(deployment: Deployment) -> dict[int, tuple[str, float]]:
-    """Of each site its state, and since when it has been connected."""
+    """Return the state of each site, and since when it has been connected."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
     with connected(deployment) as client:
@@ -148,7 +153,7 @@ def nodes(deployment: Deployment) -> dict[int, tuple[str, float]]:
 
 
 def submit(deployment: Deployment) -> str:
-    """Hand the app to the SuperLink; returns Flower's id of the run."""
+    """Submit the app to the SuperLink and return Flower's id of the run."""
     from flwr.cli.build import build_fab_from_disk
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.proto.fab_pb2 import Fab
@@ -160,7 +165,7 @@ def submit(deployment: Deployment) -> str:
 
 
 def run_status(deployment: Deployment, run: str) -> tuple[str, str]:
-    """How far a run is (`pending`, `starting`, `running`, `finished`), and what Flower has to say of it."""
+    """Return the state of a run (`pending`, `starting`, `running`, `finished`) and Flower's details about it."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
     with connected(deployment) as client:

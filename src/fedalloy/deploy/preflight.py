@@ -1,7 +1,7 @@
-"""What a site's start script asks first: is this the right server, and can the site's data be read?
+"""The checks of a site's start script: is this the right server, and can the site's data be read?
 
-A SuperNode that meets a wrong certificate only says that it tries again, for ever; and what is wrong with a site's data
-is better said at the site than at the server, when the run begins.
+A SuperNode that meets a wrong certificate only reports that it tries again, forever. And a problem with a site's data
+is better reported at the site than at the server when the run begins.
 """
 
 from __future__ import annotations
@@ -16,29 +16,32 @@ PATIENCE = 10.0  # seconds
 
 
 def refusal(host: str, port: int, authority: str) -> tuple[int, str]:
-    """An exit code and a sentence: 0 where the server is right or cannot be asked yet, 2 where it is another."""
+    """Return an exit code and a message: 0 if the server is right or not reachable yet, 2 if it is another server."""
     server = f"the server at {host}:{port}"
     try:
         context = ssl.create_default_context(cafile=authority)
     except (OSError, ssl.SSLError) as error:
-        return 2, f"'{authority}' is no certificate: {error}; ask for this site's folder again"
+        return 2, f"'{authority}' is not a valid certificate: {error}; ask for a new copy of this site's folder"
     try:
         with (
             socket.create_connection((host, port), PATIENCE) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
-            return 0, f"{server} is the one this site was made for"
+            return 0, f"{server} is the one that this site was created for"
     except ssl.SSLCertVerificationError as error:
-        return 2, f"{server} is not the one this site was made for: {error.verify_message}; nothing was sent to it"
+        return (
+            2,
+            f"{server} is not the one that this site was created for: {error.verify_message}; nothing was sent to it",
+        )
     except ssl.SSLError as error:
         return 2, f"{server} does not speak TLS: {error.reason}; nothing was sent to it"
     except OSError as error:
-        return 0, f"{server} cannot be reached yet: {error.strerror or error}; trying on"
+        return 0, f"{server} cannot be reached yet: {error.strerror or error}; will keep trying"
 
 
 def found_data(folder: Path, sites: int) -> tuple[int, str]:
-    """An exit code and a sentence: how many samples this site has, or why they cannot be read."""
-    from fedalloy.deploy.site import site_setting  # which takes seconds, with torch
+    """Return an exit code and a message: how many samples this site has, or why they cannot be read."""
+    from fedalloy.deploy.site import site_setting  # takes seconds, because of torch
     from fedalloy.errors import FedalloyError
 
     try:
@@ -46,11 +49,11 @@ def found_data(folder: Path, sites: int) -> tuple[int, str]:
     except FedalloyError as error:
         return error.code, str(error)
     own = setting.sites[client]
-    return 0, f"site {client} has {len(own.train)} samples to train on and {len(own.test)} to test with"
+    return 0, f"site {client} has {len(own.train)} training samples and {len(own.test)} test samples"
 
 
 def main(host: str, port: str, folder: str, sites: str) -> int:
-    """Say what was found; a site that takes a share of the experiment's own data has nothing to look for."""
+    """Print what was found; a site that takes a share of the experiment's own data has no data to check."""
     site = Path(folder)
     code, sentence = refusal(host, int(port), str(site / "ca.crt"))
     sys.stderr.write(f"fedalloy: {sentence}\n")
@@ -63,7 +66,7 @@ def main(host: str, port: str, folder: str, sites: str) -> int:
 def _is_share(file: Path) -> bool:
     try:
         return "share" in tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # what is wrong with it is said by who reads it whole
+    except (OSError, ValueError, RecursionError):  # reported when the whole file is read
         return False
 
 

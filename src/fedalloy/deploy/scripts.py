@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")"
 HERE=$(pwd -P)
 command -v {program} >/dev/null || {{
-    echo "{program} is not on PATH; install fedalloy[flower] and put its bin folder first" >&2
+    echo "{program} is not on PATH; install fedalloy[flower] and put its bin folder first on PATH" >&2
     exit 2
 }}
 umask 077
@@ -38,7 +38,7 @@ exec flower-superexec \\
     --superexec-auth-secret-file "$HERE/superexec.secret"
 """
 
-# The shell becomes the SuperNode, so that the SuperExec, which watches this process, ends with it.
+# The shell is replaced by the SuperNode, so that the SuperExec, which watches this process, ends with it.
 _SITE = """python -m fedalloy.deploy.preflight {host} {port} "$HERE" {sites}
 flower-superexec \\
     --runtime-api-address 127.0.0.1:{runtime} --insecure --parent-pid $$ \\
@@ -74,22 +74,22 @@ WantedBy=multi-user.target
 
 
 def superlink_script(deployment: Deployment) -> str:
-    """Starts the SuperLink: TLS, registered sites only, everything it must not lose in a file."""
-    about = "The SuperLink: what sites connect to."
+    """Return the script that starts the SuperLink: TLS, registered sites only, a database on disk."""
+    about = "The SuperLink, which sites connect to."
     bind = "127.0.0.1" if deployment.is_local else "0.0.0.0"
     head = _HEAD.format(about=about, program="flower-superlink", home="$HERE/../state/superlink")
     return head + _SUPERLINK.format(bind=bind, port=deployment.port)
 
 
 def superexec_script(deployment: Deployment) -> str:
-    """Starts the SuperExec of the server, apart from the SuperLink, whose death a run then survives."""
-    about = "The SuperExec: runs the server's part of an experiment."
+    """Return the script that starts the server's SuperExec separately, so that a run survives the SuperLink's death."""
+    about = "The SuperExec, which runs the server's part of an experiment."
     head = _HEAD.format(about=about, program="flower-superexec", home="$HERE/../state/superexec")
     return head + _SUPEREXEC.format(port=deployment.port)
 
 
 def site_script(deployment: Deployment, number: int) -> str:
-    """Starts a site's SuperNode with its own SuperExec."""
+    """Return the script that starts a site's SuperNode with its own SuperExec."""
     head = _HEAD.format(about=f"Site {number} of {deployment.sites}.", program="flower-supernode", home="$HERE/flwr")
     return head + _SITE.format(
         address=deployment.address,
@@ -102,20 +102,20 @@ def site_script(deployment: Deployment, number: int) -> str:
 
 
 def server_unit(part: str) -> str:
-    """The unit of the SuperLink, or of the SuperExec."""
+    """Return the systemd unit of the SuperLink or the SuperExec."""
     return _UNIT.format(about=f"fedalloy: {part}", place=f"deployment/server/{part}.sh", writes="deployment")
 
 
 def site_unit(number: int) -> str:
-    """A site's unit."""
+    """Return the systemd unit of a site."""
     return _UNIT.format(about=f"fedalloy: site {number}", place=f"site-{number}/start.sh", writes=f"site-{number}")
 
 
-APP = """# What Flower ships to the sites: two names and the experiment. Their code is the fedalloy that each site has.
+APP = """# What Flower ships to the sites: two names and the experiment. The code is each site's own fedalloy.
 [project]
 name = "fedalloy-deployment"
 version = "1.0.0"
-description = "An experiment of fedalloy's"
+description = "A fedalloy experiment"
 license = "Apache-2.0"
 dependencies = ["fedalloy[flower]"]
 

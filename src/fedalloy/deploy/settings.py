@@ -1,4 +1,4 @@
-"""The setting of an experiment as each side of a deployment sees it: a site its own data, the server none."""
+"""The setting of an experiment as each side of a deployment sees it: a site has its own data, the server has none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy.base import rng
-from fedalloy.config.build import Built, build, public_of, setting_of
+from fedalloy.config.build import Built, build, other_data, public_of, setting_of
 from fedalloy.config.experiment import Experiment
 from fedalloy.data.card import PartitionCard, gini
 from fedalloy.data.partition import Partition
@@ -41,7 +41,7 @@ class Sizes(Protocol):
 
     @property
     def counts(self) -> Sequence[int]:
-        """Training samples of each class; empty where the method does not need them."""
+        """Training samples of each class; empty if the method does not need them."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +55,19 @@ class Amount:
 
 
 def known_sizes(begun: Mapping[str, Any]) -> dict[int, Sizes]:
-    """How much data each site had when a run began, as its `run.json` says."""
+    """Return how much data each site had when a run began, according to its `run.json`."""
     clients, partition = begun["clients"], begun["partition"]
     parts = (clients["train_sizes"], clients["test_sizes"], partition["val"], clients["class_counts"])
     return {k: Amount(*numbers) for k, numbers in enumerate(zip(*parts, strict=True))}
 
 
 def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
-    """The server's setting: the right number of samples everywhere, all of them blank."""
+    """Build the server's setting: the right number of samples at each site, all of them blank."""
     return with_sizes(without_sizes(exp, len(amounts)), amounts)
 
 
 def without_sizes(exp: Experiment, sites: int) -> Built:
-    """The server's setting before anybody has said how much data there is: one blank sample at each site."""
+    """Build the server's setting before the sites report their sizes: one blank sample at each site."""
     amounts = dict.fromkeys(range(sites), Amount(1, 1))
     if exp.data.name != AGREED:
         return with_sizes(build(exp), amounts)
@@ -86,14 +86,14 @@ def without_sizes(exp: Experiment, sites: int) -> Built:
 
 
 def with_sizes(built: Built, amounts: Mapping[int, Sizes]) -> Built:
-    """The server's setting with as many blank samples as each site has; they take no room, however many they are."""
+    """Return the server's setting with as many blank samples as each site has; they take no memory."""
     like, amounts = built.setting.sites[0].train, dict(sorted(amounts.items()))
     sites = [_blank_site(like, amount) for amount in amounts.values()]
     setting = replace(built.setting, sites=sites, secret_noise=True)
     if built.data.name != AGREED:
         return replace(built, setting=setting)
     part = _partition(setting.seed, amounts)
-    note = f"{sum(setting.sizes):,} rows, which stay at {len(amounts)} sites"
+    note = f"{sum(setting.sizes):,} rows that stay at {len(amounts)} sites"
     return replace(
         built,
         setting=setting,
@@ -104,7 +104,7 @@ def with_sizes(built: Built, amounts: Mapping[int, Sizes]) -> Built:
 
 
 def _partition(seed: int, amounts: Mapping[int, Sizes]) -> Partition:
-    """How many rows each site has; which ones they are, only the site knows."""
+    """Return a partition with the number of rows of each site; only the site knows which rows they are."""
 
     def rows(counts: Iterable[int]) -> tuple[NDArray[np.int64], ...]:
         return tuple(np.broadcast_to(np.int64(0), count) for count in counts)
@@ -114,7 +114,7 @@ def _partition(seed: int, amounts: Mapping[int, Sizes]) -> Partition:
 
 
 def _card(part: Partition, classes: int) -> PartitionCard:
-    """A card that says how many samples each site has, and nothing of their classes."""
+    """Return a card with the number of samples of each site, without their classes."""
     parts = [(len(train), len(val)) for train, val in zip(part.train, part.val, strict=True)]
     sizes = np.array(parts, np.int64).sum(axis=1)
     return PartitionCard(
@@ -131,17 +131,17 @@ def _card(part: Partition, classes: int) -> PartitionCard:
 
 
 def for_share(exp: Experiment, client: int, share: int) -> Setting:
-    """A site's setting in a rehearsal: one share of the experiment's own data, the other clients blank."""
+    """Build a site's setting in a rehearsal: one share of the experiment's own data, blanks for other clients."""
     setting = build(exp).setting
     if not 0 <= share < len(setting.sites):
-        raise UsageError(f"share = {share}, but the experiment's data has {len(setting.sites)} shares, from 0 on")
+        raise UsageError(f"share = {share}, but the experiment's data has {len(setting.sites)} shares, numbered from 0")
     sites = [_blank_site(site.train, _amount(site)) for site in setting.sites]
     sites[client] = setting.sites[share]
     return replace(setting, sites=sites, secret_noise=True)
 
 
 def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting:
-    """A site's setting with samples of its own; what others have is not known here, and not needed."""
+    """Build a site's setting with its own samples; the data of other sites is not known here and not needed."""
     agreed = frame(exp.data)
     train, test = tensors(data, size=exp.data.size)
     if train.x.shape[1:] != agreed.x.shape[1:]:
@@ -154,16 +154,18 @@ def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting
 
 
 def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
-    """A site's samples as training, test and validation parts; without a test part, a share is drawn for it.
+    """Split a site's samples into training, test and validation parts; without test data, a share is drawn for it.
 
-    The draw follows from the seed: the server can tell which rows are whose part, and nothing of what they hold. Under
-    [privacy] this is covered, since it depends on the number of samples alone (see `Privacy`).
+    The draw depends on the seed: the server can tell which rows belong to which part, but not what they contain. Under
+    [privacy] this is covered, since it only depends on the number of samples (see `Privacy`).
     """
     order = torch.randperm(len(train), generator=rng.generator(exp.seed, "site split"))
     held = 0 if test is not None else max(1, round(exp.partition.test_fraction * len(train)))
     kept = round(exp.partition.validation * (len(train) - held))
     if held + kept >= len(train):
-        raise DataError(f"{len(train)} samples are too few to train, test and validate on; give this site more")
+        raise DataError(
+            f"{len(train)} samples are too few for training, testing and validation; add samples to this site's data"
+        )
     own_test = train.subset(order[:held].sort().values) if test is None else test
     validation = train.subset(order[held : held + kept].sort().values) if kept else None
     return Site(train.subset(order[held + kept :].sort().values), own_test, validation)
@@ -171,29 +173,29 @@ def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
 
 def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> Setting:
     pool = sites[0].train
-    public, space = public_of(exp.public, agreed, pool, None, exp)
+    public, space = public_of(exp, other_data(exp, agreed, pool), pool)
     return replace(setting_of(exp, agreed, pool, sites, public, space), secret_noise=True)
 
 
 def _blank_site(like: Samples, amount: Sizes) -> Site:
-    """As many samples as a site has, none of them its own."""
+    """Return as many blank samples as a site has."""
     validation = _blank(like, amount.validation) if amount.validation else None
     return Site(_blank(like, amount.train, amount.counts), _blank(like, amount.test), validation)
 
 
 @dataclass(frozen=True, eq=False)
 class Blank(Samples):
-    """Samples of which only the number is known, and perhaps of which classes they are."""
+    """Samples of which only the number is known and, for some methods, the number in each class."""
 
     by_class: Sequence[int] = ()
 
     def counts(self, classes: int) -> Tensor:
-        """What the site has said, or nothing."""
+        """Return the counts that the site has reported, or zeros."""
         return torch.tensor(self.by_class or [0] * classes, dtype=torch.int64)
 
 
 def _blank(like: Samples, count: int, counts: Sequence[int] = ()) -> Samples:
-    """So many times one row, which takes the room of one."""
+    """Repeat one row `count` times, using the memory of one."""
     x = torch.zeros(1, *like.x.shape[1:], device=like.x.device)
     first = torch.zeros(1, dtype=torch.int64)
     return Blank(x, first, first.expand(count), counts)

@@ -1,4 +1,4 @@
-"""A site's own side: what its `site.toml` says, and the setting that its client acts in."""
+"""A site's side of a deployment: its `site.toml`, and the setting of its client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedalloy.storage.store import FREE
 
 @dataclass(frozen=True, kw_only=True)
 class SiteFile:
-    """What `site.toml` says: which client this is, and its data or, in a rehearsal, its share of the experiment's."""
+    """The contents of `site.toml`: which client this is, and its data or, in a rehearsal, its share."""
 
     client: int
     data: str | None = None
@@ -30,28 +30,30 @@ class SiteFile:
 
     def __post_init__(self) -> None:
         if (self.data is None) == (self.share is None):
-            raise UsageError('site.toml must say either data = "FILE" or, in a rehearsal, share = NUMBER')
+            raise UsageError('site.toml must have either data = "FILE" or, in a rehearsal, share = NUMBER')
         if self.client < 0:
             raise UsageError(f"client = {self.client} in site.toml must not be negative")
 
 
 def read_site(folder: Path) -> SiteFile:
-    """What the `site.toml` in a folder says."""
+    """Read the `site.toml` in a folder."""
     return construct(SiteFile, read_toml(folder / "site.toml", "site file"), "site.toml")
 
 
 def site_setting(folder: Path, sites: int) -> tuple[int, Setting]:
-    """The client that a site is, and its setting, from what was handed to it and the data it has."""
+    """Return a site's client number and its setting, from its folder and its data."""
     site, exp = read_site(folder), agreed_experiment(folder)
     if site.client >= sites:
-        raise UsageError(f"client = {site.client} in site.toml, but there are {sites} sites, from 0 on")
+        raise UsageError(f"client = {site.client} in site.toml, but there are {sites} sites, numbered from 0")
     if site.share is not None:
         if exp.data.name == AGREED:
-            raise UsageError('share = ... in site.toml goes with a named data set; write data = "FILE"')
+            raise UsageError(
+                'share = ... in site.toml requires a named data set in the experiment; write data = "FILE"'
+            )
         return site.client, for_share(exp, site.client, site.share)
     if exp.data.name != AGREED:
         raise UsageError(
-            f'data = ... in site.toml goes with data.name = "{AGREED}" in the experiment, which has '
+            f'data = ... in site.toml requires data.name = "{AGREED}" in the experiment, which has '
             f"'{exp.data.name}'; write share = {site.client}"
         )
     assert site.data is not None
@@ -60,7 +62,7 @@ def site_setting(folder: Path, sites: int) -> tuple[int, Setting]:
 
 
 def agreed_experiment(folder: Path) -> Experiment:
-    """The experiment that a site was handed, its plug-ins loaded."""
+    """Load a site's plug-ins and read its experiment."""
     load_installed()
     for file in sorted((folder / "plugins").glob("*.py")):
         load_file(file)
@@ -68,20 +70,20 @@ def agreed_experiment(folder: Path) -> Experiment:
 
 
 def refuse_another(agreed: Experiment, asked: Mapping[str, Any]) -> None:
-    """Refuse a server that runs another experiment than the one this site was handed; only rounds may be added.
+    """Refuse a server whose experiment differs from this site's own; only the number of rounds may differ.
 
     >>> refuse_another(experiment({"rounds": 3}), experiment({"rounds": 30}).to_dict())
     >>> refuse_another(experiment({}), experiment({"method": "dafkd"}).to_dict())
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: the server runs another experiment than this site agreed to (method); nothing was done
+    fedalloy.errors.UsageError: the server's experiment differs from the one this site agreed to (method); refused
     """
     here = json.loads(json.dumps(agreed.to_dict()))
     differing = [key for key in sorted({*here, *asked} - FREE - METHOD_PARTS) if here.get(key) != asked.get(key)]
-    # The server may write a method's defaults out.
+    # The server may write out a method's defaults.
     if made_from(asked) != make_method(agreed):
         differing.append("method")
     if differing:
         raise UsageError(
-            f"the server runs another experiment than this site agreed to ({', '.join(differing)}); nothing was done"
+            f"the server's experiment differs from the one this site agreed to ({', '.join(differing)}); refused"
         )

@@ -1,6 +1,6 @@
-"""A site's own samples: an .npz file, a .csv file or a folder of images, read where they lie.
+"""Read a site's own samples: an .npz file, a .csv file or a folder of images.
 
-Whatever is wrong with them is said in one sentence, with the line, the column or the image where that is known.
+Every problem is reported in one sentence, with the line, the column or the image where that is known.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-FORMATS = ("PNG", "JPEG", "BMP", "TIFF")  # and nothing else that Pillow could open, whatever a file is called
+FORMATS = ("PNG", "JPEG", "BMP", "TIFF")  # no other format that Pillow can open, regardless of the file's name
 LARGEST = float(np.finfo(np.float32).max)
 SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -29,10 +29,10 @@ _Split = tuple[Array, Array]  # inputs and labels
 
 
 def read_samples(path: Path, agreed: Dataset, *, label: str | None = None, size: int | None = None) -> Dataset:
-    """The samples at a path, normalised by what the sites have agreed on.
+    """Read the samples at a path, normalised with the constants that the sites have agreed on.
 
-    Classes are numbers from 0, or the agreed names. `label` is a .csv file's column of classes; images are brought to
-    `size` pixels a side. Columns of numbers are kept as they are, whatever their type.
+    Classes are integers from 0, or the agreed names. `label` is a .csv file's column of classes; images are resized to
+    `size` pixels per side. Tables keep their values, regardless of their dtype.
     """
     with reading(path, "this site's data"):
         (x, y), test = _parts(path, agreed, label, size)
@@ -52,27 +52,27 @@ def read_samples(path: Path, agreed: Dataset, *, label: str | None = None, size:
 
 
 def _parts(path: Path, agreed: Dataset, label: str | None, size: int | None) -> tuple[_Split, _Split | None]:
-    """Training and test samples as the path holds them."""
+    """Return the training and test samples at a path."""
     if not path.exists():
-        raise DataError(f"there is no data at {quoted(path)}; name this site's data in its site.toml")
+        raise DataError(f"there is no data at {quoted(path)}; write the path of this site's data in its site.toml")
     if path.is_dir():
         return _images(path, agreed, size)
-    if not path.is_file():  # a pipe could be read for ever
-        raise DataError(f"{quoted(path)} is not a file; name this site's data in its site.toml")
+    if not path.is_file():  # reading a pipe might never end
+        raise DataError(f"{quoted(path)} is not a file; write the path of this site's data in its site.toml")
     if path.suffix == ".npz":
         return _npz(path, agreed)
     if path.suffix == ".csv":
         return _csv(path, agreed, label), None
-    raise DataError(f"{quoted(path)} is neither an .npz file, a .csv file nor a folder of images")
+    raise DataError(f"{quoted(path)} is not an .npz file, a .csv file or a folder of images")
 
 
 def _fitting(name: str, x: Array, agreed: Dataset) -> Array:
-    """Inputs of as many channels or columns as the sites agreed on."""
+    """Check that inputs have as many channels or columns as the sites agreed on."""
     table, channels = x.ndim == 2, agreed.x.shape[1]
-    # Whole numbers of one byte are pixels in images, but in a table the agreed constants are in the column's own unit.
+    # uint8 values are pixels in images, but in a table the agreed constants are in the column's own unit.
     found = as_inputs(name, x.astype(np.float32) if table and x.dtype == np.uint8 else x)
     if found.shape[1] != channels:
-        what = "columns beside the class" if table else "channels"
+        what = "columns besides the class" if table else "channels"
         raise DataError(f"'{name}' has {found.shape[1]} {what}, but the sites agreed on {channels}")
     return found
 
@@ -96,7 +96,7 @@ def _npz(path: Path, agreed: Dataset) -> tuple[_Split, _Split | None]:
 
 
 def _csv(path: Path, agreed: Dataset, label: str | None) -> _Split:
-    # Spreadsheets write a byte order mark before the first name.
+    # Spreadsheets write a byte order mark before the first column name.
     with path.open(newline="", encoding="utf-8-sig") as stream:
         rows = csv.reader(stream)
         try:
@@ -111,7 +111,8 @@ def _csv(path: Path, agreed: Dataset, label: str | None) -> _Split:
                     continue
                 if len(row) != len(header):
                     raise DataError(
-                        f"{quoted(path)}: line {rows.line_num} has {len(row)} columns, the first line {len(header)}"
+                        f"{quoted(path)}: line {rows.line_num} has {len(row)} columns, but the first line has "
+                        f"{len(header)}"
                     )
                 y.append(row.pop(column))
                 x.append(_values(path, rows.line_num, names, row))
@@ -119,33 +120,32 @@ def _csv(path: Path, agreed: Dataset, label: str | None) -> _Split:
         except csv.Error as error:
             raise DataError(f"{quoted(path)}: line {rows.line_num} cannot be read: {error}") from error
         except UnicodeDecodeError as error:
-            raise DataError(
-                f"{quoted(path)} is not UTF-8 text after line {rows.line_num}; save it as CSV in UTF-8"
-            ) from error
+            raise DataError(f"{quoted(path)} is not UTF-8 text after line {rows.line_num}; save it as UTF-8") from error
     if not x:
-        raise DataError(f"{quoted(path)} has no rows below its first line, which names the columns")
+        raise DataError(f"{quoted(path)} has no rows below its header line")
     return np.array(x, np.float32), _classes(y, agreed, path, lambda row: f"line {lines[row]}")
 
 
 def _label_column(path: Path, header: Sequence[str], label: str | None) -> int:
-    """The place of the label among a file's columns, each of which has a name of its own."""
+    """Return the index of the label column; column names must be unique."""
     if not header:
-        raise DataError(f"{quoted(path)} is empty in its first line, which must name the columns")
+        raise DataError(f"{quoted(path)}: the first line is empty, but it must contain the column names")
     for separator, name in SEPARATORS.items():
         if len(header) == 1 and separator in header[0]:
             raise DataError(
-                f"{quoted(path)} separates its columns by {name}; save it with commas, and with points in numbers"
+                f"{quoted(path)} uses {name} to separate columns; save it with commas, and with decimal points in "
+                "numbers"
             )
     for place, name in enumerate(header):
         if not name.strip():
             raise DataError(
                 f"{quoted(path)}: column {place + 1} has no name; name it in the first line, or remove it if it only "
-                "counts the rows"
+                "contains row numbers"
             )
         if name in header[:place]:
-            raise DataError(f"{quoted(path)} has two columns {shown(name)}; rename or remove one of them")
+            raise DataError(f"{quoted(path)} has two columns named {shown(name)}; rename or remove one of them")
     if label is not None and label not in header:
-        raise DataError(f"{quoted(path)} has no column {shown(label)}; its columns are {shown(', '.join(header))}")
+        raise DataError(f"{quoted(path)} has no column {shown(label)}; the columns are {shown(', '.join(header))}")
     return len(header) - 1 if label is None else header.index(label)
 
 
@@ -156,14 +156,14 @@ def _values(path: Path, line: int, names: Sequence[str], row: Sequence[str]) -> 
         name, text = next((name, text) for name, text in zip(names, row, strict=True) if not _is_number(text))
     if not text.strip():
         raise DataError(
-            f"{quoted(path)}: line {line}, column {shown(name)} is empty; fill the value in or leave the line out"
+            f"{quoted(path)}: line {line}, column {shown(name)} is empty; fill in the value or remove the line"
         )
     raise DataError(f"{quoted(path)}: line {line}, column {shown(name)} is {shown(text)}, which is not a finite number")
 
 
 def _number(text: str) -> float:
     value = float(text)
-    if not abs(value) <= LARGEST or "_" in text:  # Python reads 1_000, nobody else does
+    if not abs(value) <= LARGEST or "_" in text:  # only Python accepts 1_000
         raise ValueError
     return value
 
@@ -178,7 +178,9 @@ def _is_number(text: str) -> bool:
 
 def _images(path: Path, agreed: Dataset, size: int | None) -> tuple[_Split, _Split | None]:
     if size is None:
-        raise DataError(f"{quoted(path)} is a folder, but without data.size the sites agreed on columns of numbers")
+        raise DataError(
+            f"{quoted(path)} is a folder, but the experiment has no data.size, so the sites agreed on tables"
+        )
     train = path / "train"
     first = _folder(train if train.is_dir() else path, agreed, size)
     test = path / "test"
@@ -186,7 +188,7 @@ def _images(path: Path, agreed: Dataset, size: int | None) -> tuple[_Split, _Spl
 
 
 def _folder(path: Path, agreed: Dataset, size: int) -> _Split:
-    """Images in folders that are named by their classes, in the order of their names."""
+    """Read images from folders named after their classes, in the order of their names."""
     mode = {1: "L", 3: "RGB"}.get(agreed.x.shape[1])
     if mode is None:
         raise DataError(f"images have 1 or 3 channels, but the sites agreed on {agreed.x.shape[1]}")
@@ -198,15 +200,15 @@ def _folder(path: Path, agreed: Dataset, size: int) -> _Split:
         if file.suffix.lower() in IMAGES
     ]
     if not found:
-        raise DataError(f"{quoted(path)} has no images in folders that are named by their classes")
+        raise DataError(f"{quoted(path)} has no images in folders named after their classes")
     y = _classes([name for _, name in found], agreed, path, lambda place: f"folder {shown(found[place][1])}")
     stacked = np.stack([_pixels(file, mode, size) for file, _ in found])
     return stacked[:, None] if mode == "L" else stacked.transpose(0, 3, 1, 2), y
 
 
 def _pixels(file: Path, mode: str, size: int) -> Array:
-    """One image in this mode and size."""
-    from PIL import Image  # matplotlib cannot be installed without it
+    """Read one image and convert it to this mode and size."""
+    from PIL import Image  # matplotlib depends on it
 
     with reading(file, "an image"), warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -215,7 +217,7 @@ def _pixels(file: Path, mode: str, size: int) -> Array:
         with Image.open(file, formats=FORMATS) as image:
             if image.mode[0] in "IF":
                 raise DataError(
-                    f"{quoted(file)} has pixels of 16 bits or more ({image.mode}); save it with 8 bits each"
+                    f"{quoted(file)} has 16 or more bits per pixel channel (mode {image.mode}); save it with 8 bits"
                 )
             pixels = image.convert(mode)
         if pixels.size != (size, size):
@@ -224,14 +226,14 @@ def _pixels(file: Path, mode: str, size: int) -> Array:
 
 
 def _classes(labels: Sequence[str], agreed: Dataset, path: Path, place: Callable[[int], str]) -> Array:
-    """Classes as numbers: each is one of the agreed names or a number; `place` says where a label stands."""
+    """Convert labels, agreed names or numbers, to class numbers; `place` describes where a label is."""
     numbers = {str(number): number for number in range(agreed.classes)}
     known = numbers | {name: number for number, name in enumerate(agreed.label_names)}
     for row, label in enumerate(labels):
         if label not in known:
             options = shown(", ".join(agreed.label_names)) + " or " if agreed.label_names else ""
             raise DataError(
-                f"{quoted(path)}: {place(row)} has the class {shown(label)}, but the sites agreed on {options}numbers "
+                f"{quoted(path)}: {place(row)} has class {shown(label)}, but the sites agreed on {options}numbers "
                 f"from 0 to {agreed.classes - 1}"
             )
     return np.array([known[label] for label in labels], np.int64)

@@ -1,4 +1,4 @@
-"""Memory that processes share: tensors in a mapped file, and trees written into one and read where they lie."""
+"""Shared memory between processes: tensors in a mapped file, and trees written to it and read in place."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MEMORY = Path("/dev/shm")
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> tuple[Tensor, str]:
-    """A tensor whose memory another process can map, and the path under which it does until `withdraw`.
+    """Create a tensor whose memory another process can map, and the path under which it can do so until `withdraw`.
 
-    On Linux the path leads to an open file of this process that has no name: whatever ends the process, nothing stays.
-    Elsewhere it is a file that stays until it is withdrawn.
+    On Linux the path refers to an open, unnamed file of this process: however the process ends, nothing is left.
+    Elsewhere it is a file that remains until it is withdrawn.
     """
     size = max(1, torch.Size(shape).numel()) * dtype.itemsize
-    # A container may have little shared memory; an ordinary temporary file serves as well while it stays in the cache.
+    # A container may have little shared memory; a regular temporary file is as good while it stays in the page cache.
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2 * size
     folder = _MEMORY if roomy else None
     try:
@@ -42,12 +42,12 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> tuple[Te
             os.truncate(handle, size)
             os.close(handle)
     except OSError as error:
-        raise StorageError(f"{size:,} bytes of shared memory cannot be had: {error.strerror or error}") from error
+        raise StorageError(f"{size:,} bytes of shared memory cannot be allocated: {error.strerror or error}") from error
     return mapped(path, shape, dtype), path
 
 
 def withdraw(path: str) -> None:
-    """Let nobody else map a shared tensor from now on; who has mapped it keeps it. Call it once for each path."""
+    """Stop other processes from mapping a shared tensor; existing mappings stay valid. Call it once for each path."""
     if path.startswith("/proc/"):
         os.close(int(Path(path).name))
     else:
@@ -55,7 +55,7 @@ def withdraw(path: str) -> None:
 
 
 def _nameless() -> bool:
-    """Whether workers can open this process's files under /proc: it belongs to the user, unless secrets are guarded."""
+    """Return whether workers can open this process's files under /proc, which hardened systems prevent."""
     try:
         return os.stat("/proc/self/fd").st_uid == os.geteuid()
     except OSError:  # there is no /proc
@@ -63,14 +63,14 @@ def _nameless() -> bool:
 
 
 def mapped(path: str, shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> Tensor:
-    """The tensor that another process shares under this path."""
+    """Map the tensor that another process shares under this path."""
     count = torch.Size(shape).numel()
     flat = torch.from_file(path, shared=True, size=max(1, count), dtype=dtype)
     return flat[:count].view(shape)
 
 
 def size_of(body: Tree) -> int:
-    """How many bytes a tree takes in an arena."""
+    """Return how many bytes a tree takes in an arena."""
     head, tensors = tree.header(body)
     return 8 + len(head) + sum(t.numel() * t.element_size() for t in tensors)
 
@@ -94,7 +94,7 @@ def write(body: Tree, arena: Tensor) -> None:
 
 
 def read(arena: Tensor) -> dict[str, Any]:
-    """The tree at the beginning of an arena; its tensors are views, valid until the arena is written again."""
+    """Read the tree at the beginning of an arena; its tensors are views, valid until the arena is written again."""
     size = struct.unpack("<Q", arena[:8].numpy().tobytes())[0]
     head = json.loads(arena[8 : 8 + size].numpy().tobytes())
     flat = json.loads(head.pop("__metadata__")["leaves"])

@@ -1,72 +1,37 @@
-"""What all engines share: addressing, memories, lost replies, the byte ledger and the order of replies."""
+"""Code shared by all engines: addressing, memories, lost replies, the byte ledger and the order of replies."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.base import rng
+from fedalloy.base import rng, tree
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Generation, Message, Method, Network, Reply, State, initial_generator
+from fedalloy.federation.core import Client, Generation, Message, Method, Network, State, initial_generator
+from fedalloy.federation.engine import Answer, Engine, Failed, Failure, Forgot
 from fedalloy.federation.gate import farthest, refusal, strays
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.train.costs import Ledger, Meter, metered
 from fedalloy.train.fit import LocalWork
-from fedalloy.train.privacy import LEDGER, charged
+from fedalloy.train.privacy import charged, overspent
 
-REFERENCE = "memory digest"  # reserved, in what the server has of a memory that stays with its client
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A client's reply with what it took to make it."""
-
-    client: int
-    reply: Reply
-    meter: Meter
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client from which no answer will come in this round, and why."""
-
-    client: int
-    reason: str
-
-
-class Failed(Failure):
-    """A client that was there and could not act on what it was sent."""
-
-
-class Forgot(Failure):
-    """A client whose memory is gone: it begins anew, and what it answers then comes after this."""
-
-
-class Carrier(Protocol):
-    """The one thing that engines do differently: bring messages to clients and their answers back, in any order."""
-
-    setting: Setting
-    memories: dict[int, Tree]
-
-    def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Let clients act."""
+REFERENCE = "memory digest"  # reserved key: the server's reference to a memory that stays with its client
 
 
 @dataclass
 class Round:
     """One round as the server sees it: the `Federation` of every engine."""
 
-    engine: Carrier
+    engine: Engine
     method: Method
     round: int
     ledger: Ledger = field(default_factory=Ledger)
@@ -76,8 +41,8 @@ class Round:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
     spent: set[int] = field(default_factory=set)
-    sound: set[int] = field(default_factory=set)  # clients of which a reply counts
-    failed: set[int] = field(default_factory=set)  # those that could not act on what they were sent
+    sound: set[int] = field(default_factory=set)  # clients with a valid reply
+    failed: set[int] = field(default_factory=set)  # clients that could not act on what they were sent
     back_to: int | None = None
 
     @property
@@ -96,7 +61,7 @@ class Round:
 
     @property
     def outputs(self) -> int:
-        """Outputs of a network."""
+        """Number of outputs of a network."""
         return self._setting.outputs
 
     @property
@@ -110,12 +75,12 @@ class Round:
         return self._setting.sizes
 
     def label_counts(self, client: int) -> Tensor:
-        """A client's training samples of each class."""
+        """Return the number of a client's training samples of each class."""
         return self._setting.sites[client].train.counts(self.classes)
 
     @property
     def cap(self) -> float | None:
-        """The largest share that one client's size may give it, if there is one."""
+        """The largest share of the weight that a client's size may give it, if there is a limit."""
         return self.method.aggregation.cap
 
     @property
@@ -125,7 +90,7 @@ class Round:
 
     @property
     def scale(self) -> Scale:
-        """How inputs were normalised."""
+        """The normalisation of the inputs."""
         return self._setting.scale
 
     @property
@@ -140,27 +105,27 @@ class Round:
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
-        """The clients whose networks are equal in structure, names and shapes, group by group."""
+        """The groups of clients whose networks have the same structure, names and shapes."""
         return self._setting.groups
 
     def build(self, client: int | None = None) -> nn.Module:
-        """The server's network as it is before any training, or a client's."""
+        """Build the server's network, or a client's, before any training."""
         return metered(self._setting.build(SERVER if client is None else client), self.meter)
 
     def generator(self, make: Network) -> nn.Module:
-        """A generator as it is before any training."""
+        """Build a generator before any training."""
         return initial_generator(make, self.seed, self._setting.layout, self._setting.device, self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, ascending."""
+        """Return the clients of this round in ascending order."""
         return self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
 
     def steps(self, client: int) -> int:
-        """How many optimiser steps this client takes in a round."""
+        """Return how many optimiser steps this client takes in a round."""
         return self._setting.steps(client)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """The server's random stream for a purpose in this round."""
+        """Return the server's random stream for a purpose in this round."""
         return rng.generator(self.seed, purpose, self.round, SERVER)
 
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
@@ -169,7 +134,10 @@ class Round:
         ids = sorted(set(clients))
         unknown = [k for k in ids if k not in range(len(self._setting.sites))]
         if unknown:
-            raise UsageError(f"{self.method.name} asks client {unknown[0]}, which does not exist")
+            raise UsageError(f"{self.method.name} asks client {unknown[0]}, but there is no such client")
+        tree.check(body, f"message '{action}'")
+        for k, part in own.items():
+            tree.check(part, f"message '{action}' of client {k}")
         messages = [Message(action, k, {**body, **own.get(k, {})}) for k in ids]
         for message in messages:
             self.ledger.sent(message.body)
@@ -186,9 +154,9 @@ class Round:
                 continue
             if answer.client not in due:
                 again = answer.client in sent
-                self._quarantine(answer.client, action, "it answered twice" if again else "nobody asked it")
+                self._quarantine(answer.client, action, "it answered twice" if again else "it was not asked")
                 continue
-            if isinstance(answer, Failure):  # the first sound answer counts, whatever came before it
+            if isinstance(answer, Failure):  # the first valid answer counts, even after failures
                 self._quarantine(answer.client, action, answer.reason)
                 self.failed |= {answer.client} if isinstance(answer, Failed) else set()
             elif self._arrived(answer, sent[answer.client], faults.get(place)):
@@ -198,7 +166,7 @@ class Round:
             elif answer.client in self.lost:
                 due.remove(answer.client)
         if len(replies) < (needed := self._setting.quorum.needed(len(ids))):
-            self.skip(f"{len(replies)} of {len(ids)} clients answered, and {needed} are needed")
+            self.skip(f"{len(replies)} of {len(ids)} clients answered, but {needed} are needed")
         return replies
 
     def skip(self, reason: str) -> NoReturn:
@@ -208,16 +176,16 @@ class Round:
 
     @property
     def trained(self) -> bool:
-        """Whether a client has answered soundly in this round."""
+        """Whether any client has given a valid answer in this round."""
         return bool(self.sound)
 
     @property
     def untrainable(self) -> bool:
-        """Whether more clients failed on what they were sent than answered soundly; who is away says nothing of it."""
+        """Whether more clients failed to act than gave a valid answer; absent clients do not count."""
         return len(self.failed - self.sound) > len(self.sound)
 
     def go_back(self, trusted: Generation) -> State:
-        """The state of an earlier round as that of this one."""
+        """Return the state of an earlier round as the state of this round."""
         self.back_to = trusted.state.round
         return State(self.round, trusted.state.body)
 
@@ -225,7 +193,7 @@ class Round:
         self.quarantined.append({"client": client, "action": action, "reason": reason})
 
     def _faults(self, answers: Sequence[Answer | Failure], sent: Mapping[int, Message]) -> dict[int, str]:
-        """Why answers do not count, by their place: each by itself, then those that lie far out beside the others."""
+        """Return why answers are refused, by position: first each one separately, then those far from the others."""
         found: dict[int, str] = {}
         distances: dict[int, float] = {}
         for place, answer in enumerate(answers):
@@ -248,34 +216,34 @@ class Round:
         if reason is not None:
             self._quarantine(answer.client, message.action, reason)
             self.failed |= {answer.client} - self.spent
-            # It remembers nothing of the round, but what it spent of its privacy is spent.
+            # It keeps no memory of the round, but the privacy that it spent stays spent.
             if memory := charged(self.engine.memories.get(answer.client, {}), answer.reply.keep):
                 self.engine.memories[answer.client] = memory
             return False
         if answer.reply.keep is not None:
             self.engine.memories[answer.client] = charged(answer.reply.keep, self.engine.memories.get(answer.client))
         if lost:
-            self.lost.add(answer.client)  # it has trained and remembers, but the server never hears of it
+            self.lost.add(answer.client)  # it has trained and keeps its memory, but the server never gets the reply
             return False
         self.ledger.received(answer.reply.body)
         return True
 
     def _fault(self, answer: Answer, message: Message) -> str | None:
-        """Why an answer does not count, if so: its client has no privacy left, or it is not what it must be."""
+        """Return why an answer is refused, or None: the privacy budget is spent, or it breaks the contract."""
         body = answer.reply.body
-        if self._setting.privacy is not None and isinstance(body, Mapping) and isinstance(body.get(LEDGER), str):
+        if (spent := overspent(self._setting.privacy, body)) is not None:
             self.spent.add(answer.client)
-            return f"one more round would exceed its privacy budget of {self._setting.privacy.budget}"
-        contract = self.method.expects(message, self)
-        return refusal(body, contract, message.body, self.method.aggregation.max_distance)
+            return spent
+        contract, most = self.method.expects(message, self), self.method.aggregation.max_distance
+        return refusal(body, contract, message.body, most, is_tree=answer.reply.checked)
 
     def pool(self) -> Samples:
-        """All clients' training data in one place, counted as uploaded in the first round."""
+        """Return all clients' training data in one place, counted as uploaded in the first round."""
         data = pooled([site.train for site in self._setting.sites])
         if self.round == 1:
             self.ledger.up["data"] += len(data) * (data.x[0].numel() * data.x.element_size() + data.y.element_size())
         return data
 
     def learner(self, samples: Samples, steps: int) -> Client:
-        """The server as a learner on samples of its own."""
+        """Return the server as a learner on its own samples."""
         return self._setting.learner(samples, steps, self.round, self.meter)

@@ -1,4 +1,4 @@
-"""A setting on its way to another process: its data in shared memory, its clients as one list of rows."""
+"""Transfer of a setting to another process: its data in shared memory, its clients as one list of rows."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fedalloy.data.samples import Samples
 from fedalloy.engine.arena import mapped, shared, withdraw
 from fedalloy.federation.setting import Setting, Site
 
-Part = tuple[str, tuple[int, ...], torch.dtype]  # where a shared tensor lies
+Part = tuple[str, tuple[int, ...], torch.dtype]  # path, shape and dtype of a shared tensor
 
-DATA = ("sites", "public", "holdout")  # the fields of a setting that hold samples
+DATA = ("sites", "public", "holdout")  # the fields of a setting that contain samples
 
 
 @dataclass(frozen=True)
 class Cargo:
-    """What crosses to a worker: paths and shapes of the data, whose rows `spans` says, and all else of the setting."""
+    """What is sent to a worker: paths and shapes of the data, the rows of each client, and the rest of the setting."""
 
     pools: list[tuple[Part, Part]]
     rows: Part
     spans: Part
-    labelled: bool | None  # whether the public set has labels; None: clients hold none
-    rest: Mapping[str, Any]  # the setting's other fields, whatever they are
+    labelled: bool | None  # whether the public set has labels; None if clients have no public set
+    rest: Mapping[str, Any]  # the setting's other fields
 
 
 def pack(setting: Setting) -> Cargo:
-    """Put a setting's data into shared memory, each pool once, whatever the number of clients.
+    """Put a setting's data into shared memory, each pool once, regardless of the number of clients.
 
-    The parent goes on to use its own copy; `release` gives the memory back when no worker will map it any more.
+    The parent keeps using its own copy; call `release` when no more workers will map the memory.
     """
     with ExitStack() as undo:
         cargo = _packed(setting, undo)
@@ -67,19 +67,19 @@ def _packed(setting: Setting, undo: ExitStack) -> Cargo:
 
 
 def unpack(cargo: Cargo) -> Setting:
-    """The setting as a worker sees it: training data only, over shared memory."""
+    """Rebuild the setting in a worker: training data only, in shared memory."""
     pools = [(mapped(*x), mapped(*y)) for x, y in cargo.pools]
     rows, spans = mapped(*cargo.rows), mapped(*cargo.spans).tolist()
     nobody = [Samples(x, y, rows[:0]) for x, y in pools]
     held = [Samples(pools[pool][0], pools[pool][1], rows[begin:end]) for pool, begin, end in spans]
     public = None if cargo.labelled is None else PublicSet(held.pop(), labelled=cargo.labelled, holder="all")
-    # The public set, if there is one, has the last span and is no site.
+    # The public set, if there is one, has the last span and is not a site.
     sites = [Site(samples, nobody[pool]) for samples, (pool, _, _) in zip(held, spans, strict=False)]
     return Setting(sites=sites, public=public, **cargo.rest)
 
 
 def release(cargo: Cargo) -> None:
-    """Let nobody else map the shared memory; who has mapped it keeps it."""
+    """Stop other processes from mapping the shared memory; existing mappings stay valid."""
     for path, _, _ in [part for pool in cargo.pools for part in pool] + [cargo.rows, cargo.spans]:
         withdraw(path)
 

@@ -1,10 +1,10 @@
-"""Which engine carries a run; all give the same bits, so that the choice is one of time alone."""
+"""Choice of the engine for a run; all give the same bits, so the choice only affects speed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal
 
 from fedalloy.config.experiment import Experiment
 from fedalloy.engine.cores import usable_cores
@@ -13,15 +13,12 @@ from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method
+from fedalloy.federation.engine import Engine
 from fedalloy.federation.setting import Setting
 
-if TYPE_CHECKING:  # Flower is an extra, and slow to import
-    from fedalloy.engine.flower.carrier import Flower
-
 Kind = Literal["auto", "pool", "threads", "serial", "flower"]
-AnyEngine: TypeAlias = "Serial | Threads | Pool | Flower"
 
-WORTH_A_POOL = 2e11  # floating-point operations: below, the workers' start takes longer than they save
+WORTH_A_POOL = 2e11  # floating-point operations: below this, starting workers takes longer than they save
 
 
 @contextmanager
@@ -33,14 +30,14 @@ def engine_for(
     workers: int | None,
     say: Callable[[str], None],
     exp: Experiment | None = None,
-) -> Iterator[AnyEngine]:
-    """Open an engine that carries these methods in this setting, and close it in the end.
+) -> Iterator[Engine]:
+    """Open an engine for these methods in this setting, and close it at the end.
 
-    Flower's clients build their settings themselves, from the experiment.
+    Flower's clients build their settings themselves from the experiment.
     """
     found = kind_for(methods, setting, rounds, kind, workers, exp)
     if found == "flower":
-        from fedalloy.engine.flower.simulation import Simulation
+        from fedalloy.engine.flower.simulation import Simulation  # Flower is an extra, and slow to import
 
         assert exp is not None
         with Simulation(setting, exp, workers=workers, say=say) as simulation:
@@ -50,7 +47,10 @@ def engine_for(
             yield pool
     elif found == "threads":
         if kind != "threads":
-            say("a method or network defined in a script or notebook cannot leave it: clients run in threads")
+            say(
+                "a method or network defined in a script or notebook cannot be sent to another process; clients run "
+                "in threads"
+            )
         yield Threads(setting, workers=workers)
     else:
         yield Serial(setting)
@@ -64,25 +64,25 @@ def kind_for(
     workers: int | None,
     exp: Experiment | None = None,
 ) -> Kind:
-    """Which engine carries these methods in this setting, if the one that is asked for can.
+    """Return the engine for these methods in this setting; refuse a requested engine that cannot run them.
 
-    `auto` is the pool where it is worth its start or there is a deadline, and else the serial engine.
+    `auto` is the pool if it is worth its start-up time or there is a deadline, and otherwise the serial engine.
     """
     if kind == "flower":
         if exp is None:
-            raise UsageError("engine = 'flower' carries runs of an experiment only; write engine = 'auto' here")
+            raise UsageError("engine = 'flower' can only run an experiment; write engine = 'auto' here")
         return kind
     deadline = setting.quorum.deadline
     if deadline is not None and kind == "auto":
-        kind = "pool"  # nobody else can end a client that is late
+        kind = "pool"  # no other engine can stop a client that is late
     if deadline is not None and kind != "pool":
         raise UsageError(
-            f"quorum.deadline = {deadline:g} needs clients in processes of their own, which can be ended; write "
-            "engine = 'pool', or leave the deadline out"
+            f"quorum.deadline = {deadline:g} needs clients in separate processes, which can be stopped; write "
+            "engine = 'pool', or remove the deadline"
         )
     if setting.device.type != "cpu" and kind == "pool":
         raise UsageError(
-            f"the pool shares the CPU's memory, and the data is on '{setting.device}'; write engine = 'auto'"
+            f"the pool uses CPU memory, but the data is on '{setting.device}'; write engine = 'auto'"
             + (" and no quorum.deadline" if deadline is not None else "")
         )
     if kind == "auto":
@@ -92,8 +92,8 @@ def kind_for(
     if kind == "pool" and not all(can_cross(m, setting) for m in methods):
         if deadline is not None:
             raise UsageError(
-                f"quorum.deadline = {deadline:g} needs the pool, and a method or network defined in a script or "
-                "notebook cannot be sent there; put it into a file of its own, or leave the deadline out"
+                f"quorum.deadline = {deadline:g} needs the pool, but a method or network defined in a script or "
+                "notebook cannot be sent to it; put it into a separate file, or remove the deadline"
             )
         return "threads"
     return kind

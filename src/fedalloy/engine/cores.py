@@ -1,4 +1,4 @@
-"""How many cores there really are."""
+"""The number of usable cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def usable_cores() -> int:
-    """How many cores this process may use.
+    """Return how many cores this process may use.
 
     >>> usable_cores() >= 1
     True

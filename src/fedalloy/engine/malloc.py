@@ -1,4 +1,4 @@
-"""Keep glibc from returning activations to the kernel at every step; elsewhere this does nothing."""
+"""Keep glibc from returning memory to the kernel at every step; does nothing on other systems."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SETTINGS = {-3: 1 << 30, -1: 2**31 - 1, -2: 64 << 20}  # M_MMAP_THRESHOLD, M_TR
 
 
 def tune_malloc() -> bool:
-    """Tell glibc to keep freed memory; returns whether there was a glibc to tell."""
+    """Tell glibc to keep freed memory; return whether this worked."""
     try:
         libc = ctypes.CDLL("libc.so.6")
         return all(libc.mallopt(option, value) == 1 for option, value in _SETTINGS.items())

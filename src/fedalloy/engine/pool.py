@@ -1,8 +1,8 @@
-"""The pool: the clients of a round side by side in worker processes, bit-equal to the serial engine.
+"""The pool: the clients of a round run in parallel in worker processes, bit-equal to the serial engine.
 
-Each worker has one torch thread and takes one client at a time, the longest first. Data sits in shared memory; a task
-crosses the pipe as ids, its tensors through an arena that parent and worker share. A worker that dies costs one retry
-of its client, with the same bits; a client whose worker dies twice counts as absent.
+Each worker has one torch thread and runs one client at a time, the longest first. Data is in shared memory; a task is
+sent through the pipe as ids, and its tensors through an arena that parent and worker share. If a worker dies, its
+client is retried once, with the same bits; a client whose worker dies twice counts as absent.
 """
 
 from __future__ import annotations
@@ -23,33 +23,32 @@ from torch import Tensor
 from fedalloy.base import plugins
 from fedalloy.base.tree import Tree, clone
 from fedalloy.engine import arena
-from fedalloy.engine.base import Answer, Failure, Round
 from fedalloy.engine.cargo import Cargo, pack, release
 from fedalloy.engine.cores import usable_cores
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
-from fedalloy.federation.core import Generation, Message, Method, Reply
+from fedalloy.federation.core import Message, Method, Reply
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.setting import Setting
 
-ARENA = 1 << 20  # bytes to begin with; an arena grows to the largest message
-DEAD = (EOFError, ConnectionError)  # what a pipe says when nobody is at its other end
-TRIES = 2  # a client that kills its worker so many times counts as absent
-DIED = "its worker died twice; is memory short?"
+ARENA = 1 << 20  # initial size in bytes; an arena grows to the largest message
+DEAD = (EOFError, ConnectionError)  # raised by a pipe whose other end is closed
+TRIES = 2  # a client that kills its worker this many times counts as absent
+DIED = "its worker died twice, perhaps because memory ran out"
 
 
 class WorkerError(FedalloyError):
     """A client whose action failed in a worker, or whose worker died."""
 
 
-class Pool:
-    """Runs clients in worker processes, which live as long as the engine; use it in a `with` block.
+class Pool(Serial):
+    """Run clients in worker processes, which live as long as the engine; use it in a `with` block.
 
-    `workers` is by default the number of cores that this process may use.
+    By default, `workers` is the number of cores that this process may use.
     """
 
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None, workers: int | None = None) -> None:
-        self.setting = setting
-        self.memories: dict[int, Tree] = dict(memories or {})
-        self.trusted: Generation | None = None
+        super().__init__(setting, memories)
         self._cargo = pack(setting)
         self.workers = min(workers or usable_cores(), len(setting.sites))
         self._workers: list[_Worker] = []
@@ -69,20 +68,16 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the workers and give the shared memory back."""
+        """Stop the workers and release the shared memory."""
         for worker in self._workers:
             worker.stop()
         release(self._cargo)
 
-    def open(self, method: Method, round: int) -> Round:
-        """Begin a round."""
-        return Round(self, method, round)
-
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Give the longest client to the first free worker, until all have answered or failed."""
+        """Assign the longest client to the first free worker, until all have answered or failed."""
         waiting = sorted(messages, key=lambda m: (self.setting.cost(m.client), -m.client))
         deaths: Counter[int] = Counter()
-        busy: dict[Connection, tuple[int, Message]] = {}  # by the place of its worker
+        busy: dict[Connection, tuple[int, Message]] = {}  # worker index and message
         idle = list(range(self.workers))
         answers: list[Answer | Failure] = []
         begun: dict[Connection, float] = {}
@@ -100,7 +95,7 @@ class Pool:
                     message, place = waiting.pop(), idle.pop()
                     try:
                         pipe = self._given(place, method, round, message)
-                    except (WorkerError, *DEAD) as error:  # not even a new worker could take it
+                    except (WorkerError, *DEAD) as error:  # a new worker could not take it either
                         died(message, f"{error}" if isinstance(error, WorkerError) else DIED)
                         idle.append(place)
                     else:
@@ -120,20 +115,20 @@ class Pool:
                     self._workers[place].stop()
                     answers.append(Failure(message.client, f"it took longer than {self.setting.quorum.deadline:g} s"))
         except Exception:
-            for place, message in busy.values():  # somebody failed: what others still answer belongs to no one
+            for place, message in busy.values():  # a client failed: discard the answers of the others
                 with suppress(Exception):
                     self._workers[place].take(message)
             raise
         return answers
 
     def _patience(self, begun: Iterable[float]) -> float | None:
-        """How many seconds may pass until the first of these clients is late; None: as many as it takes."""
+        """Return the seconds until the first of these clients is late, or None without a deadline."""
         if self.setting.quorum.deadline is None:
             return None
         return max(0.0, min(begun) + self.setting.quorum.deadline - time.monotonic())
 
     def _given(self, place: int, method: Method, round: int, message: Message) -> Connection:
-        """Give a task to a worker, or to its successor if it was stopped or has died since its last one."""
+        """Give a task to a worker, or to a new one if it was stopped or has died since its last task."""
         memory = self.memories.get(message.client, {})
         if not self._workers[place].stopped:
             with suppress(*DEAD):
@@ -145,7 +140,7 @@ class Pool:
 
 
 class _Worker:
-    """A worker process as its parent sees it."""
+    """The parent's side of a worker process."""
 
     def __init__(self, cargo: Cargo) -> None:
         ours, theirs = socket.socketpair()
@@ -157,18 +152,18 @@ class _Worker:
                 ours.close()
                 raise WorkerError(f"a worker could not start: {error.strerror or error}") from error
         self.pipe = Connection(ours.detach())
-        with suppress(*DEAD):  # `wait_until_ready` says what has happened
+        with suppress(*DEAD):  # `wait_until_ready` reports what happened
             self.pipe.send(plugins.loaded_files())
             self.pipe.send(cargo)
         self._method: Method | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped."""
+        """Whether the worker was stopped."""
         return self.pipe.closed
 
     def wait_until_ready(self) -> None:
-        """Wait for its imports, and give it its first arenas."""
+        """Wait until the worker has started, and send it its first arenas."""
         try:
             kind, *words = self.pipe.recv()
             if kind == "failed":
@@ -177,13 +172,13 @@ class _Worker:
             self.inbox = self._arena("inbox", ARENA)
             self.outbox = self._arena("outbox", ARENA)
         except DEAD as error:
-            code = self.process.wait()  # nobody has killed it yet: this is how it ended
+            code = self.process.wait()  # not killed by us: this is how it ended
             self.stop()
-            how = f"signal {-code} ended it" if code < 0 else f"it left with code {code}"
-            raise WorkerError(f"a worker could not start: {how}; is memory short?") from error
+            how = f"signal {-code} ended it" if code < 0 else f"it exited with status {code}"
+            raise WorkerError(f"a worker could not start: {how}, perhaps because memory ran out") from error
 
     def give(self, method: Method, round: int, message: Message, memory: Tree) -> Connection:
-        """Hand over a task; its answer is fetched with `take` when there is something in the pipe."""
+        """Send a task; fetch its answer with `take` when the pipe is readable."""
         if method is not self._method:
             self.pipe.send(("method", method))
             self._method = method
@@ -196,7 +191,7 @@ class _Worker:
         return self.pipe
 
     def take(self, message: Message) -> Answer:
-        """The answer to the task."""
+        """Receive the answer to the task."""
         kind, *rest = self.pipe.recv()
         if kind == "grow":
             self.outbox = self._arena("outbox", 2 * rest[0])
@@ -208,10 +203,10 @@ class _Worker:
             raise error
         found = clone(arena.read(self.outbox))
         meter, seconds = rest
-        return Answer(message.client, Reply(found["body"], found.get("keep")), meter, seconds)
+        return Answer(message.client, Reply(found["body"], found.get("keep")).known(), meter, seconds)
 
     def stop(self) -> None:
-        """End the process, which may be dead already."""
+        """Kill the process if it is still running."""
         if self.stopped:
             return
         self.pipe.close()
@@ -229,7 +224,7 @@ class _Worker:
 
 
 def can_cross(method: Method, setting: Setting) -> bool:
-    """Whether a method and its networks can be sent to a worker: what a notebook or a script defines cannot."""
+    """Return whether a method and its networks can be sent to a worker; code in a notebook or script cannot."""
     things = [type(method), *map(_maker, setting.networks), _maker(setting.server), setting.augment]
     if any(getattr(thing, "__module__", None) == "__main__" for thing in things):
         return False

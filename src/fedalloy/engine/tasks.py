@@ -1,4 +1,4 @@
-"""What a worker of the pool does: one client's action after the other, with data and messages in shared memory."""
+"""The work of a pool worker: clients' actions one after the other, with data and messages in shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedalloy.federation.setting import Setting
 
 
 def serve(pipe: Connection) -> None:
-    """Carry out tasks until the parent hangs up."""
+    """Run tasks until the parent closes the pipe."""
     torch.set_num_threads(1)
     tune_malloc()
     try:
@@ -61,7 +61,7 @@ def _task(
     action: str,
     client: int,
 ) -> Tensor:
-    """Let one client act; returns the outbox, which may have had to grow."""
+    """Let one client act; return the outbox, which may have grown."""
     start = time.perf_counter()
     found = arena.read(inbox)
     me = setting.client(client, round, found["memory"])
@@ -85,7 +85,7 @@ def _task(
 
 
 def _failure(error: Exception) -> tuple[type[FedalloyError] | None, str]:
-    """What the parent shall raise, so that it ends as the serial engine would; None: what it raises for a worker."""
+    """Return the error type and message for the parent to raise, as the serial engine would; None: a WorkerError."""
     if isinstance(error, FedalloyError):
         kind = next(kind for kind in type(error).__mro__ if kind.__module__.startswith("fedalloy."))
         assert issubclass(kind, FedalloyError)

@@ -1,4 +1,4 @@
-"""Clients side by side in threads of this process: for methods and networks that cannot be sent to another one."""
+"""Run clients in threads of this process, for methods and networks that cannot be sent to another process."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from fedalloy.base.tree import Tree
-from fedalloy.engine.base import Answer
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, Method, act
+from fedalloy.federation.engine import Answer
 from fedalloy.federation.setting import Setting
 
 
 class Threads(Serial):
-    """Runs clients in threads, bit-equal to the serial engine; a method that draws from a global stream is not."""
+    """Run clients in threads, bit-equal to the serial engine unless a method draws from a global random stream."""
 
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None, workers: int | None = None) -> None:
         super().__init__(setting, memories)
         self.workers = workers or usable_cores()
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
-        """Let the clients act side by side, the longest first."""
+        """Let the clients act in parallel, the longest first."""
 
         def one(message: Message) -> Answer:
             start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A worker of the pool: `python -m fedalloy.engine.worker FD PARENT`, started by the pool and by nobody else.
+"""A worker of the pool: `python -m fedalloy.engine.worker FD PARENT`, started only by the pool.
 
-It is a program of its own and not a fork, so that a user's script needs no `if __name__ == "__main__"` and no thread of
-the parent is left half-way. What it does is in `tasks.py`, which takes seconds to import, because it needs torch;
-before that a worker makes sure that it ends with its parent.
+It is a separate program, not a fork, so that a user's script needs no `if __name__ == "__main__"` and no thread of the
+parent is interrupted. Its work is in `tasks.py`, which takes seconds to import because it needs torch; before that, a
+worker makes sure that it ends with its parent.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Let this process be killed when its parent ends, however that ends; at once, if it has ended already."""
+    """Have this process killed when its parent ends for any reason, or immediately if it has already ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the line above
+        if os.getppid() != parent:  # the parent ended before the line above
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(pipe: int, parent: int) -> None:
-    """Serve the pipe whose descriptor the pool passed on."""
+    """Serve the pipe whose descriptor the pool passed."""
     end_with(parent)
-    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):  # Windows has none
-        # Ctrl-C and a closed terminal are the parent's affair.
+    for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):  # Windows has no SIGHUP
+        # The parent handles Ctrl-C and a closed terminal.
         signal.signal(number, signal.SIG_IGN)
     from fedalloy.engine.tasks import serve
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,10 @@ from fedalloy.federation.quorum import QuorumError
 from fedalloy.train.costs import Meter, metered
 from fedalloy.train.fit import LocalWork, address_dropout, load, params
 from fedalloy.train.noise import secret_seed
-from fedalloy.train.privacy import LEDGER, Account, BudgetSpentError, closed, rolled_back, run_address
+from fedalloy.train.privacy import Account, accounted, rolled_back
+
+if TYPE_CHECKING:
+    from fedalloy.federation.engine import Engine
 
 Network = Callable[[], nn.Module]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -35,7 +38,7 @@ Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Message:
-    """What travels between the server and one client; its content is checked when it is made.
+    """What travels between the server and one client; `fed.ask` checks what is sent, and the gate what comes back.
 
     >>> Message("train", 3, {"n": 5})["n"]
     5
@@ -44,9 +47,6 @@ class Message:
     action: str
     client: int
     body: Tree
-
-    def __post_init__(self) -> None:
-        tree.check(self.body, f"message '{self.action}' of client {self.client}")
 
     def __getitem__(self, key: str) -> Any:
         return self.body[key]
@@ -57,14 +57,26 @@ class Message:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client's action returns: the answer, and what the client remembers (None: as before)."""
+    """What a client's action returns: the answer, and what the client remembers (None: as before).
+
+    It is `checked` once, where it comes into being: both are trees, and the gate need not ask again. A changed copy
+    is not.
+    """
 
     body: Tree
     keep: Tree | None = None
+    checked: bool = field(default=False, init=False, compare=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def check(self) -> Reply:
+        """Refuse what is not made of trees."""
         tree.check(self.body, "reply")
         tree.check(self.keep or {}, "memory")
+        return self.known()
+
+    def known(self) -> Reply:
+        """Take over that it was checked, in another process of this program."""
+        object.__setattr__(self, "checked", True)
+        return self
 
 
 def reply(*, keep: Tree | None = None, **body: Any) -> Reply:
@@ -298,7 +310,7 @@ class Method:
             value = getattr(self.aggregation, key)
             if value not in (None, "mean") and not {key, f"{key}={value}"} & self.takes:
                 raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
-        if self.aggregation.weights is None:
+        if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
 
     @property
@@ -394,6 +406,13 @@ class Method:
         """Other models of this client that are worth measuring, such as the one before its local update, by view."""
         return {}
 
+    def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
+        """What `fedalloy draw` can show besides the models: data by kind of picture, see `knowledge/pictures.py`.
+
+        A string in the place of the data says why there is no such picture.
+        """
+        return {}
+
 
 def group_of(view: str) -> int | None:
     """The number of the group whose model a view is, if its name says so.
@@ -447,28 +466,28 @@ def hyper_parameters(method: Method) -> dict[str, Any]:
 def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
     """Let a client carry out a message; every engine does it through this function.
 
-    A client that is alone in its process has torch's global stream seeded, for layers that know no other. Under
-    [privacy] its account travels with what it keeps, and one whose budget is spent answers with that alone. What goes
-    wrong gets a note of whose action it was; what would end more than that, such as SystemExit, is an error like any.
+    A client that is alone in its process has torch's global stream seeded, for layers that know no other. What goes
+    wrong, a reply that is no tree too, gets a note of whose action it was; what would end more than that, such as
+    SystemExit, is an error like any.
     """
     do = getattr(method, message.action, None)
     if not is_action(do):
         raise UsageError(f"{method.name} has no action '{message.action}'; mark it with @action")
-    assert do is not None
-    if me.account is not None:
-        me.account.run = run_address(method, me.work, me.account.privacy)
+
+    def answered() -> Reply:
+        assert do is not None
+        found = do(me, message)
+        if not isinstance(found, Reply):
+            raise UsageError(f"{method.name}.{message.action} returned {type(found).__name__}; return reply(...)")
+        return found
+
     with rng.seeded(me.secret_or(me.seed), message.action, me.round, me.id) if alone else nullcontext():
         try:
-            answer = do(me, message)
-        except BudgetSpentError as spent:
-            answer = Reply({LEDGER: str(spent)})
+            return (answered() if me.account is None else accounted(method, me, answered, Reply)).check()
         except BaseException as error:
             if by_signal(error):
                 raise
             raise _told(error, f"client {me.id}, action '{message.action}'")  # noqa: B904  # mostly the same error
-    if not isinstance(answer, Reply):
-        raise UsageError(f"{method.name}.{message.action} returned {type(answer).__name__}; return reply(...)")
-    return answer if me.account is None else Reply(answer.body, closed(me.account, me.memory, answer.keep))
 
 
 def _told(error: BaseException, note: str) -> Exception:
@@ -501,19 +520,6 @@ def initial(
 def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
     """Build a generator from a stream of its own; its passes are counted apart from the classifier's."""
     return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
-
-
-class Engine(Protocol):
-    """Carries messages to clients and keeps their memories; serial, pool and flower are engines.
-
-    `trusted` is the newest generation that clients are known to have trained from, while that is not the present one.
-    """
-
-    memories: dict[int, Tree]
-    trusted: Generation | None
-
-    def open(self, method: Method, round: int) -> Federation:
-        """Begin a round."""
 
 
 def run(
@@ -590,7 +596,6 @@ __all__ = [
     "Augmentation",
     "Card",
     "Client",
-    "Engine",
     "Federation",
     "Generation",
     "Message",

@@ -10,8 +10,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,32 +30,6 @@ from fedalloy.train.fit import load, predict, side_by_side
 PERSONAL = "personal"
 VIEWS = 3  # models of a round that a client evaluates, beside one for each group of equal networks
 STAGES, LONGEST = 16, 100  # that a client may have, and characters in the name of one
-
-
-class Local(Protocol):
-    """An engine whose clients' data and memories are in this process."""
-
-    setting: Setting
-    memories: dict[int, Tree]
-    workers: int
-
-
-@runtime_checkable
-class Remote(Protocol):
-    """An engine whose clients keep data and memories to themselves, and so evaluate for themselves."""
-
-    def begin(self, folder: Path | None) -> None:
-        """A run begins; simulated clients may keep files in this folder."""
-
-    def evaluate(self, method: Method, state: State) -> dict[str, Any]:
-        """The record of a round's views."""
-
-
-def views_on(engine: Local | Remote, method: Method, state: State) -> dict[str, Any]:
-    """The record of a round's views, on any engine."""
-    if isinstance(engine, Remote):
-        return engine.evaluate(method, state)
-    return evaluate(engine.setting, method, state, engine.memories, engine.workers)
 
 
 def evaluate(

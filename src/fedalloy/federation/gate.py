@@ -78,9 +78,16 @@ def room(contract: Contract | None) -> Room | None:
 
 
 def refusal(
-    body: Any, contract: Contract | None, sent: Mapping[str, Any] | None = None, max_distance: float = math.inf
+    body: Any,
+    contract: Contract | None,
+    sent: Mapping[str, Any] | None = None,
+    max_distance: float = math.inf,
+    *,
+    is_tree: bool = False,
 ) -> str | None:
     """Why a reply is refused, if it is: one line, whatever was sent; what is not refused is a tree.
+
+    Whether it is one is looked at here, unless that is known.
 
     Without a contract its numbers must at least be finite. A network that comes back under the name with which one was
     sent must not lie farther from that one than `max_distance` times its norm (see `relative_distance`).
@@ -97,7 +104,8 @@ def refusal(
     try:
         fault = _fault(body, contract)
         if fault is None:
-            tree.check(body, "it")
+            if not is_tree:
+                tree.check(body, "it")
             fault = _strayed(body, sent or {}, max_distance)
     except UsageError as error:
         fault = str(error)

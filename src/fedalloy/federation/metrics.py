@@ -1,19 +1,24 @@
-"""How well a federation does: pure functions on the clients' accuracies and confusion counts.
+"""How well a federation does: the table of all metrics, and pure functions of accuracies and confusion counts.
 
-Accuracies are fractions, one per client, of every client, active or not. A client without test samples has no
-accuracy: it is `nan`, and every function leaves it out. Where no client is left, the answer is `nan`.
+`METRICS` is the one place that names a metric: its column, unit, direction and meaning. Records, tables, plots, the
+report and the docs all take them from there.
+
+Accuracies are fractions, one for each client, active or not. A client without test samples has no accuracy: it is
+`nan`, and every function skips it. If no client is left, the result is `nan`.
 AMP, FM and WLP are defined in FedKF (Zhou et al.), ALMA in KnFu (Seyedmohammadi et al.).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedalloy.base.rng import numpy_generator
+from fedalloy.base.text import TIMES, human_bytes, human_seconds, number, plus_minus
 from fedalloy.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -21,6 +26,153 @@ Counts = NDArray[np.int64]
 
 # Far below one test sample among a billion, far above the rounding of a sum: for >= between accuracies.
 TINY = 1e-12
+
+Unit = Literal["percent", "thousandths", "number", "count", "client", "bytes", "seconds"]
+FACTORS: dict[Unit, float] = {"percent": 100.0, "thousandths": 1000.0}  # by which a value is multiplied when written
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: where it comes from, how it is written, and which direction is better.
+
+    >>> METRICS["amp"].write(0.8407, 0.0012), METRICS["bytes_total"].write(1500.0)
+    ('84.07 ± 0.12', '1.50 kB')
+    """
+
+    name: str  # its key in records, rows and `table.json`
+    heading: str
+    unit: Unit
+    better: Literal["high", "low", ""]
+    meaning: str
+    source: Literal["view", "curve", "run"] = "view"  # recorded for each view; of a view's curve; of the whole run
+    path: tuple[str, ...] = ()  # where a round's record has it, if it is summed over all rounds
+    table: Literal["comparison", "mixtures", ""] = ""  # the table that shows it
+
+    @property
+    def factor(self) -> float:
+        """What a value is multiplied by when it is written or plotted."""
+        return FACTORS.get(self.unit, 1.0)
+
+    @property
+    def title(self) -> str:
+        """The heading of a plot."""
+        return f"{self.heading}, lower is better" if self.better == "low" else self.heading
+
+    def write(self, mean: float | None, std: float | None = None) -> str:
+        """A value as text; scores have their standard deviation over seeds beside them, if there is one."""
+        if self.unit == "bytes":
+            return human_bytes(mean)
+        if self.unit == "seconds":
+            return human_seconds(mean)
+        if self.unit in ("count", "client"):
+            return number(mean, 0)
+        mean, std = (None if value is None else value * self.factor for value in (mean, std))
+        return plus_minus(mean, std)
+
+
+# In the order of the columns of a table.
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "amp", "AMP %", "percent", "high", table="comparison",
+            meaning="Average model performance: correct predictions over all clients' test samples. A client counts "
+            "by the size of its test set.",
+        ),
+        Metric(
+            "fm", f"FM {TIMES}10³", "thousandths", "low", table="comparison",
+            meaning="Fairness: the variance of accuracy across clients, each counted once.",
+        ),
+        Metric(
+            "wlp", "WLP %", "percent", "high", table="comparison",
+            meaning="Worst local performance: the accuracy of the worst client. No mixture of the clients' test sets "
+            "has a lower accuracy.",
+        ),
+        Metric(
+            "worst_client", "Worst", "client", "", table="comparison",
+            meaning="The id of the client with the lowest accuracy.",
+        ),
+        Metric(
+            "bottom10", "Low 10 %", "percent", "high", table="comparison",
+            meaning="The mean accuracy of the worst 10 % of the clients.",
+        ),
+        Metric(
+            "balanced", "Balanced %", "percent", "high", table="comparison",
+            meaning="Balanced accuracy: the mean recall over the classes, pooled over all clients' test samples.",
+        ),
+        Metric(
+            "macro_f1", "Macro-F1 %", "percent", "high", table="comparison",
+            meaning="The mean F1 score over the classes, pooled over all clients' test samples.",
+        ),
+        Metric(
+            "test", "Test %", "percent", "high", table="comparison",
+            meaning="The accuracy on a common test set, if there is one.",
+        ),
+        Metric(
+            "gap", "Gap %", "percent", "low", source="curve", table="comparison",
+            meaning="The accuracy that local training loses after distillation: AMP of the distilled view minus AMP "
+            "of the personal view.",
+        ),
+        Metric(
+            "rounds_to_target", "To target", "count", "low", source="curve", table="comparison",
+            meaning="The first round that reaches the target.",
+        ),
+        Metric(
+            "bytes_total", "Bytes", "bytes", "low", source="run", path=("bytes",), table="comparison",
+            meaning="Bytes sent in all rounds, to the clients and back.",
+        ),
+        Metric(
+            "seconds", "Time", "seconds", "low", source="run", path=("seconds", "total"), table="comparison",
+            meaning="Wall-clock time of all rounds, including evaluation.",
+        ),
+        Metric(
+            "round", "Round", "count", "", source="curve", table="comparison",
+            meaning="The round that the scores are taken from.",
+        ),
+        Metric(
+            "mixture_min", "Lowest %", "percent", "high", table="mixtures",
+            meaning="The lowest accuracy on 100 random mixtures of the clients' test sets.",
+        ),
+        Metric(
+            "mixture_mean", "Mean %", "percent", "high", table="mixtures",
+            meaning="The mean accuracy on these mixtures.",
+        ),
+        Metric(
+            "mixture_var", f"Variance {TIMES}10³", "thousandths", "low", table="mixtures",
+            meaning="The variance of accuracy across these mixtures.",
+        ),
+        Metric(
+            "alma", "ALMA %", "percent", "high",
+            meaning="Average local model accuracy: the mean accuracy over clients, each counted once.",
+        ),
+        Metric(
+            "validation", "Validation %", "percent", "high",
+            meaning="The accuracy on the clients' validation data, pooled, if any was set aside.",
+        ),
+        Metric("loss", "Loss", "number", "low", meaning="The mean cross-entropy per test sample."),
+        Metric(
+            "stability", "Stability %", "percent", "low", source="curve",
+            meaning="The standard deviation of AMP over the last 20 evaluated rounds.",
+        ),
+        Metric("rounds", "Rounds", "count", "", source="run", meaning="The number of the last round."),
+        Metric(
+            "bytes_up", "Bytes up", "bytes", "low", source="run", path=("bytes", "up"),
+            meaning="Bytes sent from the clients in all rounds.",
+        ),
+        Metric(
+            "bytes_down", "Bytes down", "bytes", "low", source="run", path=("bytes", "down"),
+            meaning="Bytes sent to the clients in all rounds.",
+        ),
+        Metric(
+            "flops", "FLOPs", "number", "low", source="run", path=("flops",),
+            meaning="Floating-point operations of all rounds, without those of generators.",
+        ),
+    )
+}  # fmt: skip
+
+# The choices of an experiment's `stop.metric` and of the metrics of a `[[published]]` table.
+StopMetric = Literal["amp", "wlp", "alma", "test", "validation"]
+PublishedMetric = Literal["amp", "alma", "fm", "wlp", "test"]
 
 
 def accuracy_per_client(confusion: Counts) -> Floats:
@@ -98,16 +250,6 @@ def bottom(acc: ArrayLike, share: float = 0.1) -> float:
     a = np.sort(_measured(acc))
     # Rounded first, because 0.07 * 100 is 7.000000000000001 and must not become eight clients.
     return float(a[: math.ceil(round(share * a.size, 9))].mean()) if a.size else math.nan
-
-
-def quantiles(acc: ArrayLike, at: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)) -> Floats:
-    """The accuracies below which these shares of the clients lie, linear between clients.
-
-    >>> quantiles([0.0, 0.5, 1.0]).tolist()
-    [0.0, 0.25, 0.5, 0.75, 1.0]
-    """
-    a = _measured(acc)
-    return np.quantile(a, np.asarray(at)) if a.size else np.full(len(at), math.nan)
 
 
 def agnostic_lower_bound(acc: ArrayLike) -> float:
@@ -200,15 +342,6 @@ def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> in
     means = np.lib.stride_tricks.sliding_window_view(values, smoothing).mean(-1)
     hits = np.flatnonzero(means >= target - TINY)
     return int(hits[0]) + smoothing if hits.size else None
-
-
-def speedup(reference_rounds: int | None, rounds: int | None) -> float | None:
-    """How many times fewer rounds than the reference; None where either never reached the target.
-
-    >>> speedup(100, 40)
-    2.5
-    """
-    return None if reference_rounds is None or rounds is None else reference_rounds / rounds
 
 
 def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:

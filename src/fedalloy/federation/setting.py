@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -204,39 +204,28 @@ class Setting:
     def client(self, id: int, round: int, memory: Tree) -> Client:
         """A client as its actions see it in this round."""
         memory, account = opened(self.privacy, memory, secret=self.secret_noise)
+        public = self.public if self.public is not None and self.public.holder == "all" else None
+        me = self._learner(id, round, self.sites[id].train, self.steps(id))
+        return replace(me, memory=memory, public=public, account=account)
+
+    def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
+        """The server as a learner on samples of its own."""
+        return replace(self._learner(SERVER, round, samples, steps), meter=meter)
+
+    def _learner(self, id: int, round: int, train: Samples, steps: int) -> Client:
+        """Whoever learns in this setting, with all that it fixes for everybody."""
         return Client(
             id=id,
             round=round,
             seed=self.seed,
-            train=self.sites[id].train,
-            classes=self.classes,
-            work=self.work,
-            steps=self.steps(id),
-            network=self.network(id),
-            memory=memory,
-            public=self.public if self.public is not None and self.public.holder == "all" else None,
-            augment=self.augment,
-            layout=self.layout,
-            scale=self.scale,
-            account=account,
-            outputs=self.outputs,
-        )
-
-    def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
-        """The server as a learner on samples of its own."""
-        return Client(
-            id=SERVER,
-            round=round,
-            seed=self.seed,
-            train=samples,
+            train=train,
             classes=self.classes,
             work=self.work,
             steps=steps,
-            network=self.network(SERVER),
+            network=self.network(id),
             augment=self.augment,
             layout=self.layout,
             scale=self.scale,
-            meter=meter,
             outputs=self.outputs,
         )
 

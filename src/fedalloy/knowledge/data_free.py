@@ -1,13 +1,80 @@
-"""Data-free distillation: what makes a generator useful to a student, judged by a teacher alone (FedKF, Sec. IV-C)."""
+"""Data-free distillation: a generator makes images, and a teacher alone judges them (FedKF, Sec. IV-C)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from fedalloy.base.options import Count, NotNegative, Positive, Several, Variant, by_variant, option
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Client, Federation
+from fedalloy.knowledge.pictures import Images, from_noise
+from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.losses import ce
+
+
+class Judged(NamedTuple):
+    """A batch of images with a teacher's features of them and its answers, as logits."""
+
+    images: Tensor
+    feature: Tensor
+    answers: Tensor
+
+
+def judged(teacher: nn.Module, images: Tensor) -> Judged:
+    """What a teacher sees in images, in one pass."""
+    assert callable(teacher.features)
+    assert callable(teacher.head)
+    feature = teacher.features(images)
+    return Judged(images, feature, teacher.head(feature))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFree:
+    """The part of a method that makes images: a generator's shape and the loss that a teacher gives it.
+
+    The paper's equations take L_IE without a scale and L_A as a sum over features; its code takes L_IE within [0, 1]
+    and the mean over features.
+
+    >>> batch = Judged(torch.empty(0), torch.ones(2, 3), torch.zeros(2, 2))
+    >>> DataFree(lambda_1=1.0, lambda_2=1.0, entropy="normalised", activation="mean").generator_loss(batch)
+    tensor(-0.3069)
+    """
+
+    variant: Variant = option("recommended", "whose defaults to take: the recommended ones, the paper's or its code's")
+    lambda_1: NotNegative = option(0.1, "weight of L_OH, which makes the teacher sure of every image")
+    lambda_2: NotNegative = option(0.1, "weight of L_A, which makes the teacher's features large")
+    generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")
+    noise: Count = option(100, "how many random numbers an image is made from")
+    width: Several = option(128, "channels of the generator")
+    bn_eps: Positive = option(0.8, "epsilon of the generator's inner BatchNorms")
+    entropy: Literal["normalised", "plain"] = by_variant(
+        "normalised", "L_IE within [0, 1], or without a scale as in Eq. 3", paper="plain"
+    )
+    activation: Literal["mean", "sum"] = by_variant(
+        "mean", "L_A as the mean over features, or their sum as in Eq. 4, which drowns the other terms", paper="sum"
+    )
+
+    def new_generator(self, owner: Client | Federation) -> nn.Module:
+        """The generator that all begin with, theta."""
+        make = partial(ImageGenerator, owner.shape, owner.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
+        return owner.generator(make)
+
+    def images(self, generators: Mapping[int, Tree], teacher: Tree) -> Images:
+        """The images of several generators as `fedalloy draw` shows them, sorted by a teacher."""
+        return Images(from_noise(self.new_generator, self.noise), generators, teacher)
+
+    def generator_loss(self, batch: Judged) -> Tensor:
+        """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5)."""
+        l_ie = entropy_loss(batch.answers, normalised=self.entropy == "normalised")
+        l_a = activation_loss(batch.feature, summed=self.activation == "sum")
+        return l_ie + self.lambda_1 * one_hot_loss(batch.answers) + self.lambda_2 * l_a
 
 
 def entropy_loss(answers: Tensor, *, normalised: bool = True) -> Tensor:
@@ -34,30 +101,10 @@ def one_hot_loss(answers: Tensor) -> Tensor:
 
 
 def activation_loss(feature: Tensor, *, summed: bool = False) -> Tensor:
-    """L_A (Eq. 4): minus the L1 norm of the feature, mean over the batch; the code also takes the mean over features.
+    """L_A (Eq. 4): minus the L1 norm of the feature, mean over the batch; the code averages features too.
 
     >>> activation_loss(torch.tensor([[1.0, -3.0]])), activation_loss(torch.tensor([[1.0, -3.0]]), summed=True)
     (tensor(-2.), tensor(-4.))
     """
     norms = feature.abs().flatten(1)
     return -(norms.sum(1) if summed else norms.mean(1)).mean()
-
-
-def generator_loss(
-    feature: Tensor, answers: Tensor, lambda_1: float, lambda_2: float, *, normalised: bool = True, summed: bool = False
-) -> Tensor:
-    """L_G = L_IE + lambda_1 L_OH + lambda_2 L_A (Eq. 5).
-
-    >>> generator_loss(torch.ones(2, 3), torch.zeros(2, 2), lambda_1=1.0, lambda_2=1.0)
-    tensor(-0.3069)
-    """
-    entropy = entropy_loss(answers, normalised=normalised)
-    return entropy + lambda_1 * one_hot_loss(answers) + lambda_2 * activation_loss(feature, summed=summed)
-
-
-def judged(teacher: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """A teacher's features and answers for images, in one pass."""
-    assert callable(teacher.features)
-    assert callable(teacher.head)
-    feature = teacher.features(images)
-    return feature, teacher.head(feature)

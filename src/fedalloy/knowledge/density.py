@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedalloy.base.options import Positive
 from fedalloy.errors import DataError, UsageError
 
 WidthRule = Literal["median", "median/8"]
-Width = float | WidthRule
+Width = Positive | WidthRule
 REFERENCE_WIDTH = 5.0
 
 
@@ -47,8 +48,6 @@ def fit_ratio(known: Tensor, auxiliary: Tensor, width: Width = REFERENCE_WIDTH, 
     x, y = _rows(auxiliary), _rows(known)
     n, m, s = len(x), len(y), kernel_width(known, width)
     lam = n**-0.5 if lam is None else lam
-    if not 0 < lam < math.inf:
-        raise UsageError(f"lam = {lam} must be a positive number; leave it out for 1 / sqrt(number of uniform samples)")
     ones = torch.ones(m, dtype=x.dtype, device=x.device)
     # (K11 / n + lam I) alpha = -(1 / (n m lam)) K12 1; the matrix is symmetric and positive definite.
     left = _kernel(x, x, s) / n
@@ -100,15 +99,11 @@ def kernel_width(known: Tensor, width: Width = REFERENCE_WIDTH) -> float:
     3.0
     """
     if isinstance(width, str):
-        if width not in get_args(WidthRule):
-            raise UsageError(f"there is no width '{width}'; write a positive number, 'median' or 'median/8'")
         distances = torch.pdist(_rows(known[:1000]))  # enough for a median; all pairs of very many would not fit
         distances = distances[distances > 0]
         if not len(distances):
             return REFERENCE_WIDTH
         return distances.median().item() / (1 if width == "median" else 8)
-    if not 0 < width < math.inf:
-        raise UsageError(f"the width {width} must be a positive number; 'median/8' takes it from the data")
     return float(width)
 
 
@@ -122,10 +117,6 @@ def split_known(count: int, stream: torch.Generator, share: float = 0.05, least:
     >>> [len(part) for part in split_known(60, torch.Generator())]
     [30, 30]
     """
-    if not 0 < share < 1:
-        raise UsageError(f"share = {share} of known samples must lie between 0 and 1")
-    if least < 1:
-        raise UsageError(f"least = {least} known samples cannot be; write at least 1")
     known = max(1, min(max(int(share * count), least), count // 2))
     order = torch.randperm(count, generator=stream)
     return order[:known], order[known:]
@@ -139,10 +130,6 @@ def uniform_in_box(count: int, d: int, box: tuple[float, float], stream: torch.G
             [1., 1., 1.]], dtype=torch.float64)
     """
     low, high = box
-    if not -math.inf < low <= high < math.inf:
-        raise UsageError(f"the box {box} must be two numbers, the lowest value and the highest")
-    if count < 1:
-        raise UsageError(f"{count} auxiliary samples cannot be; write at least 1")
     return low + (high - low) * torch.rand(count, d, generator=stream, dtype=torch.float64)
 
 
@@ -154,8 +141,6 @@ def threshold(ratios: Tensor, q: float = 0.25) -> float:
     >>> threshold(torch.empty(0))
     inf
     """
-    if not 0 <= q <= 1:
-        raise UsageError(f"the quantile q = {q} must lie in [0, 1]; 0.25 keeps three quarters")
     return torch.quantile(ratios, q).item() if len(ratios) else math.inf
 
 

@@ -1,4 +1,4 @@
-"""A classifier with a second head that tells its client's data from generated ones, and the game it plays (DaFKD)."""
+"""A classifier with a second head that tells its client's data from generated samples, and its losses (DaFKD)."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ class TwoHeads(nn.Module):
         self.head = head
         self.meter = meter or Meter()
 
+    def seen(self, x: Tensor) -> Tensor:
+        """What of a real image is told from generated samples: the image itself."""
+        return x
+
     def start(self, x: Tensor) -> Tensor:
-        """What both make of an image, as far as they are one."""
+        """What the shared layers make of a sample."""
         z: Tensor = nn.Sequential(*_trunk(self.net)[: self.cut])(x)
         return z
 
-    def enter(self, feature: Tensor) -> Tensor:
-        """The same of a feature, which is what `net.features` gives; these layers must be shared."""
-        z: Tensor = nn.Sequential(*_trunk(self.net)[len(self.net.features) : self.cut])(feature)
-        return z
-
     def both(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The classifier's logits and the discriminator's logit of being the client's own, from `start` on.
+        """The classifier's logits, and the discriminator's logit that a sample is the client's own, after `start`.
 
-        Two heads on one trunk are one pass, as is one of them.
+        Two heads on one trunk count as one pass, like one of them.
         """
         logits = self.net.output(nn.Sequential(*_trunk(self.net)[self.cut :])(z))
         domain = self._domain(z)
@@ -87,6 +86,23 @@ class TwoHeads(nn.Module):
         """Put a classifier's weights and a discriminator's own into this network."""
         load(self, {**{f"net.{name}": tensor for name, tensor in model.items()}, **own})
         return self
+
+
+class TwoHeadsOnFeatures(TwoHeads):
+    """The same where features are generated: the discriminator tells them from real features, the `net.features` of x.
+
+    The layers that make features must be shared.
+    """
+
+    def seen(self, x: Tensor) -> Tensor:
+        """The feature of a real image."""
+        feature: Tensor = self.net.features(x)
+        return feature
+
+    def start(self, x: Tensor) -> Tensor:
+        """What the shared layers behind the features make of a feature."""
+        z: Tensor = nn.Sequential(*_trunk(self.net)[len(self.net.features) : self.cut])(x)
+        return z
 
 
 def _trunk(net: FeatureNet) -> list[nn.Module]:

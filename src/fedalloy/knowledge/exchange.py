@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from fedalloy.base.registry import refuse_idle
+from fedalloy.base.options import Count, option
+from fedalloy.base.tree import Tree
 from fedalloy.data.public import Policy, PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Client, Federation, Method
-from fedalloy.train.fit import Optimiser, fit
+from fedalloy.train.fit import Optimiser, batches, fit, params
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPublicSamples(Method):
+    """Clients keep networks of their own and answer on public samples; the server remembers nothing by itself."""
+
+    samples: Count | None = option(None, "public samples used in a round; unset: all of them")
+    policy: Policy = option("fresh", "how a round's samples are drawn", only_with=("samples",))
+
+    def init(self, fed: Federation) -> Tree:
+        """Nothing, but refuse now what no round could draw."""
+        if fed.public is not None:
+            self.part(fed)
+        return {}
+
+    def part(self, party: Client | Federation) -> PublicSet:
+        """The public samples of this round, the same for the server and every client."""
+        return public_part(party, self.samples, self.policy)
+
+    def need_labels(self, fed: Federation, choice: str, instead: str) -> None:
+        """Refuse a public set without labels, which a choice of options needs."""
+        if fed.public is not None and not fed.public.labelled:
+            raise UsageError(f"{self.name}.{choice} needs labels; write public.labelled = true, or {instead}")
+
+    def personal(self, me: Client) -> Tree:
+        """The client's own model; before its first round, the common start of its architecture."""
+        return me.memory["model"] if me.memory else params(me.build())
 
 
 def public_part(party: Client | Federation, size: int | None, policy: Policy) -> PublicSet:
@@ -23,34 +51,6 @@ def public_part(party: Client | Federation, size: int | None, policy: Policy) ->
     if size is None:
         return party.public.subset(party.round, party.seed, len(party.public), "all")
     return party.public.subset(party.round, party.seed, size, policy)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnPublicSamples(Method):
-    """What methods share whose clients answer on public samples: which samples these are.
-
-    * `samples`, `policy`: how many public samples a round uses (all, if not given) and how they are drawn.
-    """
-
-    samples: int | None = None
-    policy: Policy = "fresh"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples is not None and self.samples < 1:
-            raise UsageError(
-                f"{self.name}.samples = {self.samples} must be at least 1; leave it out for all public samples"
-            )
-        refuse_idle(self, self.name, {"policy": ("samples",)})
-
-    @property
-    def drawn_by(self) -> Policy:
-        """How a round's samples are drawn, also where it is not written."""
-        return self.policy
-
-    def part(self, party: Client | Federation) -> PublicSet:
-        """The public samples of this round."""
-        return public_part(party, self.samples, self.drawn_by)
 
 
 def digest(
@@ -97,3 +97,15 @@ def numbered(samples: Samples) -> Samples:
     places = torch.zeros(len(samples.x), dtype=torch.int64, device=samples.x.device)
     places[samples.index] = torch.arange(len(samples), device=samples.x.device)
     return Samples(samples.x, places, samples.index)
+
+
+def own_batches(me: Client, steps: int, stage: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the client's own samples, augmented as in its training, to be learned beside public ones."""
+    noise = me.rng(f"{stage}/augment")
+    for rows in batches(me.n, me.work.batch, steps, me.rng(stage)):
+        x, y = me.train.take(rows)
+        if me.augment is not None:
+            x = me.augment(x, noise)
+        if len(y) == 1:  # BatchNorm cannot take a single sample; twice the same one has the same mean loss
+            x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2)
+        yield x, y

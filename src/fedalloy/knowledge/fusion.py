@@ -5,13 +5,10 @@ Everything is computed in float64; clients are rows, in the order in which their
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
-
-from fedalloy.errors import UsageError
 
 Direction = Literal["own_to_other", "other_to_own"]
 FLOOR = 1e-12  # of a probability before its logarithm, and of a squared distance before it divides
@@ -54,8 +51,6 @@ def fusion_weights(d: Tensor, beta: float) -> Tensor:
             [0.3077, 0.6154, 0.0769],
             [0.2500, 0.2500, 0.5000]], dtype=torch.float64)
     """
-    if not 0 <= beta < math.inf:
-        raise UsageError(f"beta = {beta} must be a number and not negative; 0 leaves out a client's own answers")
     if len(d) == 1:
         return d.new_ones(1, 1, dtype=torch.float64)
     w = 1 / d.double().square().clamp_min(FLOOR)  # Eq. 7

@@ -13,18 +13,13 @@ from fedalloy.train.losses import ce
 @method(
     "centralised",
     label="Centralised",
-    card=Card(
-        paper="training on pooled data",
-        up="all data, once",
-        down="nothing",
-        leaves_client="all training data",
-    ),
+    card=Card(paper="training on pooled data", up="all data, once", leaves_client="all training data"),
 )
 class Centralised(Method):
-    """Train one model on all clients' data, which a federation may not do; only a simulation can.
+    """Train one model on all clients' data. A federation may not do this; only a simulation can.
 
-    A round takes as many optimiser steps as the round's active clients take together, so that its curve stands beside
-    the others at an equal budget. The ledger counts the data as uploaded once.
+    A round takes as many optimiser steps as its active clients take together, so that the curve can be compared with
+    the others at an equal budget. The data counts as uploaded once.
 
     >>> Centralised().card.leaves_client
     'all training data'

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.aggregation.robust import TRIMS, Combine, check_trim, combined_answers
-from fedalloy.base.registry import refuse_idle
+from fedalloy.aggregation.robust import combined_answers
+from fedalloy.base.options import NotNegative, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, State, method
 from fedalloy.knowledge.exchange import digest
@@ -23,8 +23,6 @@ from fedalloy.train.losses import soft_ce
     label="DS-FL",
     card=Card(
         paper="Itahara, Nishio, Koda, Morikura and Yamamoto, IEEE TMC 2021",
-        up="soft labels",
-        down="soft labels",
         distils="the sharpened mean of all active clients' answers, on public samples, into them and a server's model",
         leaves_client="probabilities for public samples",
         public=True,
@@ -36,66 +34,53 @@ from fedalloy.train.losses import soft_ce
     ),
 )
 class DSFL(SoftLabels):
-    """Every client, and a model of the server's, learns from the mean answer of all, made more certain than it was.
+    """Every client, and a model on the server, learns from the mean answer of all, made more certain than it was.
 
-    A round, for the clients k that take part: local training with cross-entropy; probabilities p_k for the round's
-    open (public) samples; on the server the mean of the p_k, sharpened to softmax(mean / temperature); the clients, and
-    the server's own model, then fine-tune on the open samples with the cross-entropy of these soft labels.
+    A round, for the clients k that take part:
 
-    * `aggregation`: `"era"`, entropy reduction aggregation, is the paper's proposal; `"mean"` is the plain mean, which
-      it compares with. The softmax is taken of mean *probabilities*, not of their logarithms, so that a very large
-      temperature gives the uniform distribution and not the mean.
-    * `temperature` is the one of the sharpening; the networks' own answers are not softened.
-    * `combine`, `trim`, not the paper's: instead of the mean, a median or trimmed mean of each probability, made to sum
-      to 1 again, or the mean without the clients whose answers lie farthest from the others' (`krum`). A bound is not
-      yet a gain: by `fedalloy bench-attacks -m ds-fl -a scaled-logits,rank-flip,label-flip -s 3` medians and trimmed
-      means keep less accuracy than the mean, whose share for each client is bounded already; `krum` keeps no less.
-    * The open set needs no labels. The paper draws some of it anew in each round: `samples`, with `policy = "fresh"`.
-      Fine-tuning has the batches, optimiser and rate of the local work and none of its own, so that the paper's
-      schedule (5 epochs, batches of 50, a rate of 0.1, 1,000 samples a round) can be had only if local work shares it.
-    * `ce_on` and `kd_weight` are not the paper's: with them clients, but not the server's model, may learn from labels
-      besides. The server's model starts like a client's of its architecture and is never sent; its view is `global`.
+    1. Local training with cross-entropy, then probabilities p_k for the round's open (public) samples.
+    2. On the server, the mean of the p_k, sharpened to softmax(mean / temperature): entropy reduction aggregation.
+    3. Clients, and the server's own model, fine-tune on the open samples with the cross-entropy of these soft labels.
+
+    The open set needs no labels. The server's model is never sent; its view is `global`.
 
     >>> DSFL().temperature, DSFL().ce_on
     (0.1, 'none')
     """
 
-    temperature: float = 0.1
-    kd_weight: float = 1.0
-    ce_on: Literal["public", "local", "none"] = "none"
-    aggregation: Literal["era", "mean"] = "era"
-    combine: Combine = "mean"
-    trim: float = 0.2
+    takes = frozenset({"combine"})
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_trim(self.trim, f"{self.name}.trim")
-        refuse_idle(self, self.name, {"temperature": ("aggregation", "era"), **TRIMS})
+    ensemble: Literal["era", "mean"] = option("era", "sharpen the mean answer (ERA), or take it as it is")
+    temperature: Positive = option(
+        0.1, "of the sharpening: the smaller, the more certain", only_with=("ensemble", "era")
+    )
+    kd_weight: NotNegative = option(1.0, "weight of the soft labels beside those of ce_on")
+    ce_on: Literal["public", "local", "none"] = option("none", "labels that clients learn besides (not in the paper)")
 
     def init(self, fed: Federation) -> Tree:
-        """The server's own model."""
+        """The server's own model starts like a client's of its architecture."""
         return {**super().init(fed), "model": params(fed.build())}
 
     def round(self, s: State, fed: Federation) -> State:
-        """One round: learn and answer, average and sharpen, distil into the clients and into the server's model."""
+        """Train and answer, average and sharpen, distil into the clients and into the server's model."""
         replies = fed.ask("learn", fed.sample())
         if not replies:
             return s.next()
-        soft = self.aggregate(torch.stack([r["soft"] for r in replies]))
+        soft = self.global_labels(torch.stack([r["soft"] for r in replies]))
         fed.ask("tune", [r.client for r in replies], soft=soft)
         return s.next(model=self.distil(s["model"], soft, fed))
 
-    def aggregate(self, soft: Tensor) -> Tensor:
-        """The mean over the clients that answered, or what `combine` says, sharpened."""
-        mean = combined_answers(soft, self.combine, self.trim)
-        return (sharpened(mean, self.temperature) if self.aggregation == "era" else mean).to(soft.dtype)
+    def global_labels(self, soft: Tensor) -> Tensor:
+        """The mean over the clients that answered, or what [aggregation] combines them to, sharpened."""
+        mean = combined_answers(soft, self.aggregation.combine, self.aggregation.trim)
+        return (sharpened(mean, self.temperature) if self.ensemble == "era" else mean).to(soft.dtype)
 
     def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
-        """Cross-entropy with the soft labels."""
+        """Cross-entropy with the soft labels; the network's own answers are not softened."""
         return soft_ce(fused, logits)
 
     def distil(self, model: Tree, soft: Tensor, fed: Federation) -> Tree:
-        """The server's model after the clients' fine-tuning, which it does too."""
+        """The server's model after the same fine-tuning as the clients'."""
         public = self.part(fed).samples
         server = fed.learner(public, steps=1)
         net = server.net(model)
@@ -108,7 +93,7 @@ class DSFL(SoftLabels):
 
 
 def sharpened(mean: Tensor, temperature: float) -> Tensor:
-    """Entropy reduction aggregation: softmax(mean / temperature) of mean probabilities.
+    """Entropy reduction aggregation: softmax(mean / temperature) of mean probabilities, not of their logarithms.
 
     >>> sharpened(torch.tensor([[0.5, 0.3, 0.2]]), 0.1)
     tensor([[0.8438, 0.1142, 0.0420]])

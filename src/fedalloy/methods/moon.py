@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedalloy.errors import UsageError
+from fedalloy.base.options import NotNegative, Positive, option
 from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.models import FeatureNet, in_two_parts
@@ -19,8 +19,6 @@ from fedalloy.train.losses import ce
     label="MOON",
     card=Card(
         paper="Li, He and Song, CVPR 2021",
-        up="model, n",
-        down="model",
         features=True,
         remembers="its model as it was at the end of its last training",
     ),
@@ -28,36 +26,18 @@ from fedalloy.train.losses import ce
 class MOON(FedAvg):
     """FedAvg plus a contrastive term: near the global model's representation, far from the client's previous one.
 
-    L = CE + mu l_con, where l_con compares the representations of the same batch by the model in training (z), by the
-    model that was received (z_glob, the positive pair) and by the client's own model at the end of its last training
-    (z_prev, the negative pair); both of these are frozen. The history is one model long, as in the paper's experiments.
-
-    The representation is what enters the output layer: with `simple-cnn` the 256 numbers of MOON's projection head
-    (`model.projection = true`), in a network without such a head the penultimate features, which is what FedDisco's and
-    FedCOG's own versions of MOON compare.
-
-    A client without a previous model trains as FedAvg does: the term needs one. The authors' code, and KDIA's, skip the
-    term in the first round only, and later take a random network for clients never seen, for which there is no option
-    here. It matters if few take part: with 10 of 100 clients in 60 rounds, 90 of 600 trainings are concerned. Only
-    `simple-cnn` has a projection head. The paper's full text was not at hand; what is said of it is from its code and
-    from papers that cite it.
-
-    mu is tuned over {0.1, 1, 5, 10}: 5 is best on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet, 1 is the code's default;
-    KDIA takes 5 from {1, 5, 10}.
+    The term compares the representations of one batch by three models: the one in training (z), the received one
+    (z_glob, the positive pair) and the client's own at the end of its last training (z_prev, the negative pair). The
+    latter two are frozen. The representation is what enters the output layer: with `simple-cnn` the 256 numbers of
+    MOON's projection head, in a network without such a head the penultimate features. A client without a previous model
+    trains as in FedAvg.
 
     >>> MOON(mu=1.0).tau
     0.5
     """
 
-    mu: float = 5.0
-    tau: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UsageError(f"moon.mu = {self.mu} must not be negative; 0 is FedAvg")
-        if self.tau <= 0:
-            raise UsageError(f"moon.tau = {self.tau} must be positive")
+    mu: NotNegative = option(5.0, "weight of the contrastive term; 0 is FedAvg")
+    tau: Positive = option(0.5, "temperature of the cosines")
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:

@@ -1,4 +1,4 @@
-"""Networks: classifiers, generators, and which client has which.
+"""Networks: classifiers, generators, and their assignment to clients.
 
 May import base and data.
 """

@@ -1,4 +1,4 @@
-"""Many clients' heads at once: one product for all of them instead of one for each."""
+"""Evaluate the heads of many clients at once, with one batched product."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SIMPLE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten, 
 
 
 def stacked_heads(net: FeatureNet, models: Sequence[Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
-    """The heads of several models of one architecture as one function, from features to logits (K, B, classes).
+    """Combine the heads of several models of one architecture into a function from features to logits (K, B, classes).
 
     Linear layers become one batched product; a head with other layers is evaluated model by model. The heads are
-    constants in eval mode: gradients flow to the features only.
+    constants in eval mode: gradients only flow to the features.
 
     >>> net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Linear(3, 2)), (3,))
     >>> stacked_heads(net, [net.state_dict(), net.state_dict()])(torch.zeros(5, 3)).shape
@@ -42,7 +42,7 @@ def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]
             biases[i] = torch.stack(rows)[:, None]
 
     def logits(z: Tensor) -> Tensor:
-        x = z[None]  # K appears with the first linear layer; before it all models see the same
+        x = z[None]  # the first linear layer adds dimension K; before it, all models share the values
         for i, layer in enumerate(layers):
             if isinstance(layer, nn.Linear):
                 shared = x.expand(len(models), *x.shape[1:]) if len(x) == 1 else x
@@ -50,7 +50,7 @@ def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]
             elif isinstance(layer, nn.Flatten):
                 x = x.flatten(2)
             elif not isinstance(layer, nn.Dropout):
-                x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # the features are the caller's
+                x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # do not modify the caller's features
         return x.expand(len(models), *x.shape[1:])
 
     return logits

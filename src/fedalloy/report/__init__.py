@@ -1,1 +1,1 @@
-"""Finished runs as tables, as pictures and as one HTML page."""
+"""Finished runs as tables, plots and one HTML page."""

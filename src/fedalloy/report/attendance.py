@@ -1,4 +1,4 @@
-"""Who took part in a run, and what is lost with those who never did."""
+"""Which clients took part in a run, and which classes are lost with those that never did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from fedalloy.base.text import listed
 from fedalloy.storage.results import Run
 
-NAMED = 6  # clients or classes that a sentence names; of more it gives the number
+NAMED = 6  # clients or classes that a sentence names; if there are more, it gives their number
 
 
 def took_part(records: Sequence[Mapping[str, Any]]) -> list[list[int]]:
@@ -28,14 +28,14 @@ def _heard(record: Mapping[str, Any]) -> list[int]:
 
 
 def unheard(runs: Sequence[Run]) -> list[str]:
-    """A sentence on the clients that never took part, if they alone hold a class: no model could learn it from others.
+    """A sentence on the clients that never took part, if only they hold a class: no model could learn it from others.
 
-    Where strong clients alone take part, or the same ones always drop out, a common accuracy does not show whom that
-    costs. Runs in which nobody is asked, such as centralised training, leave nobody out.
+    If only strong clients take part, or the same ones always drop out, the overall accuracy does not show who pays for
+    it. Runs that ask no clients, such as centralised training, are skipped.
 
     >>> meta = {"label": "FedAvg", "clients": {"class_counts": [[5, 0], [9, 0], [1, 4]]}}
     >>> unheard([Run(meta, ({"round": 1, "active": [0, 1], "lost": []},))])
-    ['Client 2 was never heard, and nobody else holds class 1; see [participation].']
+    ['Client 2 never took part, and no other client holds class 1; see [participation].']
     """
     found: dict[str, list[str]] = {}
     for run in runs:
@@ -58,8 +58,8 @@ def _missing(run: Run) -> str:
     lost = np.flatnonzero((counts[heard].sum(0) == 0) & (counts.sum(0) > 0)).tolist()
     if not lost:
         return ""
-    who = f"{_named(away, 'client', 'clients')} {'was' if len(away) == 1 else 'were'} never heard"
-    return f"{who}, and nobody else holds {_named(lost, 'class', 'classes')}; see [participation]."
+    who = f"{_named(away, 'client', 'clients')} never took part"
+    return f"{who}, and no other client holds {_named(lost, 'class', 'classes')}; see [participation]."
 
 
 def _named(ids: Sequence[int], one: str, several: str) -> str:

@@ -1,4 +1,4 @@
-"""What all pictures share: one style, and lines that are named where they end instead of in a legend on top of them."""
+"""What all plots share: one style, and lines that are named at their end instead of in a legend."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ P = ParamSpec("P")
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in this style, and leave the style outside as it was."""
+    """Draw in this style, and restore the previous style."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -57,7 +57,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def canvas(width: float, height: float, series: Sequence[Series], *, xlabel: str) -> tuple[Figure, Axes]:
-    """A figure with room for the names of its lines: right of the plot, or below it on a phone."""
+    """A figure with space for the names of its lines: right of the plot, or below it on a phone."""
     height = max(height, LINE * len(series) + 0.9)
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
@@ -76,7 +76,7 @@ def canvas(width: float, height: float, series: Sequence[Series], *, xlabel: str
 
 
 def name_ends(figure: Figure, axes: Axes, ends: list[tuple[Series, float, float]], *, led: bool) -> None:
-    """Write each line's name at the height where it ends, moved apart where lines meet; on a phone, below the plot."""
+    """Write each line's name at its end, without overlaps; on a phone, below the plot."""
     width, height = figure.get_size_inches()
     box = axes.get_position()
     if (1 - box.x1) * width < 0.3:

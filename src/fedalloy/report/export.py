@@ -1,4 +1,4 @@
-"""Trained models as files: safetensors, readable by anybody, with the few lines that load them."""
+"""Trained models as safetensors files, with the few lines of code that load them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 from fedalloy.base.files import write_weights
 from fedalloy.base.registry import suggest
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, Experiment, check_options, make_method, recorded
+from fedalloy.config.experiment import Choice, Experiment, check_options
 from fedalloy.data.samples import Dataset, Scale
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Network
@@ -21,7 +20,7 @@ from fedalloy.federation.evaluation import PERSONAL
 from fedalloy.nets.models import create
 from fedalloy.nets.models import models as registered
 from fedalloy.run.comparison import slug
-from fedalloy.storage.store import Store, described
+from fedalloy.run.opened import open_run
 
 
 def export_model(
@@ -33,42 +32,37 @@ def export_model(
     dataset: Dataset | None = None,
     network: Network | None = None,
 ) -> tuple[Path, str]:
-    """Write one view's model of a run's last round; returns where, and the lines that load it.
+    """Write the model of one view after a run's last round; returns the file, and the lines of code that load it.
 
-    A client's own model needs the run's setting, and so a data set or a network of your own if it had one.
+    A client's own model needs the run's setting: pass the data set or network again if the run had its own.
     """
-    folder = Path(folder)
-    meta = described(folder)
-    exp = recorded(meta)
-    method = make_method(exp)
-    saved = Store(folder).restore()
-    if saved is None:
-        raise DataError(f"the run in '{folder}' has not completed a round")
-    state, memories = saved
+    run = open_run(folder)
+    folder, meta, exp, method = run.folder, run.meta, run.experiment, run.method
+    state, memories = run.last()
     views: dict[str, Tree] = dict(method.models(state))
     if client is not None:
-        setting = build(exp, dataset, network).setting
+        setting = run.build(dataset, network).setting
         if client not in setting.ids:
             raise UsageError(f"there is no client {client} in '{folder}'; clients go from 0 to {setting.ids[-1]}")
         own = method.personal(setting.client(client, state.round, memories.get(client, {})))
         if own is None:
-            raise UsageError(f"{method.name} gives no client a model of its own; leave out the client")
+            raise UsageError(f"{method.name} has no personal models; leave out --client")
         views = {PERSONAL: own}
     if not views:
-        raise UsageError(f"{method.name} gives each client a model of its own; say whose with --client")
+        raise UsageError(f"{method.name} has personal models only; choose a client with --client")
     view = view or next(iter(views))
     if view not in views:
-        raise UsageError(f"the run in '{folder}' has no view '{view}' there; {suggest(view, list(views))}")
+        raise UsageError(f"the run in '{folder}' has no view '{view}'; {suggest(view, list(views))}")
     path = Path(path or folder / f"{slug(view)}{'' if client is None else f'-{client}'}.safetensors")
     try:
         channels, size, _ = meta["model"]["input"]
         outputs = meta["model"].get("outputs", meta["model"]["classes"])
     except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / 'run.json'} does not say what the model takes and gives; restore it") from error
+        raise DataError(f"{folder / 'run.json'} lacks the input or outputs of the model; restore it") from error
     weights, name = views[view], view
 
     def trained() -> nn.Module:
-        setting = build(exp, dataset, network).setting
+        setting = run.build(dataset, network).setting
         return setting.fitting(weights, name) if client is None else setting.build(client)
 
     model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)
@@ -82,10 +76,10 @@ def export_model(
 
 
 def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module], **given: int) -> Choice:
-    """Which of the experiment's networks these weights are of; clients may have their own.
+    """Which of the experiment's networks has these weights; clients may have different ones.
 
-    The names and shapes of parameters mostly tell. Where networks differ in less, it is the one that was `trained`,
-    which is asked for only then, because it needs the run's data.
+    The names and shapes of the parameters mostly decide. If they do not, it is the one that was `trained`, which is
+    built only then, because that needs the run's data.
     """
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     fitting: dict[str, Choice] = {}
@@ -100,7 +94,7 @@ def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module]
 
 
 def _scale(meta: Mapping[str, Any]) -> Scale | None:
-    """How the run's inputs were normalised, where it says so in numbers."""
+    """How the run's inputs were normalised, if it was recorded."""
     try:
         mean, std = (tuple(map(float, meta["data"][name])) for name in ("mean", "std"))
     except (LookupError, TypeError, ValueError):
@@ -109,7 +103,7 @@ def _scale(meta: Mapping[str, Any]) -> Scale | None:
 
 
 def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int, scale: Scale | None = None) -> str:
-    """The few lines of Python that load an exported model and ask it, with inputs normalised as in training.
+    """The few lines of Python that load an exported model and apply it, with inputs normalised as in training.
 
     >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32, Scale((0.5,), (0.25,))))
     import torch
@@ -127,11 +121,11 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
     """
     given: Mapping[str, object] = {"classes": classes, "channels": channels, "size": size}
     known = model.name in registered
-    # Somebody will paste these lines, so that a run.json of somebody else's must not put words into them.
+    # These lines will be pasted and run, so a run.json from elsewhere must not inject code into them.
     if known:
         check_options(model, registered[model.name], "model", given)
     elif not model.name.isidentifier():
-        raise DataError(f"the run's model is called {model.name!r}, which is no name of a network; mend its run.json")
+        raise DataError(f"the run's model is called {model.name!r}, which is not a valid name; correct its run.json")
     options = {**given, **model.options}
     keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
     asking = (

@@ -1,4 +1,4 @@
-"""What a report says in words and small tables: the setting, the split, what travelled, how long it took."""
+"""What a report says in words and small tables: the setting, the split, the traffic, the time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
 
 
 def setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """The few things to know before reading any number."""
+    """The facts to know before reading any number."""
     facts = {
         "Data": _each(run.meta.get("experiment", {}).get("data", {}).get("name") for run in runs),
         "Split": _each(_split(run) for run in runs),
@@ -38,7 +38,7 @@ def setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def versions(runs: Sequence[Run]) -> str:
-    """The versions that made the runs; where runs differ, all of them."""
+    """The versions that the runs used; all of them, if runs differ."""
     found: dict[str, list[str]] = {}
     for run in runs:
         for name, version in run.meta.get("versions", {}).items():
@@ -47,7 +47,7 @@ def versions(runs: Sequence[Run]) -> str:
 
 
 def left(run: Run) -> str:
-    """What left the clients, in words; of a method that is unknown here, nothing can be said.
+    """What left the clients, in words; unknown for a method that is not registered here.
 
     >>> left(Run({"name": "fedavg", "experiment": {"method": {"name": "fedavg", "weights": "disco"}}}, ()))
     'model weights, number of samples, how many samples of each class'
@@ -55,18 +55,18 @@ def left(run: Run) -> str:
     try:
         return make_method(recorded(run.meta)).leaves()
     except (FedalloyError, LookupError, TypeError, AttributeError):
-        return "unknown: the method is none of fedalloy's"
+        return "unknown: the method is not registered"
 
 
 def evaluated(run: Run) -> str:
-    """Which models the clients evaluated; of a method that is unknown here, nothing can be said."""
+    """Which models the clients evaluated; unknown for a method that is not registered here."""
     if is_unevaluated(run):
         return f"none: {disclosure.OFF}"
     return disclosure.evaluated(methods[run.name]) if run.name in methods else "unknown"
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
-    """What to know of runs that are not all they seem."""
+    """Caveats about these runs."""
     return [
         *unfinished(runs),
         *untested(runs),
@@ -79,7 +79,7 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 
 def pooled(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each data set that was standardised as no federation could.
+    """A sentence for each data set that was standardised in a way that no federation could.
 
     >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "note": f"{POOLED} ..."}}, ())
     >>> pooled([run, run])
@@ -93,34 +93,34 @@ def pooled(runs: Sequence[Run]) -> list[str]:
 
 
 def unfinished(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each run that has not come to its end."""
+    """A sentence for each run that is not finished."""
     found = []
     for run in runs:
         if run.meta.get("status", "done") != "done":
             planned = run.meta.get("experiment", {}).get("rounds")
             done = f"{run.rounds[-1]['round']}{f' of {planned}' if planned else ''} rounds"
-            found.append(f"{run.label}, seed {run.seed}, is not finished: it stands here with {done}.")
+            found.append(f"{run.label}, seed {run.seed}, is not finished: these are the results after {done}.")
     return found
 
 
 def untested(runs: Sequence[Run]) -> list[str]:
-    """A sentence on the runs in which no client has test samples, if there are any: why their accuracies are dashes."""
+    """A sentence on the runs in which no client has test samples, if there are any: they have no accuracies."""
     sizes = [run.meta.get("clients", {}).get("test_sizes", []) for run in runs]
     blind = [run for run, tests in zip(runs, sizes, strict=True) if tests and not any(tests)]
     if not blind:
         return []
     whose = "" if len(blind) == len(runs) else f" of {_each(run.label for run in blind)}"
     advice = "raise partition.test_fraction or lower partition.clients"
-    return [f"No client{whose} has test samples, so that AMP, FM and WLP are unknown; {advice}."]
+    return [f"No client{whose} has test samples, so AMP, FM and WLP are unknown; {advice}."]
 
 
 def unevaluated(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each private run at real sites: why its accuracies are dashes."""
+    """A sentence for each private run at real sites: it has no accuracies."""
     return [f"{run.label}, seed {run.seed}: {disclosure.OFF}." for run in runs if is_unevaluated(run)]
 
 
 def is_unevaluated(run: Run) -> bool:
-    """Whether the clients of a private run evaluated nothing, though they have test rows."""
+    """Whether the clients of a private run evaluated nothing, although they have test samples."""
     views = [view for record in run.rounds for view in record.get("views", {}).values()]
     sizes = [view.get("clients", {}).get("size", []) for view in views]
     has_tests = any(run.meta.get("clients", {}).get("test_sizes", []))
@@ -129,11 +129,11 @@ def is_unevaluated(run: Run) -> bool:
 
 
 def skipped(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each run some of whose rounds lacked a quorum, and for each that went back to an earlier model.
+    """A sentence for each run with rounds that lacked a quorum, and for each that rolled back to an earlier model.
 
     >>> rounds = ({"round": 1}, {"round": 2, "skipped": "0 of 10 clients answered, and 5 are needed"})
     >>> skipped([Run({"label": "FedAvg", "seed": 0}, rounds)])[0]
-    'FedAvg, seed 0: round 2 of 2 was skipped and left the model as it was: 0 of 10 clients answered, and 5 are needed.'
+    'FedAvg, seed 0: round 2 of 2 was skipped and changed nothing: 0 of 10 clients answered, and 5 are needed.'
     """
     found = []
     for run in runs:
@@ -143,23 +143,23 @@ def skipped(runs: Sequence[Run]) -> list[str]:
             rounds, where = f"round {first['round']} of {last} was", ""
             if len(lacking) > 1:
                 rounds, where = f"{len(lacking)} of {last} rounds were", f", first in round {first['round']}"
-            told = f"{rounds} skipped and left the model as it was{where}: {first['skipped']}"
+            told = f"{rounds} skipped and changed nothing{where}: {first['skipped']}"
             found.append(f"{run.label}, seed {run.seed}: {told}.")
         for record in run.rounds:
             if record.get("back_to") is not None:
-                told = f"clients could not train it, so that in round {record['round']} the run went back to the model"
+                told = f"in round {record['round']} clients could not train the model, so the run rolled back to that"
                 found.append(f"{run.label}, seed {run.seed}: {told} of round {record['back_to']}.")
     return found
 
 
 def skew(counts: Counts) -> str:
-    """Say how unequal clients are: in size, in classes, in the share of their commonest class, in their mixtures.
+    """Describe how clients differ: in size, classes, the share of their most common class, and class distribution.
 
     >>> print(skew(np.array([[30, 0, 0], [5, 5, 0], [5, 10, 5]])).replace(". ", ".\\n").replace(" (J", "\\n(J"))
     3 clients hold 10 to 30 training samples each (median 20).
     The median client has 2 of 3 classes, and 50 % of its samples are of one class.
-    On average a client's class mixture differs from the overall one by 0.13
-    (Jensen-Shannon: 0 is alike, 1 is disjoint).
+    The mean distance of a client's class distribution from the overall one is 0.13
+    (Jensen-Shannon: 0 is identical, 1 is disjoint).
     """
     sizes = counts.sum(axis=1)
     mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
@@ -168,19 +168,19 @@ def skew(counts: Counts) -> str:
         f"{len(counts)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
         f"(median {np.median(sizes):,.0f}). The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
         f"{counts.shape[1]} classes, and {np.median(mixtures.max(axis=1)):.0%} of its samples are of one class. "
-        f"On average a client's class mixture differs from the overall one by {distance.mean():.2f} "
-        "(Jensen-Shannon: 0 is alike, 1 is disjoint)."
+        f"The mean distance of a client's class distribution from the overall one is {distance.mean():.2f} "
+        "(Jensen-Shannon: 0 is identical, 1 is disjoint)."
     ).replace("%", " %")
 
 
 def class_counts(run: Run) -> Counts | None:
-    """How many training samples of each class each client holds, where the run recorded it."""
+    """How many training samples of each class each client holds, if the run recorded it."""
     counts = np.asarray(run.meta.get("clients", {}).get("class_counts", []), dtype=np.int64)
     return counts if counts.ndim == 2 and counts.any() else None
 
 
 def traffic(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """What travelled under one label, by kind, largest first: the mean over seeds of all rounds' bytes."""
+    """The traffic of one method by kind, largest first: bytes of all rounds, mean over seeds."""
     sent: dict[str, Counter[str]] = {"down": Counter(), "up": Counter()}
     for run in runs:
         for record in run.rounds:
@@ -195,21 +195,21 @@ def traffic(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def times(runs: Sequence[Run]) -> list[str]:
-    """A label and where its time went, as means over seeds."""
+    """A label and the time of each phase, means over seeds."""
     totals = [[run.total("seconds", part) for run in runs] for part in SECONDS]
     means = [None if None in seeds else sum(s for s in seeds if s is not None) / len(seeds) for seeds in totals]
     return [runs[0].label, *(human_seconds(mean) for mean in means)]
 
 
 def experiment(runs: Sequence[Run]) -> str:
-    """The settings under one label in full; its runs differ in nothing but the seed."""
+    """All settings of the runs under one label, which differ in the seed only."""
     settings: dict[str, Any] = dict(runs[0].meta.get("experiment", {}))
     settings["seed"] = [run.seed for run in runs] if len(runs) > 1 else runs[0].seed
     return json.dumps(settings, indent=2, ensure_ascii=False)
 
 
 def _each(values: Iterable[object]) -> str:
-    """Every different value once, in order of appearance; nothing for what was not recorded."""
+    """The distinct values in order of appearance; those that were not recorded are omitted."""
     return listed(list(dict.fromkeys(str(value) for value in values if value)))
 
 

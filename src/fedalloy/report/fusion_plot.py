@@ -1,4 +1,4 @@
-"""Pictures of KnFu's fusion: who learns from whom, and what clients hold beside what their answers make of it."""
+"""Plots of KnFu's fusion: which client learns from which, and clients' classes beside their predicted ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BAR = 1.6  # inches from 0 to 100 %
 
 @styled
 def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
-    """A map of what each client (row) learned from each (column), and bars: from itself, its nearest and the others.
+    """A map of how much each client (row) learned from each (column), and bars: itself, the nearest, the others.
 
     Rows of zeros are clients who did not take part; they are left out.
 
@@ -41,7 +41,7 @@ def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
     clients = len(ids)
     cell = max(min(0.36, 7.2 / clients), 1.8 / clients)
     side = cell * clients
-    page = _page(side + 0.35 + BAR + 1.65, side, title, f"Whose answers each client was sent, {_who(ids, everybody)}")
+    page = _page(side + 0.35 + BAR + 1.65, side, title, f"Sources of each client's knowledge, {_who(ids, everybody)}")
 
     norm = _scale(others)
     main = page.place(0, side, side)
@@ -92,7 +92,7 @@ def epd_picture(epd: ArrayLike, counts: ArrayLike, names: Sequence[str], *, titl
     across, down = cell * outputs, row * len(ids)
     bars_at = 2 * across + 0.25 + 0.35
     longest = widest(Figure(), names)
-    turned = longest > max(cell, 0.3)  # short names are rather left out than turned
+    turned = longest > max(cell, 0.3)  # short names are omitted rather than rotated
     line = f"Class shares of each client's data and of its answers on public samples, {_who(ids, everybody)}"
     page = _page(bars_at + BAR + 1.5, down, title, line, below=longest if turned else 0.1)
 
@@ -159,7 +159,7 @@ def _map(axes: Axes, table: Floats, norm: PowerNorm, ids: NDArray[np.int64], row
     """Clients from top to bottom, darker cells for more."""
     rows, columns = table.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-    lines = "white" if _gap(row) else "none"  # of no width they would still take seconds to draw
+    lines = "white" if _gap(row) else "none"  # lines of zero width would still take seconds to draw
     axes.pcolormesh(*edges, table, cmap=BLUES, norm=norm, edgecolors=lines, linewidth=_gap(row), rasterized=True)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), ylabel="client")
     shown = _named(rows, row, 0.16)

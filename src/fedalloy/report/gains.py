@@ -1,4 +1,4 @@
-"""Should I federate? What every client gains by each method over training alone, and over FedAvg."""
+"""Should I federate? Each client's gain with each method over training alone, and over FedAvg."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from numpy.typing import NDArray
 
 from fedalloy.base.text import series_names
 from fedalloy.errors import UsageError
-from fedalloy.storage.results import STAGES, CombinedRow, Run, Selection, combine, gain_over, rows
+from fedalloy.storage.results import STAGES, Run, Selection
+from fedalloy.storage.rows import CombinedRow, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
 BOUNDS = (CONVERGED, EQUAL, POOLED)
-# What gains are counted from: a registered method, its view. Of the two kinds of local training the better one counts:
-# the best that a client reaches alone is what it has without federating.
+# The references of gains: a registered method and its view. Of the two kinds of local training the better one counts,
+# since the best that a client reaches alone is what it has without federating.
 REFERENCES = ((CONVERGED, "personal"), (EQUAL, "personal"), ("fedavg", "aca"))
 CLEARLY = 2  # standard errors
 
 
 @dataclass(frozen=True)
 class Gains:
-    """What each tested client gains by one method over one reference, in points of accuracy.
+    """Each tested client's gain with one method over one reference, in percentage points of accuracy.
 
     A client is one of a split: where seeds divide the data alike its values are means over them, and where every seed
     has a split of its own, clients of the same number are different clients and are listed apart.
@@ -36,32 +37,32 @@ class Gains:
     reference: str  # its label and view as tables show them
     clients: tuple[str, ...]
     points: Floats
-    errors: Floats  # one standard error of each gain, from the size of the client's test and the spread over seeds
+    errors: Floats  # the standard error of each gain, from the size of the client's test set and the spread over seeds
     accuracy: Floats  # under the method, in percent
-    train: Floats  # training samples; nan where they were not recorded
+    train: Floats  # training samples; nan if they were not recorded
     seeds: int
-    splits: int  # how many splits of the data these clients are of
-    total_error: float  # one standard error of the gain over all tests together
-    generators: bool  # whether the method passed through generators, which FLOPs leave out
+    splits: int  # how many splits of the data these clients belong to
+    total_error: float  # the standard error of the gain over all test sets together
+    generators: bool  # whether the method uses generators, which FLOPs do not include
 
     @property
     def gaining(self) -> list[int]:
-        """The places of those who gain, the one who gains most first."""
+        """The indices of the clients that gain, largest gain first."""
         return _above_zero(self.points)
 
     @property
     def losing(self) -> list[int]:
-        """The places of those who lose, the one who loses most first."""
+        """The indices of the clients that lose, largest loss first."""
         return _above_zero(-self.points)
 
     @property
     def clear(self) -> NDArray[np.bool_]:
-        """Which clients gain or lose more than two standard errors, as one in twenty would by chance."""
+        """Which clients gain or lose more than two standard errors; by chance, one in twenty would."""
         return np.asarray(np.abs(self.points) > CLEARLY * self.errors)
 
 
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
-    """The gains under every federated method, the leading one first, over whichever reference is among the runs.
+    """The gains with every federated method, the leading one first, over each reference among the runs.
 
     A method speaks by its view with the highest AMP; local training by its personal models, FedAvg by its ACA view.
     Runs of the same seed are compared, and only if they tested the same clients.
@@ -96,17 +97,17 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
 
 
 def leading(found: Sequence[Gains]) -> list[Gains]:
-    """Those of the leading method, one for each reference."""
+    """The gains with the leading method, one for each reference."""
     return [one for one in found if (one.label, one.view) == (found[0].label, found[0].view)]
 
 
 def amp(line: CombinedRow) -> float:
-    """AMP in percent, of a line that has one."""
+    """The AMP of a line in percent."""
     return (line.columns["amp"].mean or 0.0) * 100
 
 
 def standard_error(accuracy: Floats, size: Floats) -> Floats:
-    """One standard error of the difference between two models whose mean accuracy this is on `size` samples.
+    """The standard error of the difference between two models with this mean accuracy on `size` samples.
 
     Were their answers independent it would be sqrt(2 a (1 - a) / n); but both answer the same samples and find the
     same ones hard, and with a correlation of one half the 2 goes.
@@ -114,7 +115,7 @@ def standard_error(accuracy: Floats, size: Floats) -> Floats:
     >>> standard_error(np.array([0.5, 0.9]), np.array([25, 100])).round(6).tolist()
     [0.1, 0.03]
     """
-    with np.errstate(invalid="ignore", divide="ignore"):  # without samples there is none
+    with np.errstate(invalid="ignore", divide="ignore"):  # there is none without samples
         return np.asarray(np.sqrt(accuracy * (1 - accuracy) / size))
 
 
@@ -144,7 +145,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
             continue
         accuracy, size = (one.clients(line.view, metric, line.selection) for metric in ("accuracy", "size"))
         middle = accuracy - gain / 2
-        # Where every client is tested on the same samples, these count once.
+        # If all clients are tested on the same samples, these count once.
         common = one.meta.get("experiment", {}).get("partition", {}).get("test") == "global"
         total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
@@ -155,7 +156,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
 
 
 def _split(run: Run) -> str:
-    """What tells splits apart; where clients are real ones, seeds only shuffle the rows of each."""
+    """What identifies a split; with a natural partition, seeds only shuffle the rows of each client."""
     partition = run.meta.get("partition", {})
     return str("natural" if partition.get("name") == "natural" else partition.get("counts"))
 
@@ -179,9 +180,9 @@ def _over_seeds(
     for group in splits.values():
         gain = np.array([seed.gain for seed in group])
         error = np.mean([seed.error for seed in group], axis=0)
-        if len(group) > 1:  # other test samples and other batches are two independent reasons to doubt
+        if len(group) > 1:  # test samples and batches are two independent sources of variance
             error = np.hypot(error, gain.std(axis=0, ddof=1) / np.sqrt(len(group)))
-        # What cancels out over seeds is no gain, hence the rounding.
+        # Rounded, so that gains that cancel out over seeds are exactly zero.
         points = np.round(gain.mean(axis=0) * 100, 9) + 0.0
         accuracy, train = (np.mean([getattr(seed, x) for seed in group], axis=0) for x in ("accuracy", "train"))
         columns.append(np.array([points, error * 100, accuracy * 100, train]))

@@ -1,4 +1,4 @@
-"""The picture of who gains: one bar per client, sorted, with the client's training data below it."""
+"""The plot of gains: one bar per client, sorted, with the client's number of training samples below it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fedalloy.report.gains import Floats, Gains
 from fedalloy.report.gains_table import signed
 
 GAIN, LOSS, SIZE = "#009E73", "#D55E00", "#AEB5BD"
-PALE = 0.35  # of what is within two standard errors
+PALE = 0.35  # the opacity of bars within two standard errors
 
 
 @styled
 def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
-    """The gain of each client over the first reference as a bar, over the second as a ring, losers on the left.
+    """The gain of each client over the first reference as a bar, over the second as a ring, losses on the left.
 
     A bar is pale where the gain or loss is within two standard errors.
     """
@@ -53,12 +53,12 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
         axes.plot(rings, "o", color="none", markersize=ring, markeredgecolor=INK, markeredgewidth=min(1.1, ring / 4))
     axes.axhline(0, color=INK, linewidth=0.9)
     low, high = axes.get_ylim()
-    axes.set_ylim(min(low, -0.5), max(high, 0.5))  # nothing finer than a point is worth magnifying
+    axes.set_ylim(min(low, -0.5), max(high, 0.5))  # differences below a point are not magnified
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(
         FuncFormatter(lambda y, _: signed(y).removesuffix(".0").replace("-", "\N{MINUS SIGN}"))
     )
-    axes.spines["bottom"].set_visible(False)  # the zero line is the one that counts
+    axes.spines["bottom"].set_visible(False)  # the zero line takes its place
     lowest = axes
     if sized:
         axes.set_xticks([])
@@ -75,7 +75,7 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
 
 
 def _name_clients(axes: Axes, names: Sequence[str], pitch: float) -> None:
-    """Each bar's client where all of their names fit, else how many there are."""
+    """The client of each bar if all names fit, else the number of clients."""
     size = 8 if pitch > 0.25 else 7
     fits = max(map(len, names)) * size * 0.009 + 0.02 < pitch  # a digit is some 0.64 of its font's height wide
     axes.set_xticks(range(len(names)) if fits else [], names if fits else [], fontsize=size)
@@ -83,8 +83,8 @@ def _name_clients(axes: Axes, names: Sequence[str], pitch: float) -> None:
 
 
 def _bars(axes: Axes, places: NDArray[np.intp], heights: Floats, pitch: float, hue: str, alpha: float) -> None:
-    """All bars of a look as one outline along the zero line: a thousand clients must not make a thousand shapes."""
-    half = min(0.38, 0.3 / pitch)  # a few clients get bars, not walls
+    """All bars of one style as a single outline, so that a thousand clients do not make a thousand shapes."""
+    half = min(0.38, 0.3 / pitch)  # bars of few clients stay narrow
     x = (places[:, None] + np.array([-half, -half, half, half])).ravel()
     y = (heights[:, None] * np.array([0, 1, 1, 0])).ravel()
     axes.fill(x, y, facecolor=hue, edgecolor="none", alpha=alpha, linewidth=0)

@@ -1,4 +1,4 @@
-"""What clients gain as two small tables: how many of them by each method, and each of them by the leading one."""
+"""Clients' gains as two small tables: a summary for each method, and each client with the leading method."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 from fedalloy.base.text import MISSING, all_shortened, number, shortened
 from fedalloy.report.gains import Gains, leading
 
-ALL, ENDS = 30, 10  # so many clients are listed in a terminal; of more than that, so many from either end
+ALL, ENDS = 30, 10  # how many clients a terminal lists; if there are more, how many from either end
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A table as text: its title, its headings, its lines (words first, then numbers), and how to read it."""
+    """A table as text: title, headings, lines (words first, then numbers), and a note."""
 
     title: str
     headings: Sequence[str]
@@ -33,7 +33,7 @@ class Listing:
         table.caption, table.caption_justify = Text(self.note, style="dim"), "left"
         for i, heading in enumerate(self.headings):
             if i < self.words:
-                table.add_column(heading)  # on a narrow terminal words go on in the next line, numbers never
+                table.add_column(heading)  # on a narrow terminal words wrap, numbers never
             else:
                 table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
         for line in self.body:
@@ -53,16 +53,16 @@ def summary(found: Sequence[Gains]) -> Listing:
         for one in found
     ]
     return Listing(
-        "What clients gain, in points of accuracy",
+        "Gains of the clients, in percentage points of accuracy",
         ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
         body,
         words=2,
-        note="In brackets: by more than two standard errors.",
+        note="In parentheses: those by more than two standard errors.",
     )
 
 
 def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
-    """One line for each client under the leading method, who loses most first; beyond `most`, ten from either end."""
+    """One line for each client with the leading method, largest loss first; beyond `most`, ten from either end."""
     both = leading(found)
     first = both[0]
     order = np.argsort(first.points, kind="stable").tolist()
@@ -80,22 +80,22 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
     note += " and the spread over seeds." if first.seeds > first.splits else "."
     if most is not None and len(body) > most:
         body[ENDS:-ENDS] = [["…"] * len(body[0])]
-        note = f"The {ENDS} who fare worst and the {ENDS} who fare best of {len(order)}. {note}"
+        note = f"The {ENDS} largest losses and the {ENDS} largest gains of {len(order)} clients. {note}"
     headings = ("Client", *(f"Over {shortened(one.reference)}" for one in both), "Accuracy %", "Trained on")
-    return Listing(f"Each client under {shortened(first.name)}", headings, body, words=1, note=note)
+    return Listing(f"Each client with {shortened(first.name)}", headings, body, words=1, note=note)
 
 
 def who_gains(one: Gains) -> str:
-    """Whether it is the small or the large clients who gain; nothing where all do alike or sizes are unknown."""
+    """Whether small or large clients gain; empty if all gain or all lose, or if sizes are unknown."""
     sizes = [one.train[side] for side in (one.gaining, one.losing)]
     if not all(len(side) and np.isfinite(side).all() for side in sizes):
         return ""
     gain, lose = (f"{np.median(side):,.0f}" for side in sizes)
-    return f"Those who gain over {one.reference} hold {gain} training samples at the median, those who lose {lose}."
+    return f"Clients that gain over {one.reference} hold a median of {gain} training samples, those that lose {lose}."
 
 
 def signed(points: float) -> str:
-    """A gain with its sign; none has none.
+    """A gain with its sign; zero has none.
 
     >>> signed(2.41), signed(-0.3), signed(0.001)
     ('+2.4', '-0.3', '0.0')

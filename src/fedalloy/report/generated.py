@@ -1,38 +1,27 @@
-"""What an image generator has learned, class by class: its images, as a teacher sorts them, and their averages."""
+"""What an image generator has learned, class by class: its images, as a classifier sorts them, and their averages."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedalloy.data.samples import Samples, Scale
-from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.fit import predict
 
 
-@torch.no_grad()
-def labelled_images(
-    generator: ImageGenerator, teacher: torch.nn.Module, stream: torch.Generator, number: int, batch: int = 64
-) -> Samples:
-    """So many images, normalised like real ones, each with the class that the teacher sees in it.
+def labelled_images(images: Tensor, classifier: nn.Module) -> Samples:
+    """Normalised images, each with the class that the classifier predicts.
 
-    Both networks are put into eval mode, so that an image depends on its own noise only, which comes from `stream`.
-
-    >>> brighter = torch.nn.Sequential(torch.nn.AvgPool2d(4), torch.nn.Flatten())  # of two channels, which one
-    >>> made = labelled_images(ImageGenerator((2, 4, 4), Scale(), noise=3, width=2), brighter, torch.Generator(), 5)
-    >>> made.inputs.shape, made.labels.tolist() == made.inputs.mean((2, 3)).argmax(1).tolist()
-    (torch.Size([5, 2, 4, 4]), True)
+    >>> brighter = nn.Sequential(nn.AvgPool2d(4), nn.Flatten())  # the brighter one of two channels
+    >>> labelled_images(torch.stack([torch.zeros(4, 4), torch.ones(4, 4)])[None], brighter).labels.tolist()
+    [1]
     """
-    generator.eval()
-    device = next(generator.parameters()).device
-    noise = torch.randn(number, generator.noise, generator=stream)
-    images = torch.cat([generator(z.to(device)) for z in torch.split(noise, batch)])
-    rows = torch.arange(number, device=device)
-    return Samples(images, predict(teacher, Samples(images, torch.zeros_like(rows), rows)).argmax(1), rows)
+    rows = torch.arange(len(images), device=images.device)
+    return Samples(images, predict(classifier, Samples(images, torch.zeros_like(rows), rows)).argmax(1), rows)
 
 
 def first_of_class(samples: Samples, label: int, scale: Scale, most: int = 8) -> Tensor:
-    """The first few images of a class, as raw pixels; perhaps there are none.
+    """The first few images of a class, as raw pixels; there may be none.
 
     >>> three = Samples(torch.zeros(3, 1, 2, 2), torch.tensor([0, 2, 2]), torch.arange(3))
     >>> [len(first_of_class(three, label, Scale(), most=1)) for label in range(3)]

@@ -1,4 +1,4 @@
-"""A paper's table: one line for each cell of a grid, our figure and the published one for each method."""
+"""A paper's table: one line for each cell of a grid, with our result and the published one for each method."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, printable, view_name
+from fedalloy.federation.metrics import METRICS
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding
-from fedalloy.report.table import FIGURES
-from fedalloy.storage.results import CombinedRow, Run, combine, rows
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import CombinedRow, combine, rows
 
-BEST = ""  # no view's name
+BEST = ""  # stands for the best view
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The whole table as text: headings, lines, and what to know of runs that are not all they seem."""
+    """The whole table as text: headings, lines, and notes on runs that need a caveat."""
 
     title: str
     headings: Sequence[str]
@@ -50,9 +51,9 @@ class Grid:
 def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]]], metric: str = "amp") -> Grid:
     """One line for each cell, with its labels along the axes and its runs.
 
-    Each view of a method that a published table names has a column, with the paper's figure beside it; a method of
-    which nothing is published has one for its best view. A cell's figures are in the first metric of the published
-    table that holds for it, or else in `metric`. What local training loses of the distilled AMP stands under `gap`.
+    Each view that a published table names has a column, with the paper's result beside it. A method without published
+    results has one column, for its best view. A cell uses the first metric of the published table that applies to it,
+    or else `metric`. The column `gap` shows the AMP that local training loses after distillation.
     """
     found = [_cell(runs, metric) for _, runs in cells]
     published = any(holding(runs) for _, runs in cells)
@@ -69,28 +70,30 @@ def grid(axes: Sequence[str], cells: Sequence[tuple[Sequence[str], Sequence[Run]
             columns.append(("gap", gaps))
     body = [[*labels, *(texts[i] for _, texts in columns)] for i, (labels, _) in enumerate(cells)]
     sources = dict.fromkeys(table["source"] for _, runs in cells for table in holding(runs))
-    title = f"Beside {'; '.join(sources)}" if sources else FIGURES[metric].heading
+    title = f"Compared with {'; '.join(sources)}" if sources else METRICS[metric].heading
     notes = [f"{', '.join(labels)}: {sentence}" for labels, runs in cells for sentence in warnings(runs)]
     return Grid(title, [*axes, *(heading for heading, _ in columns)], body, notes)
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """What is known of one cell: our lines, the metric they are shown in, and what is published of which view."""
+    """One cell: our lines, the metric they are shown in, and the published results by label and view."""
 
     lines: Sequence[CombinedRow]
     metric: str
     printed: Mapping[tuple[str, str], str]
 
     def ours(self, label: str, view: str) -> str:
-        """Our figure of a view, or of the best one."""
+        """Our result for a view, or for the best one."""
         lines = [line for line in self.lines if line.label == label and view in (BEST, line.view)]
-        best = max(lines, key=lambda line: line.columns[self.metric].mean or 0.0, default=None)
-        return MISSING if best is None else FIGURES[self.metric].write(best, ())
+        pick = max if METRICS[self.metric].better == "high" else min
+        known = [line for line in lines if line.columns[self.metric].mean is not None]
+        best = pick(known, key=lambda line: line.columns[self.metric].mean or 0.0, default=None)
+        return MISSING if best is None else best.written(self.metric)
 
     def gap(self, label: str) -> str:
-        """Our gap, of the one view that has it."""
-        texts = [FIGURES["gap"].write(line, ()) for line in self.lines if line.label == label]
+        """The gap of the one view that has it."""
+        texts = [line.written("gap") for line in self.lines if line.label == label]
         return next((text for text in texts if text != MISSING), MISSING)
 
 

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about finished runs; it asks nothing of the network and needs no script."""
+"""One self-contained HTML page about finished runs, without scripts and without requests to the network."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
-from fedalloy.report.table import cells
+from fedalloy.report.table import cells, meanings
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
-from fedalloy.storage.results import Run, Selection, check_selection, rows
+from fedalloy.storage.results import Run, Selection
+from fedalloy.storage.rows import check_selection, rows
 from fedalloy.train.privacy import SECRET
 
-# Characters that no page should have: controls, and those that turn the direction of text around.
+# Characters that must not be on a page: control characters, and those that change the direction of text.
 UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufdd0-\ufdef\ufeff\ufff0-\ufffb\ufffe\uffff]"
 )
 
-# What a screen reader says of a picture; the page's tables hold the same numbers.
+# The text alternatives for screen readers; the tables on the page hold the same numbers.
 SPOKEN = {
     "curves": "Line chart: {} of each method and view over the rounds.",
     "clients": "Dot plot: the accuracy of each client under each method, in the last round.",
-    "gains": "Bar chart: what each client gains or loses by the leading method, and how many samples it trains on.",
+    "gains": "Bar chart: each client's gain or loss with the leading method, and its number of training samples.",
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
     "split": "Bubble chart: how many samples of each class each client holds.",
 }
@@ -56,11 +57,11 @@ def write_report(
     partition: Sequence[Figure] | None = None,
     command: str = "",
 ) -> Path:
-    """Write the report on these runs and return its path; the file is either whole or not there.
+    """Write the report on these runs and return its path; the file is written atomically.
 
-    `partition` gives pictures of how the data was split; by default one is drawn from the first run's class counts.
-    `command` is what somebody would type to repeat the runs. With a `target` of AMP the table says how many rounds each
-    run took to it.
+    `partition` gives figures of how the data was split; by default, one is drawn from the first run's class counts.
+    `command` is the command that repeats the runs. With a `target` of AMP, the table shows the first round that reaches
+    it.
     """
     path = Path(path)
     page = render(runs, title=title, selection=selection, target=target, partition=partition, command=command)
@@ -91,7 +92,7 @@ def render(
     names = {run.label: run.name for run in runs}
     table = [row for run in runs for row in rows(run, selection, target)]
     doubted = doubts(runs, selection)
-    headings, body = cells(table, names, doubted)
+    compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
@@ -108,7 +109,7 @@ def render(
     page = environment.get_template("template.html.j2").render(
         title=title,
         verdict=(
-            "Not evaluated at the sites, because of [privacy]."
+            "The sites evaluated nothing, because [privacy] is on."
             if all(map(facts.is_unevaluated, runs))
             else verdict(table, names=names, clients=found, doubts=doubted)
         ),
@@ -116,8 +117,9 @@ def render(
         warnings=[*told(doubted), *facts.warnings(runs), *warnings],
         selection=selection,
         seeds=max(map(len, groups)),
-        headings=headings,
-        body=body,
+        compared=compared,
+        mixed=mixed if len(mixed[0]) > 2 else None,
+        meanings=meanings([*compared[0], *mixed[0]]),
         published=beside(runs, table),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),
@@ -146,7 +148,7 @@ def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
 
 
 def _gains(found: Sequence[Gains]) -> dict[str, Any]:
-    """What stands in the section on gains; nothing where there is no reference to gain over."""
+    """The section on gains; empty if there is no reference."""
     if not found:
         return {}
     both = leading(found)
@@ -161,7 +163,7 @@ def _gains(found: Sequence[Gains]) -> dict[str, Any]:
 
 
 def _both(draw: Callable[[float], Figure], ids: str, spoken: str, wide: float = WIDE) -> dict[str, Markup]:
-    """The same picture drawn for a wide page and for a phone; the style sheet shows one of them."""
+    """The same figure drawn for a wide page and for a phone; the style sheet shows one of them."""
     sizes = {"wide": wide, "narrow": NARROW}
     return {size: _svg(draw(width), f"{ids}-{size}", spoken) for size, width in sizes.items()}
 

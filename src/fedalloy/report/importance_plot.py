@@ -1,4 +1,4 @@
-"""A picture of DaFKD's importance: how much each client counts for each class, beside whose the class is."""
+"""A plot of DaFKD's importance: each client's weight for each class, beside its share of the class's samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
 
 
 def compared(importance: Floats, counts: Counts) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """The clients that have importance, their importance, and what each holds of these clients' samples of a class.
+    """The clients with importance, their importance, and their shares of these clients' samples of each class.
 
     All tables are clients by classes, and columns add up to 1. A column is NaN where no generated sample was taken for
     the class, or where none of these clients has samples of it.
@@ -40,7 +40,7 @@ def compared(importance: Floats, counts: Counts) -> tuple[NDArray[np.int64], Flo
 
 
 def agreement(given: Floats, held: Floats) -> float:
-    """The correlation of the two tables over all cells that both have; NaN if one of them is the same everywhere.
+    """The correlation of the two tables over the cells that both have; NaN if one of them is constant.
 
     >>> agreement(np.array([[0.9, np.nan], [0.1, np.nan]]), np.array([[0.6, 1.0], [0.4, 0.0]]))
     1.0
@@ -53,7 +53,7 @@ def agreement(given: Floats, held: Floats) -> float:
 
 @styled
 def importance_picture(importance: Floats, counts: Counts, names: Sequence[str], *, title: str = "") -> Figure:
-    """Two maps of clients by classes: whose the discriminators find a class, and who has training samples of it.
+    """Two maps of clients by classes: the weight that the discriminators give, and the shares of training samples.
 
     `importance` and `counts` have a row for every client; those without importance took no part and are left out.
 
@@ -84,7 +84,7 @@ def importance_picture(importance: Floats, counts: Counts, names: Sequence[str],
 
     norm = PowerNorm(0.5, vmin=0, vmax=float(np.nanmax([given, held])))  # a root scale keeps small shares visible
     panels = (
-        (left, given, "no samples", "Importance: mean weight for the samples taken for a class"),
+        (left, given, "no samples", "Importance: mean weight for the samples of a predicted class"),
         (left + across + gap, held, "nobody's", "Data: share of these clients' training samples of a class"),
     )
     for x, table, missing, heading in panels:
@@ -108,7 +108,7 @@ def importance_picture(importance: Floats, counts: Counts, names: Sequence[str],
 
 
 def _cells(axes: Axes, table: Floats, norm: Normalize, cell: tuple[float, float], missing: str) -> None:
-    """The cells of a map, in percent where that fits into one; columns without numbers say why."""
+    """The cells of a map, with percentages if they fit; columns without numbers say why."""
     rows, columns = table.shape
     gap = 1.2 if min(cell) > 0.2 else 0.4 if min(cell) > 0.08 else 0.0
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5

@@ -1,4 +1,4 @@
-"""What there is to choose from, as tables for the terminal."""
+"""Everything that is registered, as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedalloy.methods import methods
 from fedalloy.nets.models import models
 
 KINDS = ("methods", "models", "data", "partitions")
-NOTHING = ("", "no", "nothing")  # how a card says that there is none
+NOTHING = ("", "no", "nothing")  # the entries of a card that mean none
 
 
 def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) -> Table:
@@ -131,12 +131,12 @@ def _filter(text: str) -> tuple[str, str]:
         raise UsageError(f"--where {text}: a card has no key '{key}'; {suggest(key, known)}")
     value = value.lower()
     if not sign or not value or (known[key] == "bool" and value not in ("yes", "no")):
-        raise UsageError(f"--where {text}: write {key}={'yes or no' if known[key] == 'bool' else 'a word of it'}")
+        raise UsageError(f"--where {text}: write {key}={'yes or no' if known[key] == 'bool' else 'part of its text'}")
     return key, value
 
 
 def _fits(have: Any, want: str) -> bool:
-    """Whether an entry of a card is what is wanted: yes, no, or a word of a text.
+    """Whether an entry of a card matches: yes, no, or a substring of its text.
 
     >>> [_fits("the global model", want) for want in ("yes", "no", "global")], _fits("nothing", "no")
     ([True, False, True], True)
@@ -167,7 +167,7 @@ def _partitions() -> Table:
 
 
 def _add(table: Table, name: str, *lines: str) -> None:
-    """A name with what there is to say of it, and its options last, if it has any."""
+    """A name with its description, and its options last, if it has any."""
     *said, options = lines
     body = Text("\n".join(said))
     if options:
@@ -176,7 +176,7 @@ def _add(table: Table, name: str, *lines: str) -> None:
 
 
 def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
-    """The options of what makes a thing, as they are written on the command line.
+    """The options of a function or class, as they are written on the command line.
 
     >>> def ring(*, classes: int, width: int | None = None, kind: Literal["flat", "round"] = "flat", thin=True): ...
     >>> _options(ring, skip=["classes"])
@@ -199,7 +199,7 @@ def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
 
 
 def _words(hint: Any) -> list[str]:
-    """The words that a type allows, alone or beside others such as numbers."""
+    """The strings that a type allows."""
     return [str(word) for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part)]
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a partition: which client holds how much of which class, and above it, how much in all."""
+"""Plots of a partition: how many samples of each class each client holds, and above it, the totals."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def bubble_plot(counts: Counts, label_names: Sequence[str] | None = None, *, tit
     canvas = _canvas(counts, label_names, title)
     canvas.main.grid(True, color=GRID, linewidth=0.6)
     most = int(counts.max())
-    widest = min(max(0.94 * min(canvas.cell), 0.12), 0.5) * 72  # in points: neighbours touch at the most
+    widest = min(max(0.94 * min(canvas.cell), 0.12), 0.5) * 72  # in points: neighbours never overlap
 
     def draw(axes: Axes, x: Counts | float, y: Counts | float, rows: Counts | int) -> None:
-        area = np.maximum(widest**2 * rows / most, 1.5)  # even a single row leaves a dot that can be seen
+        area = np.maximum(widest**2 * rows / most, 1.5)  # even a single row is visible
         axes.scatter(x, y, s=area, color=BLUE, linewidths=0, clip_on=False, zorder=3)
 
     client, label = np.nonzero(counts)
@@ -91,7 +91,7 @@ def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title:
 
 
 def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str) -> _Canvas:
-    """Lay out in inches: cells as large as a page allows, and room for names, totals and a key beside them."""
+    """Lay out in inches: cells as large as a page allows, with space for names, totals and a key."""
     clients, classes = counts.shape
     names = [shortened(str(name), 18) for name in label_names or range(classes)]
     width = max(min(0.5, 13 / clients), 0.12, 3 / clients)
@@ -152,5 +152,5 @@ def _reference_sizes(most: int) -> list[int]:
 
 
 def _short(value: int) -> str:
-    """A number in at most four signs where that can be."""
+    """A number in at most four characters, if possible."""
     return f"{value}" if value < 10_000 else f"{value / 1000:.0f}k"

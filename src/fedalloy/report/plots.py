@@ -1,7 +1,7 @@
-"""Pictures of finished runs: how they learned, how each client fares, what it cost to communicate.
+"""Plots of finished runs: learning curves, the clients' accuracies, and the cost of communication.
 
-Every picture is drawn for a width in inches, so that a phone gets its own drawing and not a shrunken one. Nothing here
-touches pyplot or its global state.
+Every plot is drawn for a width in inches, so that a phone gets its own drawing and not a shrunken one. Nothing here
+uses pyplot or its global state.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fedalloy.base.text import TIMES, human_bytes
+from fedalloy.base.text import human_bytes
+from fedalloy.federation.metrics import METRICS
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.report.svg import save, to_svg
@@ -22,20 +23,11 @@ from fedalloy.storage.results import Run
 
 __all__ = ["client_picture", "cost_picture", "learning_curves", "save", "to_svg"]
 
-METRICS: dict[str, tuple[str, float]] = {
-    "amp": ("AMP %", 100.0),
-    "wlp": ("WLP %, the worst client", 100.0),
-    "fm": (f"FM {TIMES} 10³, lower is fairer", 1000.0),
-    "bottom10": ("Bottom 10 % of clients, %", 100.0),
-    "test": ("Global test accuracy, %", 100.0),
-    "loss": ("Loss", 1.0),
-}
-
 
 @styled
 def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = WIDE) -> Figure:
     """One line per method and view, with a band of one standard deviation over the seeds, named at its end."""
-    title, unit = METRICS.get(metric, (metric, 1.0))
+    title, unit = (METRICS[metric].title, METRICS[metric].factor) if metric in METRICS else (metric, 1.0)
     series = [(one, *one.curve(metric)) for one in series_of(runs)]
     series = [entry for entry in series if len(entry[1])]
     last = max((rounds[-1] for _, rounds, *_ in series), default=1.0)
@@ -58,7 +50,7 @@ def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
     figure, axes = canvas(
         width, 3.6 if width >= WIDE else 3.0, [one for one, *_ in series], xlabel="Sent so far, both ways (log scale)"
     )
-    axes.set_title("AMP %")
+    axes.set_title(METRICS["amp"].title)
     ends = []
     for one, sent, amp in series:
         if sent[-1] > 0:
@@ -142,14 +134,14 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
 def _drawn_to(
     last: float, one: Series, rounds: Floats, mean: Floats, std: Floats
 ) -> tuple[Series, Floats, Floats, Floats]:
-    """What one round reached, as a horizontal line to the last round of the others."""
+    """The result of a single round as a horizontal line to the last round of the others."""
     if last == rounds[0]:
         return one, rounds, mean, std
     return one, np.array([rounds[0], last]), mean.repeat(2), std.repeat(2)
 
 
 def _bought(one: Series) -> tuple[Floats, Floats]:
-    """Bytes sent so far and the AMP they bought, at the rounds where both are known."""
+    """Bytes sent so far and AMP, at the rounds where both are known."""
     (measured, amp, _), (counted, sent) = one.curve("amp"), one.traffic()
     _, left, right = np.intersect1d(measured, counted, return_indices=True)
     return sent[right], amp[left] * 100

@@ -1,4 +1,4 @@
-"""Where a run's time went."""
+"""How a run spent its time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PHASES = {
 
 
 def profile_table(run: Run) -> Table:
-    """Seconds of each phase over the whole run, a round, and their share."""
+    """The time of each phase: in total, per round, and its share."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("Phase", "Time", "A round", "Share"):
+    for heading in ("Phase", "Time", "Per round", "Share"):
         table.add_column(heading, justify="left" if heading == "Phase" else "right")
     whole = run.total("seconds", "total") or 0.0
     for phase, name in PHASES.items():

@@ -1,4 +1,4 @@
-"""A live display of several runs with an honest estimate of the time that is left."""
+"""A live display of several runs with an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedalloy.base.text import human_seconds
 from fedalloy.report.spent import epsilon_of
 from fedalloy.run.runner import Watch
 
-MANY = 30  # runs whose bars would push each other off the screen
+MANY = 30  # runs; more bars than that would not fit on the screen
 
 
 class Display:
-    """Shows one bar for each run; the estimate rests on rounds that were really run.
+    """Show one bar for each run, and estimate the remaining time from completed rounds.
 
-    Runs come one after the other. The pace of the one that is running is its own mean over its last five rounds; a run
-    that has not begun is given the mean of the runs so far. Before the first round there is no estimate. Of many
-    runs only the current one is shown.
+    Runs come one after the other. The current run is estimated by the mean of its last five rounds, runs to come by the
+    mean of those so far. There is no estimate before the first round. If there are many runs, only the current one is
+    shown.
     """
 
     def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
@@ -52,12 +52,12 @@ class Display:
             self._end()
         elif (
             not (self._ended or self._seconds) and self._task is not None
-        ):  # refused before it began: the sentence is enough
+        ):  # refused before it started: the error message is enough
             self._progress.update(self._task, visible=False)
         self._progress.stop()
 
     def begin(self, label: str, seed: int) -> Watch:
-        """Add a bar for a run and return what moves it."""
+        """Add a bar for a run and return the function that advances it."""
         self._end()
         self._begun, self._round, self._seconds = self._begun + 1, 0, []
         name = f"{label}, seed {seed}"
@@ -78,7 +78,7 @@ class Display:
         return watch
 
     def seconds_left(self) -> float | None:
-        """What is left of all runs at the pace seen so far; None before the first round."""
+        """The estimated seconds left for all runs; None before the first round."""
         runs, recent = self._ended, self._seconds[-5:]
         if recent:
             left = (self._rounds - self._round) * sum(recent) / len(recent)
@@ -89,18 +89,18 @@ class Display:
         return (left if recent else usual) + (self._runs - self._begun) * usual
 
     def _end(self) -> None:
-        """The run before is over, perhaps before its last round; or an earlier comparison had finished it."""
+        """End the bar of the previous run, which may have stopped early or have been finished before."""
         if self._task is None:
             return
         if self._seconds:
             self._ended.append(sum(self._seconds))
             self._progress.update(self._task, left="", total=self._round)
         else:
-            self._progress.update(self._task, left="was finished")
+            self._progress.update(self._task, left="already finished")
         self._progress.update(self._task, visible=self._runs <= MANY)
 
     def _left(self) -> str:
         left = self.seconds_left()
         if left is None:
             return "estimating"
-        return f"about {human_seconds(left)} left in all" if left else ""
+        return f"about {human_seconds(left)} left in total" if left else ""

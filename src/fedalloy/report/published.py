@@ -1,4 +1,4 @@
-"""Our figures beside a paper's, where an experiment names them."""
+"""Our results beside a paper's, if the experiment names them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.errors import DataError
-from fedalloy.report.table import FIGURES
-from fedalloy.storage.results import Row, Run, combine
+from fedalloy.federation.metrics import METRICS
+from fedalloy.storage.results import Run
+from fedalloy.storage.rows import COLUMNS, Row, combine
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A paper's table with our figures: what it is, its headings, and its lines as text."""
+    """A paper's table with our results: its source, headings and lines as text."""
 
     source: str
     headings: Sequence[str]
@@ -29,7 +30,7 @@ class Beside:
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
-        table.title = Text(printable(f"Beside {self.source}"))
+        table.title = Text(printable(f"Compared with {self.source}"))
         for i, heading in enumerate(self.headings):
             table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
         for line in self.body:
@@ -38,7 +39,7 @@ class Beside:
 
 
 def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
-    """The published tables that hold for these runs, with our figures; methods that were not run are left out.
+    """The published tables that apply to these runs, with our results; methods that were not run are omitted.
 
     >>> beside([], [])
     []
@@ -48,16 +49,15 @@ def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
 
 
 def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
-    """The published tables of these runs' experiment that hold for its values."""
+    """The published tables of these runs' experiment that apply to its settings."""
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
     found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
     for metric in (metric for table in found for metric in table["metrics"]):
-        if metric not in FIGURES:
-            raise DataError(
-                f"a run's published figures are of the metric {shown(metric)}; {suggest(metric, list(FIGURES))}"
-            )
+        if metric not in COLUMNS:
+            known = suggest(metric, list(COLUMNS))
+            raise DataError(f"a run's published results have the metric {shown(metric)}; {known}")
     return found
 
 
@@ -66,7 +66,7 @@ def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
 
 
 def _value(experiment: Mapping[str, Any], key: str) -> Any:
-    """What stands under a dotted key."""
+    """The value of a dotted key."""
     found: Any = experiment
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -74,17 +74,16 @@ def _value(experiment: Mapping[str, Any], key: str) -> Any:
 
 
 def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:
-    chosen = [FIGURES[metric] for metric in table["metrics"]]
     printed = {(label, view): figures for label, view, *figures in table["rows"]}
     headings = ["Method", "View"]
-    for column in chosen:
-        headings += [column.heading, "paper"]
+    for metric in table["metrics"]:
+        headings += [METRICS[metric].heading, "paper"]
 
     def lines() -> Iterator[list[str]]:
         for line in combine(rows):
             figures = printed.get((line.label, line.view))
             if figures is not None:
-                ours = [column.write(line, rows) for column in chosen]
+                ours = [line.written(metric) for metric in table["metrics"]]
                 pairs = [text for pair in zip(ours, figures, strict=True) for text in pair]
                 yield [line.label, view_name(line.view) or MISSING, *pairs]
 

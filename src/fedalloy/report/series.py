@@ -1,4 +1,4 @@
-"""What the pictures draw: runs grouped by method and view, averaged over their seeds, each with its own look."""
+"""What the plots show: runs grouped by method and view, averaged over seeds, each with its own line style."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fedalloy.storage.results import Run
 
 Floats = NDArray[np.float64]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers (their yellow is too pale for a line on white).
+# Okabe and Ito's colour-blind safe palette, without its yellow, which is too pale for a line on white.
 HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Bounds are no rivals: they stay grey.
+# Bounds do not compete: they are grey.
 BOUND_HUES = {"local": "#9A9A9A", "local-converged": "#6A6A6A", "centralised": "#1F2328"}
 DASHES: tuple[tuple[int, tuple[float, ...] | None], ...] = ((0, None), (0, (4, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)))
-MARKERS = ("", "o", "s", "^")  # tell methods apart once the hues begin again
+MARKERS = ("", "o", "s", "^")  # distinguish methods once the hues repeat
 
 
 @dataclass(frozen=True)
 class Series:
-    """One method in one view: its runs (one per seed), its name and its look. Views of one method share a hue."""
+    """One method in one view: its runs (one per seed), name and line style. Views of one method share a hue."""
 
     label: str
     view: str
@@ -36,11 +36,11 @@ class Series:
 
     @property
     def level(self) -> bool:
-        """Whether all was done in one round, so that what it reached holds for every later one."""
+        """Whether the method does all its work in one round, so that its curve is constant."""
         return all(run.meta.get("stopped_by") == "method" for run in self.runs)
 
     def curve(self, metric: str) -> tuple[Floats, Floats, Floats]:
-        """The rounds that all seeds have measured, and there the metric's mean and deviation over the seeds."""
+        """The rounds that all seeds have evaluated, and the metric's mean and deviation over the seeds in each."""
         return _over_seeds([run.series(self.view, metric) for run in self.runs])
 
     def traffic(self) -> tuple[Floats, Floats]:
@@ -84,7 +84,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     >>> spread([0.0, 0.0], gap=1.0, low=0.0, high=5.0)
     [0.0, 1.0]
     """
-    # With the gaps taken off, "at least a gap apart" becomes "not falling": an isotonic regression by pooling.
+    # Minus the gaps, "at least a gap apart" becomes "not decreasing": an isotonic regression by pooling.
     pools: list[tuple[float, int]] = []
     for i, y in enumerate(wanted):
         pool = (y - i * gap, 1)

@@ -1,4 +1,4 @@
-"""A picture of how close generated features come to real ones, class by class, by `fedalloy.knowledge.similarity`."""
+"""A plot of how similar generated features are to real ones, by class (`fedalloy.knowledge.similarity`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What private runs have spent, in words; the epsilon of a simulation never stands there without its label."""
+"""The privacy budget that runs have spent, in words; the epsilon of a simulation is always marked as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHY = (
 
 
 def epsilon_of(record: Mapping[str, Any]) -> str:
-    """The epsilon after a round, if training was private, and what it is worth.
+    """The epsilon after a round, if training was private, and whether it is that of a rehearsal.
 
     >>> epsilon_of({"epsilon": 3.1234, "noise": "secret"}), epsilon_of({"epsilon": 3.1234}), epsilon_of({})
     ('epsilon 3.12', 'epsilon 3.12 (rehearsal)', '')
@@ -27,7 +27,7 @@ def epsilon_of(record: Mapping[str, Any]) -> str:
 
 
 def private(runs: Sequence[Run]) -> list[str]:
-    """A sentence on each label whose clients trained privately, and one on what a rehearsal's epsilon is worth."""
+    """A sentence for each method whose clients trained privately, and one on the epsilon of a rehearsal."""
     largest: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         last = run.rounds[-1]

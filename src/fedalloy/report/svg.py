@@ -1,4 +1,4 @@
-"""Turn figures into files and into SVG that can stand inside a page; the same figure always gives the same bytes."""
+"""Save figures as files or as inline SVG; the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 def plain_text(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw text as it is written, without formulas, whatever names it holds."""
+    """Draw text literally, without parsing formulas."""
 
     @functools.wraps(draw)
     def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -46,7 +46,7 @@ def plain_text(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def to_svg(figure: Figure, *, label: str = "", ids: str = "") -> str:
-    """Draw a figure as one `<svg>` element for a page, read aloud as `label`.
+    """Draw a figure as one `<svg>` element for a page, with `label` for screen readers.
 
     Every id begins with `ids` (by default a digest of the drawing), so that several figures on a page do not clash.
 
@@ -91,7 +91,7 @@ def _render(figure: Figure, kind: str) -> bytes:
         FigureCanvasAgg(figure)
     buffer = io.BytesIO()
     with matplotlib.rc_context({**SAVING, **PLAIN}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have letters that the font does not have
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a name may have characters that the font lacks
         figure.savefig(buffer, format=kind, metadata=NO_DATE[kind], dpi=200 if kind == "png" else "figure")
     return UNFIT.sub(b"?", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 

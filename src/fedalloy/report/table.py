@@ -1,9 +1,9 @@
-"""The comparison of methods as a table: for the terminal, as Markdown, as records for a file, and as one sentence."""
+"""The comparison of methods as a table: for the terminal, as Markdown, and as records for a file."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,49 +12,21 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.base.text import (
-    MISSING,
-    TIMES,
-    all_shortened,
-    human_bytes,
-    human_seconds,
-    listed,
-    number,
-    plus_minus,
-    view_name,
-)
+from fedalloy.base.text import MISSING, all_shortened, listed, view_name
+from fedalloy.federation.metrics import METRICS
 from fedalloy.report.trained import MARKS, Doubts
 from fedalloy.report.verdict import role, verdict
-from fedalloy.storage.results import COLUMNS, CombinedRow, Row, combine
+from fedalloy.storage.rows import COLUMNS, CombinedRow, Row, combine
 
 __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of the comparison: how its cell is written, and which way its metric is better, if it is one."""
-
-    heading: str
-    write: Callable[[CombinedRow, Sequence[Row]], str]
-    metric: str = ""
-    better: Literal["high", "low", ""] = ""
-
-
-@dataclass(frozen=True)
 class Cell:
-    """One cell as text, and whether it holds the best value of its column."""
+    """One cell as text, and whether it is the best of its column."""
 
     text: str
     best: bool = False
-
-
-def _metric(metric: str, heading: str, better: Literal["high", "low"] = "high", unit: float = 100.0) -> Column:
-    def write(line: CombinedRow, _: Sequence[Row]) -> str:
-        value = line.columns[metric]
-        mean, std = (None if part is None else part * unit for part in (value.mean, value.std))
-        return plus_minus(mean, std)
-
-    return Column(heading, write, metric, better)
 
 
 def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
@@ -65,26 +37,14 @@ def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
     return ", ".join(known[:3]) + ("…" if len(known) > 3 else "") if known else MISSING
 
 
-TO_TARGET = "To target"
-# The columns after Method and View, in the order in which they are read.
-MEASURES = (
-    _metric("amp", "AMP %"),
-    _metric("fm", f"FM {TIMES}10³", "low", 1000.0),
-    _metric("wlp", "WLP %"),
-    Column("Worst", _worst),
-    _metric("bottom10", "Low 10 %"),
-    _metric("test", "Test %"),
-    _metric("gap", "Gap %", "low"),
-    Column(TO_TARGET, lambda line, _: number(line.columns["rounds_to_target"].mean, 0)),
-    Column("Bytes", lambda line, _: human_bytes(line.columns["bytes_total"].mean)),
-    Column("Time", lambda line, _: human_seconds(line.columns["seconds"].mean)),
-    Column("Round", lambda line, _: number(line.columns["round"].mean, 0)),
+Shown = Literal["comparison", "mixtures"]
+WORDS = ("Method", "View", "Selection")  # the columns of words, which come first
+# What a narrow terminal hides, first to last; AMP and WLP always stay.
+EXPENDABLE = (
+    *("macro_f1", "balanced", "bottom10", "test", "gap", "round", "worst_client", "seconds", "bytes_total", "fm"),
+    *("View", "rounds_to_target"),
 )
-# Those that a paper may print, by their metric.
-FIGURES = {column.metric: column for column in (*MEASURES, _metric("alma", "ALMA %")) if column.metric}
-# What a narrow terminal gives up, first to last; AMP and WLP stay.
-EXPENDABLE = ("Low 10 %", "Test %", "Gap %", "Round", "Worst", "Time", "Bytes", f"FM {TIMES}10³", "View", TO_TARGET)
-GAP = 2  # blanks between two columns
+GAP = 2  # spaces between two columns
 
 
 def comparison_table(
@@ -94,12 +54,11 @@ def comparison_table(
     names: Mapping[str, str] | None = None,
     doubts: Doubts | None = None,
 ) -> Table:
-    """The comparison for a terminal of this width (by default the one we write to); what does not fit is left out.
+    """The comparison for a terminal of this width, by default the current one; columns that do not fit are hidden.
 
-    Rows of several seeds are averaged. The best value of a column is bold; training on pooled data does not compete,
-    since it is a bound and not a choice, nor does what has a mark. `names` gives the registered method of each label,
-    where the two differ. An AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)`
-    explains.
+    Rows of several seeds are averaged. The best score of a column is bold. Training on pooled data is an upper bound
+    and does not compete, nor do rows with a mark. `names` maps each label to its registered method, if the two differ.
+    An AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)` explains.
 
     >>> table = comparison_table([], width=80)
     >>> [column.header for column in table.columns][:3]
@@ -110,7 +69,8 @@ def comparison_table(
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
     kept = list(range(len(headings)))
     dropped = []
-    for heading in EXPENDABLE:
+    for name in EXPENDABLE:
+        heading = METRICS[name].heading if name in METRICS else name
         if _needed(widths, kept) <= width:
             break
         if heading in headings:
@@ -119,7 +79,7 @@ def comparison_table(
     room = max(8, widths[0] - max(0, _needed(widths, kept) - width))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
     for i in kept:
-        justify: Literal["left", "right"] = "left" if headings[i] in ("Method", "View", "Selection") else "right"
+        justify: Literal["left", "right"] = "left" if headings[i] in WORDS else "right"
         table.add_column(headings[i], no_wrap=True, justify=justify, overflow="ellipsis")
     for line in body:
         texts = [Text(line[i].text, style="bold" if line[i].best else "") for i in kept]
@@ -140,7 +100,7 @@ def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> 
     <BLANKLINE>
     """
     headings, body = cells(rows, names)
-    sides = [":--" if heading in ("Method", "View", "Selection") else "--:" for heading in headings]
+    sides = [":--" if heading in WORDS else "--:" for heading in headings]
     lines = [_markdown_line(headings), "|" + "|".join(sides) + "|"]
     for line in body:
         texts = [_markdown_safe(cell.text) for cell in line]
@@ -149,7 +109,7 @@ def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> 
 
 
 def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
-    """One flat record per method and view, with unrounded means and deviations over seeds, for CSV or JSON."""
+    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds."""
     rows = list(rows)
     found = []
     for line in combine(rows):
@@ -162,9 +122,12 @@ def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
 
 
 def cells(
-    rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+    rows: Iterable[Row],
+    names: Mapping[str, str] | None = None,
+    doubts: Doubts | None = None,
+    table: Shown = "comparison",
 ) -> tuple[list[str], list[list[Cell]]]:
-    """The headings and the cells of the comparison, one line per method and view; empty columns are left out."""
+    """The headings and the cells of a table, one line per method and view; empty columns are omitted."""
     rows = list(rows)
     lines = combine(rows)
     labels = all_shortened(line.label for line in lines)
@@ -178,28 +141,52 @@ def cells(
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
     marks = [MARKS[kind] if kind else "" for kind in kinds]
     contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
-    for column in MEASURES:
-        texts = [column.write(line, rows) for line in lines]
-        if column.metric == "amp" and any(marks):  # without a mark, two blanks, so that figures stay below each other
+    for name in in_table(table):
+        texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
+        if name == "amp" and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
             texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
-        asked = column.metric in ("amp", "fm", "wlp") or (column.heading == TO_TARGET and targets)
+        asked = name in ("amp", "fm", "wlp") or (name == "rounds_to_target" and targets)
         if all(text == MISSING for text in texts) and not asked:
             continue
-        values = [line.columns[column.metric].mean if column.metric else None for line in lines]
-        best = _best(values, texts, contenders, column.better)
-        headings.append(column.heading)
+        best = _best([line.columns[name].mean for line in lines], texts, contenders, name) if is_score(name) else set()
+        headings.append(METRICS[name].heading)
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
     return headings, body
 
 
-def _best(values: list[float | None], texts: list[str], contenders: list[int], better: str) -> set[int]:
+def in_table(table: Shown) -> list[str]:
+    """The metrics that a table shows, in the order of its columns.
+
+    >>> in_table("mixtures")
+    ['mixture_min', 'mixture_mean', 'mixture_var']
+    """
+    return [name for name, metric in METRICS.items() if metric.table == table]
+
+
+def meanings(headings: Sequence[str]) -> list[tuple[str, str]]:
+    """What the columns under these headings mean, and which direction is better.
+
+    >>> meanings(["Method", "Low 10 %"])
+    [('Low 10 %', 'The mean accuracy of the worst 10 % of the clients. Higher is better.')]
+    """
+    better = {"high": " Higher is better.", "low": " Lower is better.", "": ""}
+    shown = [metric for metric in METRICS.values() if metric.heading in headings]
+    return [(metric.heading, f"{metric.meaning}{better[metric.better]}") for metric in shown]
+
+
+def is_score(name: str) -> bool:
+    """Whether rows compete in a metric: in accuracies, but not in what they cost."""
+    return METRICS[name].unit in ("percent", "thousandths")
+
+
+def _best(values: list[float | None], texts: list[str], contenders: list[int], name: str) -> set[int]:
     known = [i for i in contenders if values[i] is not None]
     if len(known) < 2:
         return set()
-    pick = max if better == "high" else min
+    pick = max if METRICS[name].better == "high" else min
     leader = pick(known, key=lambda i: values[i] or 0.0)
-    # What is written alike is equally good: rounding must not choose a winner the reader cannot see.
+    # Values that look the same are equally good: rounding must not choose a winner the reader cannot see.
     return {i for i in known if texts[i].split(" ")[0] == texts[leader].split(" ")[0]}
 
 

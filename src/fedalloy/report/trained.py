@@ -1,4 +1,4 @@
-"""Is a view trained well enough to be judged? Models at chance, curves that still rise, too few rounds to tell."""
+"""Is a view trained well enough to be judged? Finds models at chance level, curves that still rise, too few rounds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedalloy.storage.results import Run, Selection
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}
 
-NOTHING = 0.02  # of balanced accuracy above chance, at most, is no sign of learning, however small the test
-LEARNED = 0.1  # of the way from chance to always right; a balanced accuracy below that is near chance
-LEAST = 8  # evaluated rounds, below which nothing is said about the curve
-RISE = 0.01  # of AMP, from one quarter of the rounds to the next
+NOTHING = 0.02  # at most this much balanced accuracy above chance is no sign of learning, however small the test set
+LEARNED = 0.1  # share of the way from chance to 1; a balanced accuracy below that is near chance
+LEAST = 8  # evaluated rounds; with fewer, the curve is not judged
+RISE = 0.01  # in AMP, from one quarter of the rounds to the next
 CLEARLY = 2  # standard errors
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why one view of one method is not judged."""
+    """Why a view of a method is not judged."""
 
     kind: Kind
     name: str  # label and view as tables show them
@@ -35,7 +35,7 @@ class Doubt:
 
     @property
     def sentence(self) -> str:
-        """The doubt in full, without a full stop."""
+        """The whole sentence, without its full stop."""
         return f"{self.name} {self.reason}{f'; {self.advice}' if self.advice else ''}"
 
 
@@ -43,15 +43,15 @@ Doubts = Mapping[tuple[str, str], Doubt]  # by label and view
 
 
 def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str, str], Doubt]:
-    """The views that cannot be judged, and why; runs of several seeds are averaged first.
+    """The views that cannot be judged, and why; several seeds are averaged first.
 
     * "one class": the balanced accuracy is at most two standard errors, and at most two points, above that of a model
-      that always gives the same answer, 1 / classes.
-    * "near chance": it is at most two standard errors above that, or has come less than a tenth of the way to 1.
+      that always predicts the same class, 1 / classes.
+    * "near chance": it is at most two standard errors above that, or less than a tenth of the way from there to 1.
     * "rising": the mean AMP of the last quarter of the evaluated rounds exceeds that of the quarter before by more than
       one point, by more than two standard errors of the difference as the rounds scatter, and by more than one standard
       error of the test.
-    * "few rounds": there are fewer than eight evaluated rounds, too few for that.
+    * "few rounds": fewer than eight rounds were evaluated, too few to judge the curve.
 
     The last two do not apply to a method that does all its work in one round.
 
@@ -63,7 +63,7 @@ def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str
 
 
 def told(found: Doubts) -> list[str]:
-    """The sentences under a table: what its marks mean. Too few rounds are the verdict's business alone."""
+    """The sentences under a table that explain its marks. Only the verdict mentions too few rounds."""
     sentences: dict[tuple[Kind, str], list[Doubt]] = {}
     for doubt in found.values():
         if MARKS[doubt.kind]:
@@ -75,7 +75,7 @@ def told(found: Doubts) -> list[str]:
 
 
 def _together(several: Sequence[Doubt]) -> list[str]:
-    """Names with their reasons; those that share a reason share it here too."""
+    """Names with their reasons; names with the same reason are grouped."""
     reasons: dict[str, list[str]] = {}
     for one in several:
         reasons.setdefault(one.reason, []).append(one.name)
@@ -92,10 +92,10 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
         figure = f"a balanced accuracy of {number(100 * balanced, 1)} %"
         noise = CLEARLY * math.sqrt(chance * (1 - chance) / max(tests, 1))
         if balanced <= chance + min(noise, NOTHING):
-            same = f"always the same answer would have {number(100 * chance, 1)} %"
-            return Doubt("one class", one.name, f"tells no classes apart ({figure}, where {same})")
+            same = f"always predicting the same class gives {number(100 * chance, 1)} %"
+            return Doubt("one class", one.name, f"does not distinguish the classes ({figure}, {same})")
         if balanced <= chance + noise or balanced < chance + LEARNED * (1 - chance):
-            reason = f"is not trained yet ({figure}, where chance is {number(100 * chance, 1)} %)"
+            reason = f"is not trained yet ({figure}, chance is {number(100 * chance, 1)} %)"
             return Doubt("near chance", one.name, reason, more)
     if one.level:
         return None
@@ -114,7 +114,7 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
 
 
 def _more_evaluations(one: Series) -> str:
-    """What to write for enough evaluated rounds."""
+    """What to set for enough evaluated rounds."""
     last = max(run.rounds[-1]["round"] for run in one.runs)
     if last >= LEAST:
         return f"write evaluate_every = {last // LEAST}"
@@ -122,7 +122,7 @@ def _more_evaluations(one: Series) -> str:
 
 
 def _rise(curve: Floats, tests: int) -> float | None:
-    """By how much the last quarter of a curve exceeds the quarter before, if that is more than noise.
+    """By how much the last quarter of a curve exceeds the quarter before; None if it is within the noise.
 
     >>> _rise(np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.6, 0.6]), 100), _rise(np.full(8, 0.5), 100)
     (0.1, None)
@@ -136,7 +136,7 @@ def _rise(curve: Floats, tests: int) -> float | None:
 
 
 def _balanced(one: Series, selection: Selection) -> float | None:
-    """The balanced accuracy in the selected round, mean over seeds; None where a run has not recorded it."""
+    """The balanced accuracy in the selected round, mean over seeds; None if a run has not recorded it."""
     try:
         values = [run.at(one.view, "balanced", selection) for run in one.runs]
     except UsageError:
@@ -145,7 +145,7 @@ def _balanced(one: Series, selection: Selection) -> float | None:
 
 
 def _chance(one: Series) -> float | None:
-    """The balanced accuracy of a model that always gives the same answer; None where there is one class, or unknown."""
+    """The balanced accuracy of a model that always predicts the same class; None for one class, or if unknown."""
     meta = one.runs[0].meta
     counts = np.asarray(meta.get("clients", {}).get("class_counts", []))
     known = int((counts.sum(axis=0) > 0).sum()) if counts.ndim == 2 and counts.size else 0
@@ -154,7 +154,7 @@ def _chance(one: Series) -> float | None:
 
 
 def _tests(one: Series) -> int:
-    """How many samples a seed tests on; those of a common test count once."""
+    """The number of test samples of a seed; those of a common test set count once."""
     run = one.runs[0]
     sizes = run.clients(one.view, "size")
     common = run.meta.get("experiment", {}).get("partition", {}).get("test") == "global"

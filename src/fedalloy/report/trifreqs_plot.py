@@ -1,4 +1,4 @@
-"""A picture of KDIA's teacher: what each client weighed in it after each round."""
+"""A plot of KDIA's teacher: the weight of each client in it after each round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weights_over_rounds(
 ) -> Floats:
     """F_k of every client (column) after every round (row), from who took part; NaN before anybody did.
 
-    Where a mean gives weight to clients not yet seen, `seen_only` leaves them out, as the cache of that name does.
+    If a mean gives weight to clients not yet seen, `seen_only` excludes them, as the cache of that name does.
 
     >>> weights_over_rounds([[], [0, 1], [0, 2], [0, 1]], [10, 20, 30, 40]).round(3)[[0, 3]].tolist()
     [[nan, nan, nan, nan], [0.355, 0.391, 0.254, 0.0]]
@@ -45,7 +45,7 @@ def weights_over_rounds(
 
 
 def shares_of(weights: Floats, present: Sequence[Sequence[int]]) -> Floats:
-    """What the clients of each round hold of that round's weights, all together.
+    """The total weight of each round's clients.
 
     >>> shares_of(np.array([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0]]), [[1, 2], []]).tolist()
     [0.5, 0.0]
@@ -76,7 +76,7 @@ def trifreqs_picture(
         return x / WIDE, y / height, wide / WIDE, tall / height
 
     figure.text(0.15 / WIDE, 1 - 0.13 / height, title, va="top", fontsize=11)
-    line = "What each client's last model weighs in the teacher after each round"
+    line = "Weight of each client's last model in the teacher after each round"
     figure.text(0.15 / WIDE, 1 - 0.36 / height, line, va="top", color=QUIET)
 
     main = figure.add_axes(box(below + low + between, down))
@@ -86,7 +86,7 @@ def trifreqs_picture(
     main.pcolormesh(edges, np.arange(clients + 1) - 0.5, weights.T, cmap=BLUES, norm=norm, rasterized=True)
     main.set(xlim=(edges[0], edges[-1]), ylim=(clients - 0.5, -0.5), ylabel="Client")
     main.grid(False)
-    main.set_xticks([])  # the rounds are named below the other plot
+    main.set_xticks([])  # the rounds are labelled below the other plot
     main.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=max(int(down / 0.25), 4)))
     for spine in main.spines.values():
         spine.set_visible(False)
@@ -106,7 +106,7 @@ def trifreqs_picture(
         axes.plot(rounded, held, color=hue, linestyle=dash, marker="o" if rounds <= 40 else "", markersize=3)
         ends.append((float(held[-1]), name, hue))
     axes.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.02), xlabel="Round", ylabel="Share")
-    axes.set_title("What this round's clients hold together", color=INK)
+    axes.set_title("Total share of this round's clients", color=INK)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, 0, " %"))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     ends.sort()

@@ -1,4 +1,4 @@
-"""The comparison in one sentence: is it worth federating, for whom, and which method leads?"""
+"""The comparison in a few sentences: is it worth federating, for which clients, and which method is best?"""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from fedalloy.base.text import listed, number, series_names
 from fedalloy.federation.core import methods
 from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
 from fedalloy.report.trained import Doubts
-from fedalloy.storage.results import STAGES, CombinedRow, Row, combine
+from fedalloy.storage.results import STAGES
+from fedalloy.storage.rows import CombinedRow, Row, combine
 
-NAMED = 4  # more clients than that are counted instead
+NAMED = 4  # more clients than that are counted, not named
 
 
 def verdict(
@@ -21,19 +22,19 @@ def verdict(
     clients: Sequence[Gains] = (),
     doubts: Doubts | None = None,
 ) -> str:
-    """Say which method leads, by how much over local training, and how near it comes to training on pooled data.
+    """Say which method is best, by how much it beats local training, and how close it is to training on pooled data.
 
-    With the gains of clients (`gains(runs)`) it begins with whether to federate, and for how many clients that pays.
-    Where a bound was not run the sentence does without it; of the two kinds of local training the better one counts,
-    and without the converged one it is said that clients may reach more alone. `names` gives the registered method of
-    each label, where the two differ. With `doubts` (`doubts(runs)`) there is no verdict on what is not trained: the
-    leader, local training, or, before anybody is advised against federating, any federated method.
+    With the clients' gains (`gains(runs)`) it starts with whether to federate, and for how many clients that pays. A
+    bound that was not run is not mentioned. Of the two kinds of local training the better one counts; without the
+    converged one, the verdict says that clients may reach more alone. `names` maps each label to its registered method,
+    if the two differ. With `doubts` (`doubts(runs)`) there is no verdict if the best method or local training is not
+    trained, and no advice against federating if any federated method is not.
 
     >>> verdict([])
     'There is no measured run to compare.'
     """
     lines = combine(rows)
-    # One sentence cannot hold several selections; the first one given is the one meant.
+    # A verdict is on one selection: the first one given.
     lines = [line for line in lines if line.selection == lines[0].selection and line.columns["amp"].mean is not None]
     shown = series_names((line.label, line.view) for line in lines)
     bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
@@ -76,7 +77,7 @@ def verdict(
 
 
 def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
-    """Why there is no verdict, and how things stand so far; nothing if all that is judged is trained."""
+    """Why there is no verdict, and the results so far; empty if everything that is judged is trained."""
     doubt = next((doubts[line.label, line.view] for line in judged if (line.label, line.view) in doubts), None)
     if doubt is None:
         return ""
@@ -85,7 +86,7 @@ def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
 
 
 def _cost(name: str, leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
-    """What local training computed, compared with the leader."""
+    """The computation of local training, compared with the leader."""
     spent, other = (line.columns["flops"].mean for line in (local, leader))
     if not spent or not other:
         return ""
@@ -98,12 +99,12 @@ def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:
 
 
 def _within(told: str) -> str:
-    """A sentence as a part of a longer one."""
+    """A sentence as part of a longer one."""
     return told.replace("Local training", "local training", 1) if told.startswith("Local training") else told
 
 
 def _for_clients(own: Gains, told: str, lead: float) -> str:
-    """The same, after whether to federate; `lead` is zero where it is within the noise."""
+    """The same, after whether to federate; `lead` is zero if it is within the noise."""
     gain, lose = own.gaining, own.losing
     clients = f"{len(own.points)} client{'s' if len(own.points) > 1 else ''}"
     clients += f" in {own.splits} splits" if own.splits > 1 else ""
@@ -117,14 +118,14 @@ def _for_clients(own: Gains, told: str, lead: float) -> str:
     if lead:
         opening = "Federating pays for some clients only"
     else:
-        opening = "Federating is not for everybody" if losers else "Federating makes no clear difference"
+        opening = "Federating does not pay for all clients" if losers else "Federating makes no clear difference"
     parts = [f"{_do(len(side), verb)}{_clearly(own, side)}" for side, verb in ((gain, "gain"), (lose, "lose"))]
     hurt = f"; {_others(own, losers, 'lose', 'clearly ')}" if losers else ""
     return f"{opening}: {_within(told)}; of {clients}, {parts[0]} and {parts[1]}{hurt}"
 
 
 def _others(own: Gains, side: Sequence[int], verb: str, how: str = "") -> str:
-    """Those for whom it is the other way; the one who gains or loses most stands first in `side`."""
+    """The clients with the opposite result; the one that gains or loses most comes first in `side`."""
     if not side:
         return f"no client {verb}s"
     most = f"{_named(abs(own.points[side[0]]))}{_clearly(own, side)}"
@@ -139,7 +140,7 @@ def _do(count: int, verb: str) -> str:
 
 
 def _clearly(own: Gains, side: Sequence[int]) -> str:
-    """How many of these gains or losses exceed two standard errors, unless all do."""
+    """How many of these gains or losses exceed two standard errors, if not all do."""
     clear = int(own.clear[side].sum())
     if clear == len(side):
         return ""
@@ -159,28 +160,28 @@ def _against_local(name: str, leader: CombinedRow, local: CombinedRow, doubt: st
     if lead == "0.0":
         return f"{name} leads the federated methods and equals local training ({_percent(local)} AMP)"
     if lead.startswith("-"):
-        return f"Local training stays {_points(local, leader)} of AMP above the best federated method, {name}{doubt}"
+        return f"Local training is {_points(local, leader)} of AMP above the best federated method, {name}{doubt}"
     return f"{name} leads local training by {_points(leader, local)} of AMP{doubt}"
 
 
 def _towards(leader: CombinedRow, local: CombinedRow, pooled: CombinedRow | None) -> str:
-    """How much of the way from local training to pooled data the leader goes."""
+    """How much of the gap between local training and pooled data the leader closes."""
     if pooled is None:
         return ""
     gap = amp(pooled) - amp(local)
     if float(number(gap, 1)) <= 0:
-        return ", while pooled data does no better than local training"
+        return ", while pooled data is no better than local training"
     if amp(leader) <= amp(local):
-        return f", while pooled data would gain {_points(pooled, local)} on it"
+        return f", while pooled data would be {_points(pooled, local)} above it"
     if amp(leader) >= amp(pooled):
         return " and reaches what pooled data would give"
-    # Rounded down: "100 %" is not for a gap that is still open.
+    # Rounded down: a gap that is still open must not be shown as "100 %" closed.
     return f" and closes {math.floor((amp(leader) - amp(local)) / gap * 100)} % of the gap to pooled data"
 
 
 def _beside(leader: CombinedRow, pooled: CombinedRow | None) -> str:
     if pooled is None:
-        return "; without local training beside it, nothing says whether federating pays"
+        return "; without a run of local training, it is unknown whether federating pays"
     if amp(leader) >= amp(pooled):
         return ", and reaches what pooled data would give"
     return f", {_points(pooled, leader)} below pooled data"

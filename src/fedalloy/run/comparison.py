@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedalloy.config.build import Built, build, check_names, tried
+from fedalloy.config.build import Built, Shelf, build, check_names
 from fedalloy.config.experiment import Choice, Experiment, experiment, make_method
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
@@ -35,10 +35,10 @@ def compare(
     begin: Begin | None = None,
     say: Say = lambda _: None,
 ) -> list[Run]:
-    """Run several methods on one experiment; with a folder, finished runs are kept and unfinished ones go on.
+    """Run several methods on one experiment; with a folder, finished runs are reused and unfinished ones resumed.
 
-    `methods` chooses among the experiment's own and the registered ones; by default they are all of its own. `begin`
-    is called with the label and seed of each run and returns what watches its rounds.
+    `methods` names methods of the experiment or registered ones; by default, all of the experiment are run. `begin` is
+    called with the label and seed of each run and returns the function that watches its rounds.
 
     >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
     >>> [run.label for run in compare(exp, ["local", "fedprox"])]
@@ -46,34 +46,26 @@ def compare(
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]
-    found, first = examined(exp, choices, each, folder, dataset, network)
+    found, built = examined(exp, choices, each, folder, dataset, network)
     refuse(found)
-    return run_methods(
-        exp, choices, each, folder=folder, dataset=dataset, network=network, first=first, begin=begin, say=say
-    )
+    return run_methods(exp, choices, built, folder=folder, begin=begin, say=say)
 
 
 def run_methods(
     exp: Experiment,
     choices: Mapping[str, Choice],
-    seeds: Sequence[int],
+    settings: Mapping[int, Built],
     *,
     folder: str | Path | None = None,
-    dataset: Dataset | None = None,
-    network: Network | None = None,
-    first: Built | None = None,
     begin: Begin | None = None,
     say: Say = lambda _: None,
 ) -> list[Run]:
-    """Run what `examined` has found nothing wrong with; `first` is what it built for the first seed."""
+    """Run what `examined` has approved, on what it built for each seed."""
     objects = [make_method(exp, choice) for choice in choices.values()]
     runs = []
-    for seed in seeds:
+    for seed, built in settings.items():
         one = dataclasses.replace(exp, seed=seed, methods={})
-        with one_thread():
-            built = first if first is not None else build(one, dataset, network)
-        first = None
-        # What is finished is only read again, for which no workers need be started.
+        # Finished runs are only read again, which needs no workers.
         left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
         with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
             for key, choice in choices.items():
@@ -89,7 +81,7 @@ def run_methods(
 
 
 def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Choice]:
-    """The methods of a comparison by the key they have in it: those named, or else all of the experiment's own.
+    """The methods of a comparison by key: those named, or else all of the experiment's own.
 
     >>> chosen(experiment({"methods": {"mild": {"name": "fedprox", "mu": 0.001}}}), ["mild", "local"])["mild"].name
     'fedprox'
@@ -101,7 +93,7 @@ def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Cho
 
 
 def key_of(exp: Experiment) -> str:
-    """The key that the experiment's method has under [methods]; if it does not stand there, its name.
+    """The key of the experiment's method under [methods]; if it is not there, its name.
 
     >>> methods = {"mild": {"name": "fedprox", "mu": 0.001}}
     >>> [key_of(experiment({"method": {"name": "fedprox", "mu": mu}, "methods": methods})) for mu in (0.001, 1.0)]
@@ -112,12 +104,12 @@ def key_of(exp: Experiment) -> str:
 
 
 def label_of(key: str, choice: Choice) -> str:
-    """How tables show a method: by its own label, or by a key that is not its name."""
+    """The label of a method in tables: its own, or its key if that is not its name."""
     return registered[choice.name].label if key == choice.name else key
 
 
 Refusals = Mapping[str, FedalloyError]
-"""Why something cannot be carried out, by what it is: a method's key, a seed, or nothing, which means all of it."""
+"""Errors by what they concern: a method's key, a seed, or an empty string for everything."""
 
 
 def examined(
@@ -127,42 +119,44 @@ def examined(
     folder: str | Path | None = None,
     dataset: Dataset | None = None,
     network: Network | None = None,
-) -> tuple[Refusals, Built | None]:
-    """All that would be refused on the way, and what was built for the first seed; nothing is written.
+    shelf: Shelf | None = None,
+) -> tuple[Refusals, dict[int, Built]]:
+    """Everything that would fail later, and what was built for each seed; nothing is written.
 
-    Each method is made, and tried with each seed on its setting: what refuses only in its turn wastes the rounds of
-    those before it.
+    Each method is made and tried with each seed: an error that came only when a method's turn comes would waste the
+    rounds of those before it. All seeds share the data, which is taken from the shelf.
     """
+    shelf = Shelf() if shelf is None else shelf
     found: dict[str, FedalloyError] = {}
     methods: dict[str, Method] = {}
-    first: Built | None = None
+    built: dict[int, Built] = {}
     for key, choice in choices.items():
         with _noted(found, key):
             methods[key] = make_method(exp, choice)
     with _noted(found):
         _refuse_shared_folders(choices)
         if dataset is None and network is None:
-            check_names(exp)  # needs no data, which may take long to load
+            check_names(exp)  # needs no data, which may be slow to load
     for seed in seeds if "" not in found else ():
         one = dataclasses.replace(exp, seed=seed, methods={})
-        with _noted(found, "" if first is None else f"seed {seed}"), one_thread():
-            built = build(one, dataset, network)
-            tried(built.setting)
-            kind_for(list(methods.values()), built.setting, exp.rounds, exp.engine, exp.workers, one)
-            first = built if seed == seeds[0] else first
+        with _noted(found, f"seed {seed}" if built else ""), one_thread():
+            here = build(one, dataset, network, shelf.take(one, dataset))
+            _ = here.network  # all networks are tried for it
+            kind_for(list(methods.values()), here.setting, exp.rounds, exp.engine, exp.workers, one)
+            built[seed] = here
             for key, method in methods.items():
                 with _noted(found, key):
-                    refuse_unfit(method, built.setting)
+                    refuse_unfit(method, here.setting)
                     place = _place(folder, key, seed)
                     if place is not None and begun(place):
-                        refuse_other(settled(one, built, method), place)
+                        refuse_other(settled(one, here, method), place)
                         refuse_shorter(exp.rounds, place)
-    return found, first
+    return found, built
 
 
 @contextmanager
 def _noted(found: dict[str, FedalloyError], what: str = "") -> Iterator[None]:
-    """Note a refusal instead of raising it; the first of each thing counts."""
+    """Note an error instead of raising it; only the first of each kind is kept."""
     try:
         yield
     except FedalloyError as error:
@@ -170,16 +164,16 @@ def _noted(found: dict[str, FedalloyError], what: str = "") -> Iterator[None]:
 
 
 def refuse(found: Refusals) -> None:
-    """Raise what was found, if anything was: a single refusal in its own words, several as a list."""
+    """Raise the errors that were found, if any: a single one as it is, several as a list."""
     if not found:
         return
     if len(found) == 1:
         ((what, error),) = found.items()
-        if what in str(error):  # it says itself what it is about
+        if what in str(error):  # its message says what it concerns
             raise error
         raise _kind(found)(f"{what}: {error}") from error
     lines = [f"{what}: {error}" if what else f"{error}" for what, error in found.items()]
-    raise _kind(found)("\n  ".join(["this cannot be carried out as written:", *lines]))
+    raise _kind(found)("\n  ".join(["this cannot be run as written:", *lines]))
 
 
 def _kind(found: Refusals) -> type[FedalloyError]:
@@ -204,11 +198,11 @@ def _done(place: Path | None) -> int:
 
 
 def slug(label: str) -> str:
-    """A label as the name of a folder or file, which cannot lead out of where it is put.
+    """A label as the name of a folder or file, without path separators.
 
     >>> slug("FedProx mu=1"), slug("../../etc/passwd"), len(slug("long " * 100))
     ('fedprox-mu-1', 'etc-passwd', 64)
     """
     name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "run"
-    # What is cut off still tells two long labels apart.
+    # The hash keeps long labels distinct.
     return name if len(name) <= 64 else f"{name[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -18,31 +18,31 @@ import torch
 import fedalloy
 from fedalloy.base import tree
 from fedalloy.base.layout import resolve
-from fedalloy.base.options import sections_of
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, recorded, with_sections
+from fedalloy.config.build import Built, build
+from fedalloy.config.experiment import Experiment, Stop, experiment, make_method, naming, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
-from fedalloy.engine.choose import AnyEngine, engine_for
+from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.federation.core import Federation, Method, Network, State, hyper_parameters, run
-from fedalloy.federation.evaluation import Remote, views_on
+from fedalloy.federation.core import Federation, Method, Network, State, run
+from fedalloy.federation.engine import Engine
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.nets.models import parameter_count
+from fedalloy.run.opened import open_run
 from fedalloy.storage.differences import differing
 from fedalloy.storage.results import FORMAT, Run, read
 from fedalloy.storage.spill import Spill, parse_size
-from fedalloy.storage.store import Say, Store, described
+from fedalloy.storage.store import Say, Store
 from fedalloy.train.costs import forward_flops, peak_memory
 from fedalloy.train.fit import one_thread, params
 from fedalloy.train.privacy import LEDGER, figures
 
-MEMORIES = "memories"  # in a run's folder: what simulated clients keep for themselves
+MEMORIES = "memories"  # in a run's folder: the memories of simulated clients
 
 Watch = Callable[[Mapping[str, Any]], None]
 
@@ -56,14 +56,14 @@ def simulate(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
-    """Run an experiment and return its records; with a folder, they and a checkpoint per round are kept there.
+    """Run an experiment and return its records; with a folder, they are saved there, with a checkpoint per round.
 
-    A method, a data set or a network of your own takes the place of the one the experiment names; `built` and
-    `engine` share a setting and its workers among several methods; `watch` is called with the record of each round.
+    A method, data set or network of your own replaces the one that the experiment names. `built` and `engine` share a
+    setting and its workers among several methods. `watch` is called with the record of each round.
 
     >>> run = simulate({"data": "tiny", "model": "mlp", "rounds": 2, "partition": {"clients": 4, "alpha": 1.0}})
     >>> run.views, len(run.rounds)
@@ -99,28 +99,26 @@ def resume(
     dataset: Dataset | None = None,
     network: Network | None = None,
     built: Built | None = None,
-    engine: AnyEngine | None = None,
+    engine: Engine | None = None,
     watch: Watch | None = None,
     say: Say = lambda _: None,
 ) -> Run:
-    """Go on with a run from its last checkpoint to the same bits as if it had never stopped; `rounds` may extend it.
+    """Resume a run from its last checkpoint, to the same bits as if it had never stopped; `rounds` may extend it.
 
-    A data set or a network of your own must be given again; what has changed since is refused.
+    Pass the data set or network again if the run had its own. It is an error if anything has changed since.
     """
-    described(folder)  # what is no run is not locked either
-    store = Store(Path(folder))
+    store = open_run(folder).store  # a folder without a run is not locked
     with store.locked(), one_thread():
-        old = described(folder, say)
-        exp = recorded(old)
+        old = open_run(folder, say)  # again, since another process may have written to it before
+        exp, method = old.experiment, old.method
         if rounds is not None:
             exp = dataclasses.replace(exp, rounds=rounds)
         _refuse_own(exp, dataset, network)
-        method = make_method(exp)
         built = build(exp, dataset, network) if built is None else built
         exp = settled(exp, built, method)
-        meta = describe(exp, built, old["label"])
-        _refuse_changes(old, meta)
-        meta["experiment"] = {**old["experiment"], "rounds": exp.rounds}  # as it was recorded: checkpoints refer to it
+        meta = describe(exp, built, old.meta["label"])
+        _refuse_changes(old.meta, meta)
+        meta["experiment"] = {**old.meta["experiment"], "rounds": exp.rounds}  # as recorded: checkpoints refer to it
         state, memories = store.restore(say) or (None, {})
         if state is not None:
             state = State(state.round, tree.to_device(state.body, built.setting.device))
@@ -135,47 +133,45 @@ def resume(
             spill = _spill(exp)
             start = [spill.hold(state, memories)] if state is not None else []
             carrier.trusted = store.trusted(start[0], memories) if start else None
-            del state  # and a list, to be emptied: nobody but the loop may hold on to what its rounds replace
+            del state  # and a list, to be emptied: only the loop may keep references to what its rounds replace
             spill.relax()
             return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, say)
 
 
 def refuse_unfit(method: Method, setting: Setting) -> None:
-    """Refuse a method that this setting cannot carry: by what its card says, or by its `init`, which is tried."""
+    """Refuse a method that does not work in this setting, according to its card or to a trial of its `init`."""
     setting.check(method)
     run(method, Serial(setting), 0)
 
 
 @contextmanager
 def _carried(
-    engine: AnyEngine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
-) -> Iterator[AnyEngine]:
+    engine: Engine | None, exp: Experiment, built: Built, method: Method, say: Say, store: Store | None
+) -> Iterator[Engine]:
     tune_malloc()
     with (
         engine_for([method], built.setting, exp.rounds, exp.engine, exp.workers, say, exp)
         if engine is None
         else nullcontext(engine)
     ) as carrier:
-        carrier.memories, carrier.trusted = {}, None
-        if isinstance(carrier, Remote):
-            carrier.begin(None if store is None else store.folder / MEMORIES)
+        carrier.begin(None if store is None else store.folder / MEMORIES)
         yield carrier
 
 
 def _refuse_own(exp: Experiment, dataset: Dataset | None, network: Network | None) -> None:
     if exp.engine == "flower" and not (dataset is None and network is None):
         raise UsageError(
-            "a data set or network of your own is an object of this process, and Flower's clients are told names only; "
+            "engine = 'flower' cannot send a data set or network of your own to its clients, which know names only; "
             "register it in a plug-in, or write engine = 'auto'"
         )
 
 
-def _refuse_elsewhere(memories: Mapping[int, Tree], engine: AnyEngine) -> None:
-    """Refuse memories that are not where this engine looks for them."""
-    if not isinstance(engine, Remote) and any(REFERENCE in memory for memory in memories.values()):
-        raise UsageError("the clients of this run have kept their memories; go on with engine = 'flower'")
-    if isinstance(engine, Remote) and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
-        raise UsageError("the memories of this run are in its checkpoint; go on with engine = 'auto'")
+def _refuse_elsewhere(memories: Mapping[int, Tree], engine: Engine) -> None:
+    """Refuse memories that this engine cannot read."""
+    if not engine.remote and any(REFERENCE in memory for memory in memories.values()):
+        raise UsageError("the clients of this run have their memories; resume it with engine = 'flower'")
+    if engine.remote and any(memory.keys() - {REFERENCE, LEDGER} for memory in memories.values()):
+        raise UsageError("the memories of this run are in its checkpoint; resume it with engine = 'auto'")
 
 
 def _spill(exp: Experiment) -> Spill:
@@ -183,10 +179,8 @@ def _spill(exp: Experiment) -> Spill:
 
 
 def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
-    """The experiment with the data, the model and the method that are really used, defaults written out."""
-    choice = Choice(name=method.name, options=hyper_parameters(method))
-    sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, data=built.data, model=built.model, method=choice, **sections)
+    """The experiment with the data, model and method that are actually used, and all defaults filled in."""
+    return dataclasses.replace(naming(exp, method), data=built.data, model=built.model)
 
 
 def _go_on(
@@ -194,7 +188,7 @@ def _go_on(
     method: Method,
     meta: dict[str, Any],
     store: Store | None,
-    engine: AnyEngine,
+    engine: Engine,
     spill: Spill,
     start: list[State],
     records: list[dict[str, Any]],
@@ -213,27 +207,27 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds or method.card.once
-        views = views_on(engine, method, state) if due else {}
+        views = engine.evaluate(method, state) if due else {}
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,
-            "idle": fed.ledger.client_seconds - fed.ledger.busy_seconds / engine.workers,  # of a worker, on average
+            "idle": fed.ledger.client_seconds - fed.ledger.busy_seconds / engine.workers,  # mean over workers
             "server": trained - clock["start"] - fed.ledger.client_seconds,
             "evaluation": evaluated - trained,
-            "checkpoint": clock["checkpoint"],  # of the round before: this round's comes after its record
+            "checkpoint": clock["checkpoint"],  # of the round before, since a round's record precedes its checkpoint
             "total": evaluated - clock["start"] + clock["checkpoint"],
         }
         record = round_record(state, fed, seconds, flops, views)
         for bad in fed.quarantined:
-            say(f"round {state.round}: the reply of client {bad['client']} was set aside: {bad['reason']}")
+            say(f"round {state.round}: the reply of client {bad['client']} was rejected: {bad['reason']}")
         if fed.back_to is not None:
-            back = f"the run went back to that of round {fed.back_to}"
-            say(f"round {state.round}: clients could not train the model they were sent; {back}")
+            back = f"the run rolled back to that of round {fed.back_to}"
+            say(f"round {state.round}: clients could not train the model that they received; {back}")
         records.append(record)
         if store is not None:
             store.record(record)
             store.commit(state, engine.memories, engine.trusted)
-        spill.relax()  # evaluation has read all of it
+        spill.relax()  # evaluation has read all entries
         clock["checkpoint"] = time.perf_counter() - evaluated
         if watch is not None:
             watch(record)
@@ -246,7 +240,7 @@ def _go_on(
         if store is not None:
             store.describe(meta)
         run(method, engine, exp.rounds, start.pop() if start else None, after, settle)
-    _give_up(exp, records)  # one that had given up in its last round does so again
+    _give_up(exp, records)  # a run that gave up in its last round does so again
     meta = {**meta, "status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
@@ -278,14 +272,14 @@ def round_record(
 
 
 def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
-    """End a run whose last rounds all lacked a quorum, or all it was to have; it can be resumed.
+    """End a run if too many rounds in a row lacked a quorum, or all of its rounds did; it can be resumed.
 
-    A round after which the run went back is not one of them: the next one starts from another state. A run whose
+    A round after which the run rolled back is not one of them: the next one starts from another state. A run whose
     privacy budget is spent before any round counted cannot be resumed.
     """
     none_counted = bool(records) and all(record.get("skipped") for record in records)
     if exp.privacy is not None and none_counted and should_stop(exp.stop, records) == "privacy":
-        budget = f"privacy.budget = {exp.privacy.budget} does not pay for one round"
+        budget = f"privacy.budget = {exp.privacy.budget} is too small for one round"
         raise QuorumError(f"no round counted: {budget}; raise it, or privacy.noise_multiplier")
     needed = min(exp.quorum.skips, exp.rounds)
     last = [record.get("skipped") if "back_to" not in record else None for record in records[-needed:]]
@@ -297,23 +291,23 @@ def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _remedy(record: Mapping[str, Any]) -> str:
-    """What else may help a run whose last round was skipped; where the server overflowed, the reason says it itself."""
+    """What else may help a run whose last round was skipped; if the server overflowed, the reason says so itself."""
     if any("not finite" in bad["reason"] for bad in record.get("quarantined", ())):
         return "; the clients' replies were not finite, so lower training.lr"
     return ", or needs a lower quorum.fraction" if "clients answered" in record["skipped"] else ""
 
 
 def _stopped_by(exp: Experiment, method: Method, records: Sequence[Mapping[str, Any]]) -> str:
-    """What ends a run after these records; "rounds" is also the answer as long as nothing does."""
+    """What ends a run after these records; "rounds" if nothing has ended it yet."""
     if method.card.once and any(not record.get("skipped") for record in records):
         return "method"
     return should_stop(exp.stop, records) or "rounds"
 
 
 def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why a run should end now, if it should: a function of its records, so that a resumed run stops alike.
+    """Why a run should end now, or None: a function of its records, so that a resumed run stops in the same round.
 
-    A metric is that of the best of the method's views.
+    The metric is that of the method's best view.
 
     >>> curve = [{"round": t, "views": {"aca": {"amp": amp}}} for t, amp in enumerate((0.5, 0.7, 0.6, 0.7), start=1)]
     >>> [should_stop(Stop(patience=2), curve[:t]) for t in (2, 3, 4)]
@@ -339,9 +333,9 @@ def should_stop(stop: Stop, records: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
-    """What `run.json` says: everything needed to repeat the run."""
+    """The content of `run.json`: everything needed to repeat the run."""
     setting = built.setting
-    net = tried(setting)
+    net = built.network
     example = setting.sites[0].train.take([0])[0]
     return {
         "format": FORMAT,
@@ -380,7 +374,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
 
 
 def versions(*, private: bool) -> dict[str, str]:
-    """What must be the same for a run to go on, with opacus where training is private, and the plug-ins' files.
+    """The versions that must not change for a run to be resumed, with opacus if training is private, and the plug-ins.
 
     >>> sorted(versions(private=False))
     ['fedalloy', 'machine', 'numpy', 'python', 'torch']
@@ -404,7 +398,7 @@ def _version(library: str) -> str:
 
 
 def _client_models(setting: Setting) -> list[dict[str, Any]]:
-    """The clients' networks, where they differ: how large each is, and who has it."""
+    """The clients' networks, if they differ: the size and the clients of each."""
     return [{"parameters": parameter_count(setting.build(ids[0])), "clients": ids} for ids in setting.groups]
 
 
@@ -414,27 +408,27 @@ def _class_counts(setting: Setting) -> list[list[int]]:
 
 def _refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     changed = [
-        f"{key} is not the same: the run was made {_made(old[part].get(key))}, now it is {_short(value)}"
+        f"{key} has changed: the run was made {_made(old[part].get(key))}, now it is {_short(value)}"
         for part in ("digests", "versions")
         for key, value in new[part].items()
         if old[part].get(key) != value
     ]
     if changed:
-        raise CheckpointError(f"{'; '.join(changed)}; what went on from there would be another run, so start a new one")
+        raise CheckpointError(f"{'; '.join(changed)}; the run cannot be resumed, so start a new one")
 
 
 def refuse_other(exp: Experiment, folder: str | Path) -> None:
-    """Refuse to go on with the run in a folder if it is not one of this experiment, and say which keys differ."""
-    both = [e.to_dict() for e in (recorded(described(folder)), exp)]
+    """Refuse to resume the run in a folder if its experiment is different, and list the keys that differ."""
+    both = [e.to_dict() for e in (open_run(folder).experiment, exp)]
     lines = [f"  {key}: {old!s:.60} -> {new!s:.60}" for key, (old, new) in sorted(differing(both).items())]
     if lines:
         more = [f"  and {len(lines) - 9} more"] if len(lines) > 10 else []
         listing = "\n".join([*lines[: 10 - len(more)], *more])
-        raise CheckpointError(f"'{folder}' holds a run of another experiment; choose another folder:\n{listing}")
+        raise CheckpointError(f"'{folder}' holds a run of a different experiment; choose another folder:\n{listing}")
 
 
 def completed(folder: str | Path) -> int:
-    """How many rounds a run has completed; none where its records are damaged, of which `resume` has a second copy."""
+    """How many rounds a run has completed; 0 if its records are damaged (`resume` has a second copy)."""
     try:
         return len(read(folder).rounds)
     except DataError:
@@ -442,7 +436,7 @@ def completed(folder: str | Path) -> int:
 
 
 def is_whole(folder: str | Path) -> bool:
-    """Whether the newest checkpoint of a run can be used, and is that of the last round on record."""
+    """Whether the newest checkpoint of a run is intact and belongs to the last recorded round."""
     store = Store(Path(folder))
     saved = store.restore()
     newest = max((int(path.stem) for path in store.manifests()), default=0)
@@ -450,7 +444,7 @@ def is_whole(folder: str | Path) -> bool:
 
 
 def refuse_shorter(rounds: int, folder: str | Path) -> None:
-    """Refuse to go on with the run in a folder to a round that it has left behind."""
+    """Refuse to resume the run in a folder up to a round that it has already passed."""
     done = completed(folder)
     if done > rounds:
         raise UsageError(

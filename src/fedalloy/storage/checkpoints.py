@@ -1,13 +1,13 @@
-"""Checkpoints that cost what has changed, in two generations that share no file.
+"""Incremental checkpoints, in two generations that share no file.
 
-The even rounds and the odd ones are two chains. A checkpoint of round t is a safetensors file with the pieces that have
-changed since round t - 2, and a manifest. The manifest names the file of every piece and the hash of every file, all of
-its own chain, so that no damaged file can cost both generations; it is written last and is the commit. A piece is an
-entry of the server's state or of a client's memory; where an entry is a table of tables (the cache of clients' models),
-each of these is a piece, so that a round writes the models of the clients that were active in it or the one before.
+The even rounds and the odd rounds form two chains. A checkpoint of round t is a safetensors file with the pieces that
+changed since round t - 2, and a manifest. The manifest names the file of every piece and the hash of every file, all in
+its own chain, so that no damaged file can destroy both generations. It is written last: this is the commit. A piece is
+an entry of the server's state or of a client's memory. If an entry is a table of tables (the cache of clients' models),
+each of these is a piece, so that a round writes only the models of the clients active in it or in the one before.
 
-A checkpoint also holds the generation that its run would go back to: of that, the pieces that have changed since, below
-the name `trusted`, and in the manifest which round it is of and which pieces it did not have yet.
+A checkpoint also holds the generation that its run would roll back to: the pieces of it that have changed since, under
+the name `trusted`, and in the manifest its round and the pieces that it did not have yet.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import CheckpointError, DataError
 from fedalloy.federation.core import Generation, State
 
-FORMAT = 3  # 2 had no generation to go back to
+FORMAT = 3  # 2 had no generation to roll back to
 CHAINS = 2
-WASTE = 2  # a chain's files may hold so many times what is still of use
+WASTE = 2  # a chain's files may be this many times larger than the data still in use
 
-TRUSTED = "trusted"  # below it, the pieces of the generation to go back to
+TRUSTED = "trusted"  # the prefix of the pieces of the generation to roll back to
 
-Place = tuple[str, ...]  # of a piece in the tree
+Place = tuple[str, ...]  # the path of a piece in the tree
 
 
 @dataclass
 class Chain:
-    """What the files of the even rounds hold, or those of the odd ones."""
+    """What the files of the even rounds, or those of the odd rounds, hold."""
 
-    held: dict[Place, tuple[int, str]] = field(default_factory=dict)  # piece -> the round it is of, and its file
+    held: dict[Place, tuple[int, str]] = field(default_factory=dict)  # piece -> its round and its file
     files: dict[str, tuple[str, int]] = field(default_factory=dict)  # file -> its hash and size
 
     def add(self, file: str, data: bytes, fresh: set[Place], pieces: Mapping[Place, int]) -> None:
-        """Note that a new file holds the fresh ones of these pieces, each of the round that is given."""
+        """Note that a new file holds the new ones of these pieces, each with its round."""
         self.held = {place: (since, file if place in fresh else self.held[place][1]) for place, since in pieces.items()}
         used = {file, *(holder for _, holder in self.held.values())}
         known = {**self.files, file: (hashlib.sha256(data).hexdigest(), len(data))}
         self.files = {name: known[name] for name in known if name in used}
 
     def claim(self) -> dict[str, dict[str, Any]]:
-        """What a manifest says of the files."""
+        """The files, as a manifest lists them."""
         places: dict[str, list[str]] = {file: [] for file in self.files}
         for place, (_, file) in self.held.items():
             places[file].append("/".join(place))
         return {file: {"sha256": sha256, "pieces": places[file]} for file, (sha256, _) in self.files.items()}
 
     def worn(self, useful: Mapping[str, int], limit: int) -> set[str]:
-        """The files of which least is of use, as many as must go for the others to keep within a limit of bytes."""
+        """The files with the least data in use, as many as must be dropped to keep the rest within a limit of bytes."""
         total = sum(size for _, size in self.files.values())
         found: set[str] = set()
         for file in sorted(self.files, key=lambda file: useful.get(file, 0) / self.files[file][1]):
@@ -75,7 +75,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._last: dict[Place, tuple[Any, int]] = {}  # piece -> what it is, and the round in which it became that
+        self._last: dict[Place, tuple[Any, int]] = {}  # piece -> its value, and the round of its last change
         self._chains = [Chain() for _ in range(CHAINS)]
 
     def commit(
@@ -85,7 +85,7 @@ class Checkpoints:
         about: Mapping[str, Any] | None = None,
         trusted: Generation | None = None,
     ) -> None:
-        """Make a round durable, with what else the manifest is to say; after this, a crash loses nothing of it."""
+        """Make a round durable; `about` goes into the manifest. After this, a crash loses nothing of the round."""
         now = pieces_of(state, memories)
         earlier = None if trusted is None else Earlier.of(trusted, now)
         if earlier is not None:
@@ -116,13 +116,13 @@ class Checkpoints:
         return [file for file in files if file.stem.isdecimal() and (int(file.stem) - round) % CHAINS == 0]
 
     def _since(self, place: Place, value: Any, round: int) -> int:
-        # The same object is the same content: nothing that a method was given may be changed in place. A number is
-        # smaller than the note of where it lies.
+        # The same object has the same content: methods must not change their inputs in place. Numbers are always
+        # written, since they are smaller than a reference to them.
         known, since = self._last.get(place, (None, round))
         return since if known is value and isinstance(value, Tensor | Mapping) else round
 
     def _fresh(self, chain: Chain) -> set[Place]:
-        """The pieces that a chain lacks, and those that move because the rest of their file is waste."""
+        """The pieces that a chain lacks, and those that move because the rest of their file is no longer used."""
         sizes = {
             place: sum(tree.leaf_bytes(leaf) for _, leaf in tree.leaves({"piece": value}))
             for place, (value, _) in self._last.items()
@@ -140,25 +140,25 @@ class Earlier:
     """How an earlier generation differs from a later one."""
 
     round: int
-    pieces: Mapping[Place, Any]  # those that were others
-    absent: frozenset[Place]  # those that were not there yet
+    pieces: Mapping[Place, Any]  # those with another value
+    absent: frozenset[Place]  # those that did not exist yet
 
     @classmethod
     def of(cls, generation: Generation, now: Mapping[Place, Any]) -> Earlier:
-        """What tells a generation from these pieces; the same object is the same content."""
+        """The difference between a generation and these pieces; the same object has the same content."""
         then = pieces_of(generation.state, generation.memories)
         others = {place: value for place, value in then.items() if place not in now or now[place] is not value}
         return cls(generation.state.round, others, frozenset(now.keys() - then.keys()))
 
     def before(self, state: State, memories: Mapping[int, Tree]) -> Generation:
-        """The earlier generation, which shares with the later one what has not changed since."""
+        """The earlier generation; it shares unchanged pieces with the later one."""
         now = {place: value for place, value in pieces_of(state, memories).items() if place not in self.absent}
         return Generation(*_generation(self.round, now | dict(self.pieces)))
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of; the files are as they were written if their hashes are these."""
+    """The parts of a checkpoint; its files are intact if they have these hashes."""
 
     path: Path
     round: int
@@ -166,7 +166,7 @@ class Manifest:
     about: Mapping[str, Any]
 
     def load(self) -> tuple[State, dict[int, Tree], Earlier | None]:
-        """The state, the memories and what the run would go back to, every file's hash checked."""
+        """The state, the memories and what the run would roll back to; the hash of every file is checked."""
         found: dict[Place, Any] = {}
         for name, claim in self.files.items():
             file = self.path.parent / f"{int(name):06d}.safetensors"
@@ -186,13 +186,13 @@ class Manifest:
 
 
 def read_checkpoint(path: Path) -> tuple[State, dict[int, Tree]]:
-    """The state and the memories that a manifest stands for."""
+    """The state and the memories of a manifest's checkpoint."""
     state, memories, _ = read_manifest(path).load()
     return state, memories
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read a manifest and check that it is as it was written."""
+    """Read a manifest and check that it is intact."""
     data = read_file(path)
     refuse_executable(path, data)
     try:
@@ -203,12 +203,12 @@ def read_manifest(path: Path) -> Manifest:
             return Manifest(path, claim["round"], files, {})
         unsigned = {key: value for key, value in claim.items() if key != "sha256"}
         if hashlib.sha256(as_json(unsigned)).hexdigest() != claim["sha256"]:
-            raise DataError(f"{path.name} does not have the hash that it says")
+            raise DataError(f"{path.name} does not have the hash that it states")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path.name} is not a manifest") from error
     if claim["format"] > FORMAT:
         raise CheckpointError(
-            f"'{path}' has the format {claim['format']}, this fedalloy reads {FORMAT}; use the one that wrote it"
+            f"'{path}' has the format {claim['format']}, but this version reads {FORMAT}; use the version that wrote it"
         )
     if claim["round"] != int(path.stem):
         raise DataError(f"{path.name} is the manifest of round {claim['round']}")
@@ -232,7 +232,7 @@ def pieces(root: Tree) -> Iterator[tuple[Place, Any]]:
 
 
 def assemble(found: Mapping[Place, Any]) -> dict[str, Any]:
-    """The tree that consists of these pieces."""
+    """The tree made of these pieces."""
     root: dict[str, Any] = {}
     for path, value in found.items():
         node = root

@@ -1,4 +1,4 @@
-"""In which keys experiments differ: which folder holds another run, how runs are told apart, which do not compare."""
+"""The keys in which experiments differ: to recognise another run, to label runs, and to warn of unfair comparisons."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from fedalloy.errors import UsageError
 from fedalloy.storage.results import Run
 from fedalloy.storage.store import FREE
 
-# What runs of one line in a table may differ in. The number of rounds is not among it: the last round of a longer run
-# is another one.
+# The keys in which the runs of one line in a table may differ. The number of rounds is not one of them: a longer run
+# has another last round.
 OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
-LONGEST = 60  # letters of a value in a sentence
-NAMED = 4  # keys in a sentence; more than that are counted
+LONGEST = 60  # characters of a value in a message
+NAMED = 4  # keys in a message; if there are more, they are counted
 
 
 def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = FREE) -> dict[str, list[Any]]:
-    """The dotted keys in which not all experiments agree, in their order, and the value in each; None if left out.
+    """The dotted keys in which experiments differ, in order, and the value in each; None if a key is not set.
 
     >>> one, other = ({"rounds": rounds, "training": {"lr": lr, "batch": 8}} for rounds, lr in ((1, 0.1), (2, 0.2)))
     >>> differing([one, other])
@@ -30,7 +30,7 @@ def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = 
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The same runs; those of one label that differ in more than the seed get what differs into their labels.
+    """The same runs; if runs with one label differ in more than the seed, their labels say in what.
 
     >>> run = lambda seed, lr: Run({"label": "FedAvg", "seed": seed, "experiment": {"training": {"lr": lr}}}, ())
     >>> [one.label for one in told_apart([run(0, 0.1), run(1, 0.1)])]
@@ -51,13 +51,13 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def unequal(runs: Sequence[Run]) -> list[str]:
-    """A sentence on the settings that methods do not share, if there are any: they do not compare.
+    """A warning about the settings that methods do not share, if there are any.
 
     >>> run = lambda label, lr: Run({"label": label, "experiment": {"training": {"lr": lr}}}, ())
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.1)])
     []
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
-    'The methods were not run in the same settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
+    'The methods ran with different settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
     """
     if len({run.label for run in runs}) < 2:
         return []
@@ -67,7 +67,7 @@ def unequal(runs: Sequence[Run]) -> list[str]:
         return []
     more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
     told = [*told[: NAMED if more else None], *more]
-    return [f"The methods were not run in the same settings, so they do not compare: {'; '.join(told)}."]
+    return [f"The methods ran with different settings, so they do not compare: {'; '.join(told)}."]
 
 
 def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
@@ -78,9 +78,9 @@ def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
 
 
 def _brief(value: Any) -> str:
-    """A value in a sentence; a long list is counted, because half a list says nothing."""
+    """A value in a message; of a long list only the length is given."""
     if value is None:
-        return "left out"
+        return "not set"
     if value and isinstance(value, list) and all(isinstance(part, Mapping) for part in value):
         return f"{len(value)} table{'s' if len(value) > 1 else ''}"
     text = str(value)

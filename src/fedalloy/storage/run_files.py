@@ -1,7 +1,6 @@
-"""What `run.json` and a line of `rounds.jsonl` must be before anything is made of them.
+"""The schema of `run.json` and of the lines of `rounds.jsonl`, checked before they are used.
 
-Keys that are not named here may hold anything that can be written down; those that are named are what reports, pictures
-and tables rely on.
+The keys named here are those that reports, plots and tables rely on; other keys may hold any JSON value.
 """
 
 from __future__ import annotations
@@ -12,18 +11,19 @@ from typing import Any
 
 from fedalloy.base.checked import shown
 from fedalloy.errors import DataError
+from fedalloy.federation.metrics import METRICS, Unit
 
 Shape = Callable[[Any], None]
-"""Looks at one value, and raises `_WrongError` if it is not what it must be."""
+"""Checks one value and raises `_WrongError` if it is invalid."""
 
-DEEPEST = 20  # tables and lists inside each other
+DEEPEST = 20  # levels of nested tables and lists
 MANY = 1 << 40  # samples, clients, rounds or classes
 LARGEST = (1 << 63) - 1
-LONGEST, LONGEST_PLACE = 40, 200  # characters of a key in a sentence, and of several that lead to a value
+LONGEST, LONGEST_PLACE = 40, 200  # characters of a key in a message, and of a path of keys
 
 
 class _WrongError(Exception):
-    """A value that is not what it must be; whoever holds it adds where it stands."""
+    """An invalid value; the surrounding checks add its path."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -35,7 +35,7 @@ class _WrongError(Exception):
 
 
 def check_description(where: str, meta: Mapping[str, Any]) -> None:
-    """Refuse a description of a run, the content of a `run.json`, that reports could not be made of."""
+    """Refuse an invalid description of a run, the content of a `run.json`."""
     _checked(where, META, meta)
     clients = meta.get("clients", {})
     lengths = {len(clients[key]) for key in ("train_sizes", "test_sizes", "class_counts") if key in clients}
@@ -46,25 +46,25 @@ def check_description(where: str, meta: Mapping[str, Any]) -> None:
         raise _refusal(where, "clients", "has class_counts and label_names of different lengths")
     for place, table in enumerate(meta.get("experiment", {}).get("published", ())):
         if any(len(row) != 2 + len(table["metrics"]) for row in table["rows"]):
-            raise _refusal(where, f"experiment.published[{place}].rows", "do not have one figure for each metric")
+            raise _refusal(where, f"experiment.published[{place}].rows", "do not have one value for each metric")
 
 
 def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
-    """Refuse a description that lacks what pictures of the run need."""
+    """Refuse a description that lacks what plots of the run need."""
     _checked(where, DRAWN, meta)
 
 
 def check_record(where: str, record: Any, clients: int | None) -> None:
-    """Refuse what is not the record of a round among this many clients, where that is known."""
+    """Refuse an invalid record of a round; ids must be below the number of clients, if that is known."""
     _checked(where, RECORD, record)
     ids = [k for key in ("active", "lost") for k in record.get(key, ())]
     ids += [bad["client"] for bad in record.get("quarantined", ())]
     if clients is not None and max(ids, default=0) >= clients:
-        raise _refusal(where, "", f"names client {max(ids)}, but there are {clients}, from 0 on")
+        raise _refusal(where, "", f"has client {max(ids)}, but clients go from 0 to {clients - 1}")
     for name, view in record.get("views", {}).items():
         lengths = {len(values) for values in view["clients"].values()}
         if lengths - {clients} if clients is not None else len(lengths) > 1:
-            raise _refusal(where, f"views.{_key(name)}.clients", "does not have one value for each client everywhere")
+            raise _refusal(where, f"views.{_key(name)}.clients", "has a list without one value for each client")
 
 
 def _checked(where: str, shape: Shape, value: Any) -> None:
@@ -82,7 +82,7 @@ def _refusal(where: str, place: str, what: str) -> DataError:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, whole: bool = False, empty: bool = False) -> Shape:
-    """A number within these bounds; `empty`: or null, which says that it was not measured."""
+    """A number within these bounds; with `empty`, null is valid too: it was not measured."""
     kinds = int if whole else int | float
     low, high = max(low, -LARGEST if whole else -1e300), min(high, LARGEST if whole else 1e300)
 
@@ -100,12 +100,12 @@ def text(value: Any) -> None:
     """Text that can be written to a file."""
     if not isinstance(value, str):
         raise _WrongError(f"is {shown(value)}, but must be text")
-    if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise _WrongError(f"is {shown(value)}, but half a character (a lone surrogate) cannot be written")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise _WrongError(f"is {shown(value)}, but a lone surrogate is not valid text")
 
 
 def each(shape: Shape) -> Shape:
-    """A list of such values."""
+    """A list of values of this shape."""
 
     def check(value: Any) -> None:
         if not isinstance(value, list):
@@ -121,7 +121,7 @@ def each(shape: Shape) -> Shape:
 
 
 def table(needed: Sequence[str] = (), rest: Shape | None = None, **shapes: Shape) -> Shape:
-    """A table with these values by key; others are of the shape `rest`, or anything."""
+    """A table with these shapes by key; other keys have the shape `rest`, or any."""
     other = rest or anything
 
     def check(value: Any) -> None:
@@ -142,9 +142,9 @@ def table(needed: Sequence[str] = (), rest: Shape | None = None, **shapes: Shape
 
 
 def anything(value: Any, depth: int = 0) -> None:
-    """Whatever a JSON file holds, if it can be written again and is not nested too deeply."""
+    """Any JSON value that can be written again and is not nested too deeply."""
     if depth > DEEPEST:
-        raise _WrongError(f"has more than {DEEPEST} tables or lists inside each other")
+        raise _WrongError(f"is nested more than {DEEPEST} levels deep")
     if isinstance(value, str):
         text(value)
     elif isinstance(value, int | float):
@@ -157,7 +157,7 @@ def anything(value: Any, depth: int = 0) -> None:
 
 
 def _key(key: str) -> str:
-    """A key in a sentence."""
+    """A key in a message."""
     return key if key.isprintable() and len(key) <= LONGEST else f"{shown(key)[:LONGEST]}"
 
 
@@ -207,12 +207,16 @@ DRAWN = table(
     model=table(needed=("input", "classes")),
 )
 
-METRICS = ("amp", "fm", "wlp", "worst_client", "bottom10", "test", "alma", "loss")  # what every view was measured by
+SCORES: dict[Unit, Shape] = {
+    "percent": share,
+    "thousandths": share,
+    "client": number(-1, MANY, whole=True, empty=True),
+    "number": measured,
+}
+RECORDED = {name: SCORES[metric.unit] for name, metric in METRICS.items() if metric.source == "view"}
 VIEW = table(
-    needed=(*METRICS, "clients"),
-    **dict.fromkeys(("amp", "wlp", "bottom10", "test", "validation", "alma", "balanced", "macro_f1", "fm"), share),
-    worst_client=number(-1, MANY, whole=True, empty=True),
-    loss=measured,
+    needed=(*RECORDED, "clients"),
+    **RECORDED,
     clients=table(
         needed=("accuracy", "size"), accuracy=each(share), size=each(count), loss=each(measured), rest=each(anything)
     ),

@@ -1,7 +1,7 @@
-"""Clients' models and memories beyond a budget lie in mapped files: the same bits, but the disk's room instead of RAM.
+"""Moves clients' models and memories beyond a budget to memory-mapped files: the same bits, on disk instead of in RAM.
 
-The cache of clients' last models and the clients' memories grow with every client that was ever active. What does not
-fit is moved when it arrives; a state stays a tree of tensors, only that some of them are views of a file.
+The cache of clients' last models and the clients' memories grow with every client that was ever active. Entries that do
+not fit are moved when they arrive. A state stays a tree of tensors; some of them are then views of a file.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from fedalloy.federation.core import Generation, State
 from fedalloy.storage.checkpoints import Place, assemble, pieces_of
 
 SEGMENT = 1 << 28  # bytes of a file, unless one entry needs more
-ALIGNMENT = 64  # bytes, of each tensor, as torch has it in RAM
+ALIGNMENT = 64  # bytes, as torch aligns tensors in RAM
 
 
 def parse_size(size: int | str) -> int:
-    """A size in bytes: a number of them, or a text with a unit.
+    """A size in bytes, given as a number or as a string with a unit.
 
     >>> parse_size("4GB"), parse_size("1.5 GiB"), parse_size(1000)
     (4000000000, 1610612736, 1000)
     """
     found = re.fullmatch(r" *([0-9]{1,15}(?:\.[0-9]+)?) *(?:([KMGT])(I?))?B? *", str(size).upper())
     if found is None:
-        raise UsageError(f"memory = {size!r} is no size; write for instance '512MB', '4GB' or '2GiB'")
+        raise UsageError(f"memory = {size!r} is not a size; write for example '512MB', '4GB' or '2GiB'")
     number, prefix, binary = found.groups(default="")
     return int(float(number) * (1024 if binary else 1000) ** " KMGT".index(prefix or " "))
 
 
 class Spill:
-    """Keeps what clients left behind within a budget of bytes; with None as budget, everything stays in RAM.
+    """Keeps clients' models and memories within a budget of bytes of RAM; None means no limit.
 
-    The files lie in `folder`, by default the system's temporary one, and end with the last tensor in them.
+    The files are in `folder`, by default the system's temporary folder, and vanish with the last tensor in them.
 
     >>> Spill(0).hold(State(1, {"cache": {"7": {"w": torch.ones(2)}}}), {}).body
     {'cache': {'7': {'w': tensor([1., 1.])}}}
@@ -91,11 +91,11 @@ class Spill:
         return State(state.round, whole.get("state", {}))
 
     def relax(self) -> None:
-        """Give back the RAM that moved entries had, and that into which writing and reading brought the files."""
+        """Release the RAM of moved entries, and the file pages that reading and writing brought into RAM."""
         for segment in self.segments:
-            segment.map.madvise(mmap.MADV_DONTNEED)  # the pages are the file's, so that nothing is lost
+            segment.map.madvise(mmap.MADV_DONTNEED)  # the pages belong to the file, so nothing is lost
         if self.segments:
-            with contextlib.suppress(OSError, AttributeError):  # glibc keeps what is freed until it is told
+            with contextlib.suppress(OSError, AttributeError):  # glibc keeps freed memory until it is told otherwise
                 ctypes.CDLL("libc.so.6").malloc_trim(0)
 
     def _moved(self, entry: Tree) -> Tree:
@@ -110,33 +110,33 @@ class Spill:
 
 
 class Segment:
-    """A mapped file without a name, and which parts of it are free."""
+    """An anonymous mapped file, and its free parts."""
 
     def __init__(self, folder: str | Path, size: int) -> None:
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.truncate(size)
                 if sys.platform == "linux":
-                    # The room is taken now: a disk that is full when a page is written would kill the process.
+                    # Space is reserved now: if the disk were full when a page is written, the process would be killed.
                     os.posix_fallocate(file.fileno(), 0, size)
                 self.map = mmap.mmap(file.fileno(), size)
         except OSError as error:
             raise StorageError(
-                f"{size:,} bytes for clients' models cannot be had in '{folder}': {error.strerror or error}; make room "
-                "there, let TMPDIR name another folder, or raise the experiment's memory"
+                f"cannot reserve {size:,} bytes for clients' models in '{folder}': {error.strerror or error}; free "
+                "space, set TMPDIR to another folder, or raise `memory` in the experiment"
             ) from error
         self._free = [(0, size)]
-        self._returned: list[tuple[int, int]] = []  # free too, but not yet joined to their neighbours
+        self._returned: list[tuple[int, int]] = []  # also free, but not yet merged with their neighbours
 
     def take(self, size: int) -> Tensor | None:
-        """A free part of this size, if there is one; it is free again when nobody holds it or a view of it."""
+        """A free part of this size, if there is one; it is freed when nothing refers to it or a view of it."""
         while self._returned:
             start, end = self._returned.pop()
             for other in [part for part in self._free if part[1] == start or part[0] == end]:
                 self._free.remove(other)
                 start, end = min(start, other[0]), max(end, other[1])
             self._free.append((start, end))
-            self._free.sort()  # the lowest first, so that the rest of a file stays untouched
+            self._free.sort()  # lowest first, so that the rest of a file stays unused
         for i, (start, end) in enumerate(self._free):
             if end - start >= size:
                 self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
@@ -149,12 +149,12 @@ class Segment:
 
 
 def _entries(now: Mapping[Place, Any]) -> dict[Place, Any]:
-    """What grows with the number of clients."""
+    """The entries that grow with the number of clients."""
     return {place: entry for place, entry in now.items() if len(place) == 3 or place[0] == "memories"}
 
 
 def _tensors(entry: Tree) -> Iterator[Tensor]:
-    """Those that take RAM; what lies on another device stays there."""
+    """The tensors in RAM; those on another device stay there."""
     return (leaf for _, leaf in tree.leaves(entry) if isinstance(leaf, Tensor) and leaf.is_cpu)
 
 
@@ -171,13 +171,13 @@ def _copied(entry: Tree, rooms: Iterator[Tensor]) -> dict[str, Any]:
 
 
 def _disk_folder() -> str:
-    """The system's temporary folder, unless that lies in RAM itself and another does not."""
+    """The system's temporary folder, or another one if that is in RAM."""
     usual = tempfile.gettempdir()
     return next((f for f in (usual, "/var/tmp") if os.path.isdir(f) and not _in_ram(f)), usual)
 
 
 def _in_ram(folder: str) -> bool:
-    table = Path("/proc/self/mountinfo")  # Linux alone has it, and temporary folders in RAM by default
+    table = Path("/proc/self/mountinfo")  # Linux only, as are temporary folders in RAM by default
     device = os.stat(folder).st_dev
     mounts = [line.split() for line in table.read_text().splitlines()] if table.exists() else []
     kinds = {mount[2]: mount[mount.index("-") + 1] for mount in mounts}

@@ -1,4 +1,4 @@
-"""Local training: the loop, losses, optimisers, differential privacy, and what it costs.
+"""Local training: the loop, losses, optimisers, differential privacy, and costs.
 
 May import base, data and nets.
 """

@@ -1,4 +1,4 @@
-"""A network that learns beside the one in training, such as a client's generator, with its own Adam."""
+"""A second network that is trained along with the main one, for example a client's generator, with its own Adam."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedalloy.train.optimisers import adam, kept_moments
 
 
 class Beside:
-    """A network with its Adam; `kept` carries both over to the next round.
+    """A network with its own Adam optimiser; `kept` saves both for the next round.
 
     >>> net = Beside(nn.Linear(2, 1), lr=0.1)
     >>> net.step(net(torch.ones(3, 2)).mean())
@@ -28,26 +28,28 @@ class Beside:
         self.adam = adam(net.parameters(), lr, weight_decay, moments)
 
     @classmethod
-    def carried_on(cls, net: nn.Module, kept: Mapping[str, Any], name: str, lr: float) -> Beside:
-        """The network as `kept` left it; as it is, where nothing was kept."""
-        return cls(load(net, kept[name]) if name in kept else net, lr, moments=kept.get("moments"))
+    def carried_on(
+        cls, net: nn.Module, kept: Mapping[str, Any], name: str, lr: float, weight_decay: float = 0.0
+    ) -> Beside:
+        """Restore the network and its moments from `kept`; if nothing was kept, use the network as it is."""
+        return cls(load(net, kept[name]) if name in kept else net, lr, weight_decay, kept.get("moments"))
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """What the network makes of its inputs."""
+        """Return the network's output."""
         made: Tensor = self.net(*inputs)
         return made
 
     def step(self, loss: Tensor) -> None:
-        """One step of Adam on a loss; no other network gets a gradient."""
+        """Take one step of Adam on a loss; no other network gets a gradient."""
         self.adam.zero_grad()
         loss.backward(inputs=list(self.net.parameters()))  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.adam.step()
 
     def kept(self, name: str) -> dict[str, Any]:
-        """The weights under this name, and Adam's moments, to be kept until the next round."""
+        """Return the weights under this name, and Adam's moments, to keep for the next round."""
         return {name: params(self.net), "moments": kept_moments(self.adam)}
 
 
 def normal(rows: int, width: int, stream: torch.Generator, device: torch.device) -> Tensor:
-    """Rows of normal noise from an addressed stream, on a device."""
+    """Draw rows of normal noise from an addressed stream, on a device."""
     return torch.randn(rows, width, generator=stream).to(device, non_blocking=True)

@@ -1,8 +1,8 @@
-"""What a run costs: bytes by kind and direction, passes through networks, FLOPs, seconds, memory.
+"""The costs of a run: bytes by kind and direction, passes through networks, FLOPs, seconds, memory.
 
-Bytes are those of the tensors and numbers in the messages, by kind; names, shapes and other framing are counted apart.
-A pass is counted as in FedKF's Table IX: one pass of one batch through a classifier counts 1, through its head alone
-0.5, and teacher and student are added up. That table counts clients only; a record adds up clients and server.
+Bytes are those of the tensors and numbers in the messages, by kind; names, shapes and other framing are counted
+separately. Passes are counted as in FedKF's Table IX: one pass of one batch through a classifier counts 1, through its
+head alone 0.5, and teacher and student are added. That table only counts clients; a record adds clients and server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 
-# What a top-level name in a message is; a name that is not here counts as "other" if it holds tensors.
+# The kind of each top-level name in a message; an unlisted name counts as "other" if it contains tensors.
 KINDS = {
     "model": "weights",
     "teacher": "weights",
@@ -40,7 +40,7 @@ KINDS = {
 
 
 def payload(body: Tree) -> Counter[str]:
-    """Bytes of a message's content by kind.
+    """Return the bytes of a message's content by kind.
 
     >>> payload({"model": {"w": torch.zeros(10)}, "n": 3})
     Counter({'weights': 40, 'scalars': 8})
@@ -67,7 +67,7 @@ class Meter:
     running: bool = True
 
     def count(self, output: Tensor, share: float, *, generator: bool = False) -> None:
-        """Note one pass; it will be run backwards if its output carries a gradient."""
+        """Count one forward pass, and a backward pass if its output requires a gradient."""
         if not self.running:
             return
         back = share if output.requires_grad else 0.0
@@ -96,7 +96,7 @@ class Meter:
 
 
 def metered(net: nn.Module, meter: Meter, *, generator: bool = False) -> nn.Module:
-    """Let a network report its passes to a meter; features and head count half a pass each."""
+    """Make a network report its passes to a meter; features and head count half a pass each."""
     if generator or not (hasattr(net, "features") and hasattr(net, "head")):
         net.register_forward_hook(lambda _net, _args, out: meter.count(out, 1.0, generator=generator))
         return net
@@ -108,7 +108,7 @@ def metered(net: nn.Module, meter: Meter, *, generator: bool = False) -> nn.Modu
 def _count_calls(net: nn.Module, part: str, meter: Meter) -> None:
     inner = getattr(net, part)
     if isinstance(inner, nn.Module):
-        # The last layer, so that a head run layer by layer (for its projection) counts too.
+        # Hook the last layer, so that a head that is run layer by layer (for its projection) counts too.
         last = inner[-1] if isinstance(inner, nn.Sequential) and len(inner) else inner
         last.register_forward_hook(lambda _net, _args, out: meter.count(out, 0.5))
         return
@@ -122,7 +122,7 @@ def _count_calls(net: nn.Module, part: str, meter: Meter) -> None:
 
 
 def forward_flops(net: nn.Module, example: Tensor) -> int:
-    """Floating-point operations of one forward pass of one sample (multiply and add count one each)."""
+    """Return the floating-point operations of a forward pass of one sample (multiply and add count one each)."""
     own = [module for module in net.modules() if list(module.parameters(recurse=False))]
     if not all(isinstance(module, _MULTIPLYING + _SCALING) for module in own):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -139,17 +139,23 @@ def forward_flops(net: nn.Module, example: Tensor) -> int:
 
 
 _MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_SCALING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm)  # as in torch's counter: free
+_SCALING = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.GroupNorm,
+    nn.LayerNorm,
+)  # not counted, as in torch's counter
 
 
 def _note_flops(found: list[int], layer: nn.Module, _: Any, out: Tensor) -> None:
     weight = layer.get_parameter("weight")
-    found.append(2 * out.numel() * weight[0].numel())  # each output is a product with one row of weights
+    found.append(2 * out.numel() * weight[0].numel())  # each output is a dot product with one row of weights
 
 
 @dataclass
 class Ledger:
-    """What one round cost so far."""
+    """The costs of one round so far."""
 
     down: Counter[str] = field(default_factory=Counter)
     up: Counter[str] = field(default_factory=Counter)
@@ -167,7 +173,7 @@ class Ledger:
         _count(self.up, body)
 
     def passes(self) -> dict[str, float]:
-        """Steps and passes of this round, clients and server together."""
+        """Return the steps and passes of this round, clients and server together."""
         both = Meter()
         both.add(self.clients)
         both.add(self.server)
@@ -176,7 +182,7 @@ class Ledger:
         return {name: counts[name] for name in names}
 
     def flops(self, per_sample: float) -> float:
-        """FLOPs of this round's classifier passes, without generators; a backward pass costs two forward ones."""
+        """Return the FLOPs of this round's classifier passes, without generators; a backward pass counts twice."""
         forward = self.clients.forward_samples + self.server.forward_samples
         backward = self.clients.backward_samples + self.server.backward_samples
         return per_sample * (forward + 2 * backward)
@@ -189,6 +195,6 @@ def _count(counter: Counter[str], body: Tree) -> None:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Return the peak resident memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

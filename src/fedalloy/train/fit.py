@@ -30,10 +30,10 @@ _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True, kw_only=True)
 class LocalWork:
-    """What a client does in one round of local training.
+    """A client's local training in one round.
 
     * `epochs`: passes over the client's own data. `equal_steps`: every client takes epochs * floor(mean size / batch)
-      steps, the number of FedKF's code, but for its q-FFL. `fixed_steps`: `steps` steps.
+      steps, as in FedKF's code except for its q-FFL. `fixed_steps`: `steps` steps.
     * The learning rate of round t is lr * lr_decay^(t-1), times the schedule: `cosine` falls to zero over `horizon`
       rounds, `step` multiplies by `step_factor` every `step_every` rounds.
 
@@ -43,12 +43,12 @@ class LocalWork:
     70
     """
 
-    work: Literal["epochs", "equal_steps", "fixed_steps"] = option("epochs", "how the number of steps is found")
+    work: Literal["epochs", "equal_steps", "fixed_steps"] = option("epochs", "how the number of steps is determined")
     epochs: Count = option(1, "passes over the client's data in one round; also the factor of `equal_steps`")
     steps: Count = option(10, "steps in one round, with `fixed_steps`")
     batch: Count = option(64, "samples in a batch")
     drop_last: bool = option(False, "leave out the last batch of a pass if it is smaller than the others")
-    optimiser: Literal["sgd", "adam"] = option("sgd", "the local optimiser; its state is fresh in every round")
+    optimiser: Literal["sgd", "adam"] = option("sgd", "the local optimiser; its state is reset in every round")
     lr: Positive = option(0.05, "the learning rate")
     momentum: Fraction = option(0.0, "the momentum of `sgd`")
     weight_decay: NotNegative = option(0.0, "the weight decay, as in torch's optimisers")
@@ -63,7 +63,7 @@ class LocalWork:
         resolve(self, "training")
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round (rounds count from 1)."""
+        """Return the learning rate of a round (rounds count from 1)."""
         rate = self.lr * self.lr_decay ** (round - 1)
         if self.schedule == "cosine":
             rate *= 0.5 * (1 + math.cos(math.pi * min(round - 1, self.horizon) / self.horizon))
@@ -72,7 +72,7 @@ class LocalWork:
         return rate
 
     def steps_for(self, *, n: int, mean_size: float) -> int:
-        """How many optimiser steps a client with n samples takes in one round."""
+        """Return how many optimiser steps a client with n samples takes in one round."""
         if self.work == "fixed_steps":
             return self.steps
         if self.work == "equal_steps":
@@ -80,7 +80,7 @@ class LocalWork:
         return self.epochs * len(_cuts(n, self.batch, self.drop_last))
 
     def optimiser_for(self, net: nn.Module, round: int) -> Optimiser:
-        """A fresh optimiser over the trainable parameters: local optimiser state does not survive the round."""
+        """Create a new optimiser over the trainable parameters: local optimiser state does not survive the round."""
         parameters = [p for p in net.parameters() if p.requires_grad]
         rate = self.lr_at(round)
         if self.optimiser == "adam":
@@ -91,19 +91,19 @@ class LocalWork:
 
 
 class Optimiser(Protocol):
-    """What the training loop needs of an optimiser."""
+    """The interface of an optimiser in the training loop."""
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
 
     def step(self) -> object:
-        """Move the parameters."""
+        """Update the parameters."""
 
 
 class FlatSGD:
-    """SGD over parameters and gradients that are views of one vector each: a step is a few operations, not many.
+    """SGD over parameters and gradients that are views of one vector each, so that a step takes few operations.
 
-    Its arithmetic is that of `torch.optim.SGD`, number by number.
+    Its results are those of `torch.optim.SGD`, number by number.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(net.weight, 1.0)
@@ -129,16 +129,16 @@ class FlatSGD:
 
     @staticmethod
     def fits(parameters: Sequence[nn.Parameter]) -> bool:
-        """Whether the parameters are of one kind and without gaps, so that they can lie in one vector."""
+        """Return whether the parameters have one dtype and device and no gaps, so that they fit into one vector."""
         dense = all(p.is_contiguous() or p.is_contiguous(memory_format=torch.channels_last) for p in parameters)
         return dense and len({(p.dtype, p.device) for p in parameters}) == 1
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.gradients.zero_()
 
     def step(self) -> None:
-        """Move the parameters."""
+        """Update the parameters."""
         gradients = self.gradients
         if self.weight_decay:
             gradients = gradients.add(self.values, alpha=self.weight_decay)
@@ -165,10 +165,10 @@ def fit(
     """Train a network for one round of local work on the client's data, or on other samples.
 
     `loss(x, y)` is evaluated on every batch; `stage` names the stream of the batch order, so that a method with two
-    phases draws two orders; `steps` replaces the number of steps; an `optimiser` of one's own goes on from where
-    it was; `after()` is called after each step, for a second network that learns beside this one.
+    phases draws two orders; `steps` replaces the number of steps; a given `optimiser` continues
+    with its state; `after()` is called after each step, for a second network that is trained along with this one.
 
-    With [privacy] the steps on a client's own data are private ones, with batches of another kind; see
+    With [privacy] the steps on a client's own data are private, with batches drawn differently; see
     `fedalloy.train.privacy`.
     """
     samples = me.train if samples is None else samples
@@ -203,9 +203,9 @@ def fit(
 
 
 def batches(n: int, size: int, steps: int, order: torch.Generator, drop_last: bool = False) -> Iterator[Tensor]:
-    """Positions of each batch: shuffled passes over n samples, one after the other, until the steps are done.
+    """Yield the positions of each batch: shuffled passes over n samples until the steps are done.
 
-    A last batch of one sample joins the one before it; fewer samples than a batch make one smaller batch.
+    A last batch of one sample is merged with the previous one; fewer samples than a batch give one smaller batch.
 
     >>> [len(b) for b in batches(9, 4, 4, torch.Generator().manual_seed(0))]
     [4, 5, 4, 5]
@@ -241,7 +241,7 @@ def _freeze_batch_norm(net: nn.Module) -> None:
 
 
 def predict(net: nn.Module, samples: Samples, batch: int = 256, threads: int = 1) -> Tensor:
-    """Logits for all samples, in their order, in eval mode and without gradients; threads share out whole batches."""
+    """Return the logits of all samples in order, in eval mode and without gradients; threads divide the batches."""
     net.eval()
 
     def logits(positions: Tensor) -> Tensor:
@@ -253,7 +253,7 @@ def predict(net: nn.Module, samples: Samples, batch: int = 256, threads: int = 1
 
 
 def side_by_side(do: Callable[[A], B], items: Iterable[A], threads: int) -> list[B]:
-    """What a function makes of each item, in their order; threads share out the items.
+    """Apply a function to each item and return the results in order; threads divide the items.
 
     >>> side_by_side(len, ["a", "bc"], threads=2)
     [1, 2]
@@ -265,7 +265,7 @@ def side_by_side(do: Callable[[A], B], items: Iterable[A], threads: int) -> list
 
 
 class AddressedDropout(nn.Module):
-    """Dropout that draws from a stream of its own, so that clients can train side by side in threads.
+    """Dropout that draws from its own stream, so that clients can train in parallel in threads.
 
     >>> layer = AddressedDropout(0.5, torch.Generator().manual_seed(0))
     >>> layer(torch.ones(6))
@@ -285,7 +285,7 @@ class AddressedDropout(nn.Module):
 
 
 def address_dropout(net: nn.Module, stream: torch.Generator) -> nn.Module:
-    """Replace a network's dropout layers by ones that draw from this stream."""
+    """Replace a network's dropout layers with ones that draw from this stream."""
     for module in list(net.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
@@ -294,9 +294,9 @@ def address_dropout(net: nn.Module, stream: torch.Generator) -> nn.Module:
 
 
 def frozen(net: nn.Module) -> nn.Module:
-    """A network that only answers: in eval mode, and no gradient is computed for its weights.
+    """Put a network in eval mode and disable gradients for its weights.
 
-    Gradients still pass through it to its input, which is how a generator learns from a teacher.
+    Gradients still flow through it to its input; this is how a generator learns from a teacher.
 
     >>> any(p.requires_grad for p in frozen(nn.Linear(2, 2)).parameters())
     False
@@ -306,10 +306,10 @@ def frozen(net: nn.Module) -> nn.Module:
 
 @contextmanager
 def aside(net: nn.Module, stream: torch.Generator) -> Iterator[None]:
-    """Passes through a network in training that leave no trace in how it trains on real data.
+    """Allow passes through a network in training mode without affecting its training on real data.
 
-    BatchNorm uses the batch and keeps its running statistics as they are; dropout draws from `stream` instead of its
-    own. A method whose extra term has weight 0 is then FedAvg to the bit, whatever the network.
+    BatchNorm uses the batch and does not update its running statistics; dropout draws from `stream` instead of its own.
+    A method whose extra term has weight 0 is then equal to FedAvg bit for bit, with any network.
 
     >>> layer = nn.BatchNorm1d(1)
     >>> with aside(layer, torch.Generator()):
@@ -333,12 +333,12 @@ def aside(net: nn.Module, stream: torch.Generator) -> Iterator[None]:
 
 
 def params(net: nn.Module) -> dict[str, Any]:
-    """A network's whole state, buffers included, as a tree of its own."""
+    """Return a copy of a network's whole state, including buffers, as a tree."""
     return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
 
 
 def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Put weights into a network; names and shapes must fit."""
+    """Load weights into a network; names and shapes must match."""
     try:
         net.load_state_dict(dict(weights))
     except RuntimeError as error:
@@ -349,7 +349,7 @@ def load(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread inside the block: results must not depend on how a sum was shared out."""
+    """Use one torch thread inside the block, since results must not depend on how a sum is divided among threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

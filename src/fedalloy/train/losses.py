@@ -1,4 +1,4 @@
-"""Losses, each with one reduction and one direction; where a paper differs, its method's file shows the difference."""
+"""Losses, each with one reduction and one direction; if a paper differs, its method's file shows the difference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def ce(logits: Tensor, labels: Tensor) -> Tensor:
 def kl(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
     """KL(softmax(target / tau) || softmax(logits / tau)): summed over classes, mean over the batch.
 
-    There is no factor tau^2; a method whose paper has one writes it. Gradients flow into both: detach a teacher.
+    There is no factor tau^2; a method whose paper has one adds it. Gradients flow into both arguments: detach a
+    teacher.
 
     >>> round(kl(torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.8, 0.2]]).log()).item(), 6)
     0.03669
@@ -41,9 +42,9 @@ def soft_ce(target: Tensor, logits: Tensor) -> Tensor:
 
 
 def sq_dist(net: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Squared distance of a network's trainable parameters from an anchor: summed, never averaged, buffers left out.
+    """Squared distance of a network's trainable parameters from an anchor: summed, not averaged, without buffers.
 
-    The sum of squares has a gradient at zero distance, where the norm has none.
+    The sum of squares is differentiable at zero distance, but the norm is not.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> _ = nn.init.constant_(net.weight, 3.0)

@@ -1,4 +1,4 @@
-"""Adam whose moments can be kept between rounds, as plain tensors."""
+"""Adam with moments that can be kept between rounds as plain tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 def adam(
     parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0, moments: Tree | None = None
 ) -> torch.optim.Adam:
-    """Adam over these parameters, afresh or from moments that were kept.
+    """Create Adam over these parameters, new or from saved moments.
 
     >>> weight = nn.Parameter(torch.zeros(1))
     >>> first = adam([weight], lr=0.1)
@@ -30,14 +30,14 @@ def adam(
     own = optimiser.param_groups[0]["params"]
     for number, entry in (moments or {}).items():
         parameter = own[int(number)]
-        # In the parameter's memory layout: the fused step goes through memory and knows no strides.
+        # In the parameter's memory layout: the fused step walks through memory and ignores strides.
         moved = {name: torch.empty_like(parameter).copy_(entry[name]) for name in MOMENTS[1:]}
         optimiser.state[parameter] = {"step": entry["step"].clone(), **moved}
     return optimiser
 
 
 def kept_moments(optimiser: torch.optim.Adam) -> dict[str, Any]:
-    """An Adam optimiser's moments by the number of the parameter, copied."""
+    """Return a copy of an Adam optimiser's moments, by parameter index."""
     own = optimiser.param_groups[0]["params"]
     return {
         str(number): {name: optimiser.state[p][name].clone() for name in MOMENTS}

@@ -1,8 +1,8 @@
-"""Differential privacy of local training: DP-SGD at each client, and an account of what it has spent.
+"""Differential privacy of local training: DP-SGD at each client, and an account of the spent privacy.
 
 Abadi et al., CCS 2016. A private step draws each sample with probability batch / n, computes every drawn sample's
-gradient by itself, shortens it to `max_grad_norm`, adds Gaussian noise to the sum and divides by the expected number of
-samples. Such a step is the subsampled Gaussian mechanism, whose cost dp-accounting adds up by Renyi divergences.
+gradient separately, clips it to `max_grad_norm`, adds Gaussian noise to the sum and divides by the expected number of
+samples. Such a step is the subsampled Gaussian mechanism; dp-accounting adds up its cost with Renyi divergences.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from fedalloy.train.noise import Noise, Rehearsed, Secret
 
 if TYPE_CHECKING:
     from fedalloy.data.samples import Samples
-    from fedalloy.federation.core import Client, Method
+    from fedalloy.federation.core import Client, Method, Reply
     from fedalloy.train.fit import LocalWork
 
-LEDGER = "privacy ledger"  # reserved, in a client's memory for what it has spent, in a reply for why there is none
+LEDGER = (
+    "privacy ledger"  # reserved key: the spent privacy in a client's memory, or the reason in a reply without a result
+)
 
 Spent = Mapping[str, Mapping[str, int]]
-"""Private steps by noise multiplier and sampling rate, both as text: a tree, which a checkpoint can hold."""
+"""Private steps by noise multiplier and sampling rate, both as text: a tree, which can be stored in a checkpoint."""
 
 
 class BudgetSpentError(FedalloyError):
-    """A client that may not train any more; it counts as absent."""
+    """A client may not train any more; it counts as absent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +49,27 @@ class Privacy:
     """Local training that hides, up to epsilon and `delta`, whether any one sample was among a client's own.
 
     * `noise_multiplier`: the standard deviation of the noise, in units of `max_grad_norm`, to which each sample's
-      gradient is shortened.
-    * `budget`: the epsilon that no client's training goes beyond. A client for which the next training would do so
-      does not begin it and counts as absent.
+      gradient is clipped.
+    * `budget`: the epsilon that no client's training exceeds. A client whose next training would exceed it does not
+      begin and counts as absent.
 
-    The guarantee is for one sample of one client in one run: whoever sees all that this client ever sends cannot tell
-    that sample from a blank one. It does not depend on who else takes part. Every step counts from the moment it is
-    begun, even if the reply is lost, set aside, or belongs to a round that does not count; in a simulation, work that
-    died with its worker does not, since nothing of it is left. *Not* covered: how many samples a client has, which it
-    says and by which it is weighed; how long it takes; the accuracies that are recorded; several runs on the same
-    data, whose epsilons add up.
+    The guarantee is for one sample of one client in one run: anyone who sees everything that this client ever sends
+    cannot distinguish that sample from a blank one. It does not depend on who else takes part. Every step counts from
+    the moment it begins, even if the reply is lost, set aside, or belongs to a round that does not count; in a
+    simulation, work that died with its worker does not count, since nothing of it is left. *Not* covered: the number of
+    samples, which a client reports and by which it is weighted; how long it takes; the recorded accuracies; several
+    runs on the same data, whose epsilons add up.
 
-    It holds at the sites of a deployment, where the batches and the noise are drawn from a secret keystream. In a
-    simulation both follow from the experiment's seed, and the epsilon is a rehearsal's (see `fedalloy.train.noise`).
+    The guarantee is valid at the sites of a deployment, where batches and noise are drawn from a secret keystream. In a
+    simulation both are derived from the experiment's seed, and the epsilon is that of a rehearsal (see
+    `fedalloy.train.noise`).
 
-    At sites dropout's masks and augmentation are drawn from secret streams too: they go by the place of a sample in its
-    batch, and who knew them could see who else was drawn. Which rows of a site's file are for testing, and the order of
-    public samples, stay addressed by the seed; they depend on the number of samples and never on what a sample is.
+    At sites dropout masks and augmentation are drawn from secret streams too: they depend on the position of a sample
+    in its batch, so anyone who knew them could see who else was drawn. Which rows of a site's file are for testing, and
+    the order of public samples, are still derived from the seed; they depend on the number of samples, never on their
+    content.
 
-    `training.drop_last` has no meaning here, and a batch is as large as it is drawn, sometimes empty.
+    `training.drop_last` has no effect here; the size of a batch is random, and a batch may be empty.
 
     >>> Privacy(noise_multiplier=0.0)
     Traceback (most recent call last):
@@ -88,7 +92,7 @@ class Privacy:
 
 
 def epsilon(spent: Spent, delta: float) -> float:
-    """The epsilon of all these steps together, as dp-accounting's RDP accountant has it; it grows with every step."""
+    """Return the epsilon of all these steps together, as in dp-accounting's RDP accountant; every step adds to it."""
     if not spent:
         return 0.0
     rdp = sum(steps * _rdp(float(noise), float(rate)) for noise, by in spent.items() for rate, steps in by.items())
@@ -98,12 +102,12 @@ def epsilon(spent: Spent, delta: float) -> float:
 
 @cache
 def _rdp(noise: float, rate: float) -> NDArray[np.float64]:
-    """The Renyi divergences of one step."""
+    """Return the Renyi divergences of one step."""
     dp = _library("dp_accounting")
     step = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise))
-    with _quiet(_library("absl.logging")):  # it tells of every order that gives no bound
+    with _quiet(_library("absl.logging")):  # it logs every order that gives no bound
         rdp = np.asarray(dp.rdp.RdpAccountant().compose(step).rdp)
-    # Rounding can leave a negative one, from which an epsilon of 0 would be concluded; each order is a bound by itself.
+    # Rounding can give a negative one, which would imply an epsilon of 0; each order is a bound by itself.
     return np.where(rdp < 0, np.inf, rdp)
 
 
@@ -118,7 +122,7 @@ def _quiet(log: Any) -> Iterator[None]:
 
 
 def larger(a: Spent, b: Spent) -> Spent:
-    """What was spent by two accounts of the same client: of each kind of step, the larger number counts.
+    """Merge two accounts of the same client: for each kind of step, the larger number counts.
 
     >>> larger({"1.0": {"0.25": 12}}, {"1.0": {"0.25": 9, "0.5": 1}})
     {'1.0': {'0.25': 12, '0.5': 1}}
@@ -131,24 +135,24 @@ def larger(a: Spent, b: Spent) -> Spent:
 
 
 def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
-    """What tells the noise of one rehearsal from that of another with the same seed: the method, training, privacy.
+    """Return what distinguishes the noise of rehearsals with the same seed: the method, training and privacy.
 
-    Two runs that agree in all three, and in the seed, are the same run.
+    Two runs that agree in all of these, and in the seed, are the same run.
     """
-    # Numbers as floats, since 1 and 1.0 are the same option and a run that is resumed may read the other one.
+    # Numbers as floats, since 1 and 1.0 are the same option, and a resumed run may read the other one.
     values = asdict(method)  # type: ignore[call-overload]  # every method is a dataclass
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
-    clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run and does not change it
+    clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run but does not change it
     return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
 
 
 @dataclass
 class Account:
-    """What one client has spent, and what it may spend; the copies of a `Client` share it.
+    """What one client has spent and may spend; copies of a `Client` share it.
 
-    `secret` says that its noise must be one that nobody can repeat; otherwise it follows from the seed and from `run`,
-    the address of the method's noise. `keep` stores a new account before anything is done with it: given a function
-    from the account as it is to the account as it shall be, it returns the new one, which must by then be durable.
+    `secret` means that nobody can repeat the noise; otherwise it is derived from the seed and from `run`, the address
+    of the method's noise. `keep` stores a new account before it is used: given a function from the old account to the
+    new one, it returns the new one, which must then be durable.
 
     >>> account = Account(Privacy())
     >>> account.charge(0.25, 12)
@@ -166,13 +170,13 @@ class Account:
 
     @property
     def steps(self) -> int:
-        """The private steps so far."""
+        """The number of private steps so far."""
         return sum(steps for by in self.spent.values() for steps in by.values())
 
     def charge(self, rate: float, steps: int) -> None:
-        """Note steps that are about to be taken, or refuse them if they would exceed the budget."""
+        """Charge steps that are about to be taken, or refuse them if they would exceed the budget."""
         if steps < 1:
-            raise UsageError(f"{steps} private steps cannot be taken; a training has at least 1")
+            raise UsageError(f"{steps} private steps cannot be taken; training needs at least 1")
 
         def after(spent: Spent) -> Spent:
             spent = larger(spent, self.spent)
@@ -188,10 +192,10 @@ class Account:
         self.charged = True
 
     def noise(self, steps: int, stream: Callable[[str], torch.Generator]) -> Noise:
-        """Where the steps that were charged last draw from; `stream` gives a client's streams by their address.
+        """Return the noise source of the last charged steps; `stream` returns a client's streams by address.
 
-        In a rehearsal they are addressed by the steps before: no two steps of a client ever share noise, whatever a
-        method calls its stages.
+        In a rehearsal they are addressed by the number of previous steps: no two steps of a client ever share noise,
+        however a method names its stages.
         """
         if self.secret:
             return Secret()
@@ -200,7 +204,7 @@ class Account:
 
 
 def opened(privacy: Privacy | None, memory: Tree, *, secret: bool) -> tuple[Tree, Account | None]:
-    """A client's memory as its method knows it, and its account."""
+    """Separate a client's memory into the part that its method knows, and its account."""
     if privacy is None:
         return memory, None
     own = {key: value for key, value in memory.items() if key != LEDGER}
@@ -208,16 +212,34 @@ def opened(privacy: Privacy | None, memory: Tree, *, secret: bool) -> tuple[Tree
 
 
 def closed(account: Account, memory: Tree, keep: Tree | None) -> Tree | None:
-    """What a client keeps (None: as before) with its account; methods need not know of it."""
+    """Add the account to what a client keeps (None: as before); methods need not know about it."""
     if keep is not None and LEDGER in keep:
-        raise UsageError(f"the key '{LEDGER}' in a client's memory belongs to [privacy]; choose another")
+        raise UsageError(f"the key '{LEDGER}' in a client's memory is reserved for [privacy]; choose another")
     if not account.spent or (keep is None and not account.charged):
         return keep
     return {**(memory if keep is None else keep), LEDGER: account.spent}
 
 
+def accounted(method: Method, me: Client, do: Callable[[], Reply], reply: type[Reply]) -> Reply:
+    """Let a client act on its account, which travels with what it keeps; one whose budget is spent says that alone."""
+    assert me.account is not None
+    me.account.run = run_address(method, me.work, me.account.privacy)
+    try:
+        answer = do()
+    except BudgetSpentError as spent:
+        answer = reply({LEDGER: str(spent)})
+    return reply(answer.body, closed(me.account, me.memory, answer.keep))
+
+
+def overspent(privacy: Privacy | None, body: Any) -> str | None:
+    """Why a reply does not count, if it says that its client's budget is spent."""
+    if privacy is None or not isinstance(body, Mapping) or not isinstance(body.get(LEDGER), str):
+        return None
+    return f"one more round would exceed its privacy budget of {privacy.budget}"
+
+
 def charged(memory: Tree, *others: Tree | None) -> Tree:
-    """A memory that stays as it is but for the account, which never falls: what a client spent, it has spent.
+    """Return a memory with its account updated to the largest of these, since an account never decreases.
 
     >>> charged({"model": 1}, {"model": 2, LEDGER: {"1.0": {"0.25": 7}}})
     {'model': 1, 'privacy ledger': {'1.0': {'0.25': 7}}}
@@ -229,15 +251,18 @@ def charged(memory: Tree, *others: Tree | None) -> Tree:
 
 
 def rolled_back(before: Mapping[int, Tree], now: Mapping[int, Tree]) -> dict[int, Tree]:
-    """All memories as they were before a round that does not count, with the accounts as they are now."""
+    """Return all memories as before a round that does not count, but with the current accounts."""
     return {**before, **{k: charged(before.get(k, {}), keep) for k, keep in now.items() if LEDGER in keep}}
 
 
-SECRET, REHEARSED = "secret", "rehearsed"  # in a record: where the noise came from, and so what an epsilon is worth
+SECRET, REHEARSED = (
+    "secret",
+    "rehearsed",
+)  # in a record: the source of the noise, which determines what an epsilon means
 
 
 def figures(privacy: Privacy | None, memories: Mapping[int, Tree], clients: int, *, secret: bool) -> dict[str, Any]:
-    """What the record of a round says: the largest epsilon, each client's, and whether the noise was secret."""
+    """Return the entries for a round's record: the largest epsilon, each client's, and whether the noise was secret."""
     if privacy is None:
         return {}
     each = [epsilon(memories.get(k, {}).get(LEDGER, {}), privacy.delta) for k in range(clients)]
@@ -248,10 +273,10 @@ def figures(privacy: Privacy | None, memories: Mapping[int, Tree], clients: int,
 
 
 def check_method(method: Method, able: Sequence[str]) -> None:
-    """Refuse a method, or an option of it, that would let more out than private training covers."""
+    """Refuse a method, or an option of it, that would reveal more than private training covers."""
     if not method.card.private:
         raise UsageError(
-            f"{method.name} cannot be run with [privacy]: its clients learn or send something else besides per-sample "
+            f"{method.name} cannot be run with [privacy]: its clients learn or send something other than per-sample "
             f"gradients of one network; use one of: {', '.join(able)}"
         )
     if (fault := method.uncovered()) is not None:
@@ -259,22 +284,25 @@ def check_method(method: Method, able: Sequence[str]) -> None:
 
 
 def check_network(net: nn.Module) -> None:
-    """Refuse a network in which samples meet each other, or that keeps something of them beside its weights."""
+    """Refuse a network that mixes samples, or that stores information about them besides its weights."""
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
         raise UsageError(
             "[privacy] needs a network without BatchNorm, which mixes the samples of a batch; "
-            'where the model has the option, write model.norm = "group"'
+            'if the model has the option, write model.norm = "group"'
         )
     buffers = [name for name, _ in net.named_buffers()]
     if buffers:
-        raise UsageError(f"[privacy] cannot keep private what a network notes beside its weights: '{buffers[0]}'")
+        raise UsageError(
+            f"[privacy] cannot protect the network's buffer '{buffers[0]}', which is not a weight; use a network "
+            "without buffers"
+        )
     faults = _library("opacus.validators").ModuleValidator.validate(net.train())
     if faults:
         raise UsageError(f"[privacy] cannot train this network: {faults[0]}")
 
 
 def is_private(me: Client, samples: Samples) -> bool:
-    """Whether training on these samples must be private: unless they are public, it must."""
+    """Return whether training on these samples must be private, which it must unless they are public."""
     if me.account is None:
         return False
     if me.public is not None and samples.x is me.public.samples.x:
@@ -286,11 +314,11 @@ def is_private(me: Client, samples: Samples) -> bool:
 
 
 class PrivateSteps:
-    """The private steps of one training; they are charged to the client's account before the first.
+    """The private steps of one training, charged to the client's account before the first step.
 
-    The loss is a mean over the samples of a batch of what the network makes of each, plus terms without data, such as
-    FedProx's pull. These are neither shortened nor scaled: the graph is cut at the network's output, so that one
-    backward pass gives their gradient and another the samples'.
+    The loss is a mean over the samples of a batch plus terms without data, such as FedProx's proximal term. These terms
+    are neither clipped nor scaled: the graph is cut at the network's output, so that one backward pass gives their
+    gradient and another the gradients of the samples.
     """
 
     def __init__(self, net: nn.Module, me: Client, samples: Samples, steps: int) -> None:
@@ -298,18 +326,19 @@ class PrivateSteps:
         n = len(me.train)
         if samples.x is not me.train.x or not torch.equal(samples.index.sort().values, me.train.index.sort().values):
             raise UsageError(
-                f"client {me.id} would train on {len(samples)} samples that are neither public nor all of its own {n}, "
-                "and [privacy] covers nothing else; where a method holds samples out to choose by, write held_out = 0"
+                f"client {me.id} would train on {len(samples)} samples that are neither public nor all of its own {n} "
+                "samples, "
+                "but [privacy] covers nothing else; if a method holds out samples for selection, write held_out = 0"
             )
         self.privacy, self.meter, self.samples, self.steps = me.account.privacy, me.meter, samples, steps
         self.rate, self.expected = min(1.0, me.work.batch / n), min(me.work.batch, n)
         me.account.charge(self.rate, steps)
         self.noise = me.account.noise(steps, me.rng)
         self.parameters: list[Any] = [p for p in net.parameters() if p.requires_grad]  # opacus adds attributes to them
-        # Of torch, because the images that enter a network need no gradient; nothing is amiss.
+        # Torch warns because the input images need no gradient; this is harmless.
         warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
         self.sampler = _library("opacus.grad_sample").GradSampleModule(net)
-        # After opacus' own hooks, which may copy a layer with all that hangs on it.
+        # After opacus' own hooks, which may copy a layer with everything attached to it.
         layers = [m for m in net.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self.one_layer = net in layers
         self.inside = False
@@ -318,7 +347,7 @@ class PrivateSteps:
         self.hooks += [layer.register_forward_pre_hook(self._pass) for layer in layers]
 
     def batches(self) -> Iterator[Tensor]:
-        """Positions of each batch: every sample is in it with the same probability, whatever the others."""
+        """Yield the positions of each batch: every sample is drawn independently with the same probability."""
         for _ in range(self.steps):
             yield (self.noise.uniform(len(self.samples)) < self.rate).nonzero().flatten()
 
@@ -328,20 +357,20 @@ class PrivateSteps:
         take: Callable[[Tensor], tuple[Tensor, Tensor]],
         positions: Tensor,
     ) -> None:
-        """Leave a private gradient of the loss in the parameters, whose gradients must be zero before."""
+        """Store a private gradient of the loss in the parameters, whose gradients must be zero before."""
         drawn = len(positions) > 0
         free = self._free_of_data(loss, *take(positions)) if drawn else self._free_of_data_alone(loss)
         most = self.privacy.max_grad_norm
         sums = clipped_sum(self._per_sample(), most) if drawn else [torch.zeros_like(p) for p in self.parameters]
         for p, total, rest in zip(self.parameters, sums, free, strict=True):
-            # The noise is added before anything is rounded to the parameters' own precision.
+            # The noise is added before rounding to the parameters' precision.
             noisy = total.cpu().double() + self.privacy.noise_multiplier * most * self.noise.normal(p.shape)
             gradient = (noisy / self.expected).to(p)
             gradient = gradient if rest is None else gradient + rest
             p.grad = gradient if p.grad is None else p.grad.copy_(gradient)
 
     def close(self) -> None:
-        """Leave the network as it was."""
+        """Restore the network."""
         for hook in self.hooks:
             hook.remove()
         self.sampler.remove_hooks()
@@ -354,7 +383,7 @@ class PrivateSteps:
     def _pass(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.inside and torch.is_grad_enabled():
             raise UsageError(_AROUND)
-        # Opacus reads a convolution's input as if it lay in plain order; in another it would mix up samples.
+        # Opacus assumes that a convolution's input is contiguous; otherwise it would mix up samples.
         return tuple(x.contiguous() for x in args) if isinstance(layer, _CONVOLUTIONS) else args
 
     def _cut(self, net: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
@@ -365,7 +394,7 @@ class PrivateSteps:
         return self.calls[-1][2]
 
     def _free_of_data(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> list[Tensor | None]:
-        """The gradient of the terms without data; the way of the others has been followed up to the cut."""
+        """Return the gradient of the terms without data; the others are propagated up to the cut."""
         self.calls.clear()
         self._back(self._counted(loss, x, y))
         if len(self.calls) != 1 or self.calls[0][0] is not x or len(self.calls[0][1]) != len(x):
@@ -373,17 +402,17 @@ class PrivateSteps:
         return [None if p.grad is None else p.grad.clone() for p in self.parameters]
 
     def _free_of_data_alone(self, loss: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor | None]:
-        """The same for an empty batch: which sample stands in does not matter, since only the other terms count."""
+        """The same for an empty batch: any sample can be the placeholder, since only the terms without data count."""
         self.sampler.disable_hooks()
         free = self._free_of_data(loss, *self.samples.take([0]))
         self.sampler.enable_hooks()
         return free
 
     def _counted(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """The loss; it is counted as that of a batch of the expected size, since a client sends its counts along.
+        """Return the loss, metered as a batch of the expected size, since a client sends its counts.
 
-        How many samples were really drawn would tell of who was, and that they are drawn in secret is what makes
-        sampling cheap.
+        The number of samples that were really drawn would reveal information about them, and the privacy gain of
+        sampling depends on keeping the draw secret.
         """
         meter = self.meter
         forward, backward = meter.forward_samples, meter.backward_samples
@@ -393,9 +422,9 @@ class PrivateSteps:
         return found
 
     def _per_sample(self) -> list[Tensor]:
-        """Each sample's own gradient, by parameter."""
+        """Return each sample's gradient, by parameter."""
         ((_, out, cut),) = self.calls
-        # A network that is one layer has its hook after the cut, so that the first pass was enough.
+        # A network with a single layer has its hook after the cut, so the first pass was enough.
         if not self.one_layer and cut.grad is not None:
             self._back(out, cut.grad)
         found = [p.new_zeros(len(out), *p.shape) if p.grad_sample is None else p.grad_sample for p in self.parameters]
@@ -404,16 +433,16 @@ class PrivateSteps:
         return found
 
     def _back(self, out: Tensor, gradient: Tensor | None = None) -> None:
-        with self.meter.paused():  # where opacus knows no formula it passes through a layer again
+        with self.meter.paused():  # if opacus has no formula for a layer, it runs the layer again
             out.backward(gradient)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_AROUND = "[privacy] needs a loss in which the batch goes through the whole network once, and nothing else does"
+_AROUND = "[privacy] needs a loss that passes the batch, and nothing else, through the whole network exactly once"
 
 
 def clipped_sum(per_sample: Sequence[Tensor], most: float) -> list[Tensor]:
-    """The sum of gradients, each shortened to a norm of `most` over all parameters; one that is not finite is left out.
+    """Sum gradients, each clipped to a norm of `most` over all parameters; gradients that are not finite are left out.
 
     >>> clipped_sum([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], most=1.0)
     [tensor([0.9000, 1.2000])]
@@ -427,7 +456,7 @@ def clipped_sum(per_sample: Sequence[Tensor], most: float) -> list[Tensor]:
 
 
 def _library(name: str) -> Any:
-    """A library of the extra `privacy`, which nobody else needs."""
+    """Import a library of the extra `privacy`."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -1,8 +1,8 @@
 """The Flower engine: the same methods, their messages carried by Flower's Grid to its ClientApps.
 
-`codec` turns trees into Flower's records, `memory` keeps what a client remembers in files of its own, `client` is what
-runs at a client, `carrier` the server's side with `roster` (who is there) and `claims` (what a client says of itself,
-checked), `simulation` both on one machine or a Ray cluster. Nothing else in the library imports flwr.
+`codec` converts trees to Flower's records, `memory` stores a client's memory in files, `client` is the code that runs
+at a client, `carrier` is the server's side with `roster` (who is connected) and `claims` (checks of what a client says
+about itself), `simulation` runs both on one machine or a Ray cluster. Nothing else in the library imports flwr.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 
 from fedalloy.errors import UsageError
 
-# Flower and Ray read these when they are imported; they would otherwise report each run to their makers, look for
-# updates, and advertise future versions in the user's terminal.
+# Flower and Ray read these on import; otherwise they would report each run to their makers, look for updates, and
+# advertise future versions in the user's terminal.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -26,4 +26,6 @@ for _name, _value in QUIET.items():
 try:
     import flwr  # noqa: F401
 except ImportError as error:
-    raise UsageError('engine = "flower" needs Flower; pip install "fedalloy[flower]"') from error
+    raise UsageError(
+        'engine = "flower" needs Flower; install it with `pip install ".[flower]"` in a clone of the repository'
+    ) from error

@@ -1,7 +1,7 @@
-"""The server's side of Flower: an engine over any Grid, whose clients are known by their own ids, never by a node's.
+"""The server's side of Flower: an engine over any Grid, which identifies clients by their own ids, never by node ids.
 
-Messages are pushed and pulled here and not by Flower's `send_and_receive`, which waits three seconds between looks.
-Answers are told apart by the message that they answer. Whatever a client does, or does not do, is one line and costs
+Messages are pushed and pulled here, not by Flower's `send_and_receive`, which waits three seconds between polls.
+Answers are identified by the message that they answer. Any fault of a client is reported in one line and costs only
 that client the round.
 """
 
@@ -21,39 +21,40 @@ from flwr.serverapp import Grid
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment
-from fedalloy.engine.base import REFERENCE, Answer, Failed, Failure, Forgot, Round
+from fedalloy.config.experiment import Experiment, naming
+from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
 from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
-from fedalloy.federation.core import Generation, Message, Method, Reply, State, hyper_parameters, methods
+from fedalloy.federation.core import Generation, Message, Method, Reply, State, methods
 from fedalloy.federation.disclosure import OFF
+from fedalloy.federation.engine import Answer, Failed, Failure, Forgot
 from fedalloy.federation.evaluation import announced, distinct, from_clients, miscounted, unevaluated
 from fedalloy.federation.gate import Room
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.checkpoints import CHAINS
 from fedalloy.storage.store import Say
-from fedalloy.train.privacy import LEDGER
+from fedalloy.train.privacy import charged
 
-PATIENCE = 60.0  # seconds that a client may be away before it counts as absent
-HURRY = 600.0  # seconds after which it is said who is waited for, where there is no deadline, and again
-GRACE = 60.0  # seconds by which the Grid keeps a message longer than anybody looks for its answer
-SHORTEST, LONGEST = 0.01, 0.25  # seconds between two looks for answers
+PATIENCE = 60.0  # seconds that a client may be disconnected before it counts as absent
+HURRY = 600.0  # seconds between two messages about slow clients, if there is no deadline
+GRACE = 60.0  # seconds that the Grid keeps a message beyond the deadline
+SHORTEST, LONGEST = 0.01, 0.25  # seconds between two polls for answers
 
 Found: TypeAlias = tuple[dict[str, Any], dict[str, Any]] | DataError
-"""The header and the tree of an answer, or why there is none."""
+"""The header and the tree of an answer, or the reason why there is none."""
 
 
 class Flower:
-    """Carries messages over a Grid; a client's memory stays with it, and `memories` holds references to them.
+    """Carry messages over a Grid; a client's memory stays with the client, and `memories` contains references.
 
-    The clients build their settings from `exp`; those of `setting` may hold no data. A client whose node is away for
-    longer than `patience` seconds counts as absent; one that is there, but with other data than `setting` says, at
-    once. `bound` says which client each registered node is; without it a node's word is taken. Where clients are not
-    `simulated` but real sites, they evaluate nothing under [privacy].
+    The clients build their settings from `exp`; those in `setting` may contain no data. A client whose node is
+    disconnected for longer than `patience` seconds counts as absent; one that is connected, but with different data
+    from `setting`, counts as absent immediately. `bound` says which client each registered node is; without it, the
+    node's claim is trusted. If clients are not `simulated` but real sites, they evaluate nothing under [privacy].
     """
 
     simulated: ClassVar[bool] = False
@@ -74,24 +75,32 @@ class Flower:
         self.workers = len(setting.sites)
         self.move(grid)
         self._round = -1
-        self._checkpoints: deque[dict[int, set[str]]] = deque(maxlen=CHAINS)  # the digests in the two newest
+        self._checkpoints: deque[dict[int, set[str]]] = deque(
+            maxlen=CHAINS
+        )  # the digests in the two newest checkpoints
 
     def move(self, grid: Grid) -> None:
-        """Go on over this Grid, whose nodes are yet to introduce themselves."""
+        """Continue over this Grid; its nodes have to introduce themselves first."""
         self.grid = grid
         told = json.dumps(self.exp.to_dict())
         self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge)
 
     def _judge(self, one: claims.Introduction) -> str | None:
-        """Why a client does not take part, if so: what it has is not what the run began with."""
+        """Return why a client is refused, or None: its data differs from what the run began with."""
         fault = claims.changed(one, self.setting)
-        return fault and f"{fault}; give this site the same data again, or start a new run"
+        return fault and f"{fault}; restore this site's data, or start a new run"
+
+    @property
+    def remote(self) -> bool:
+        """Data and memories are with the clients."""
+        return True
 
     def begin(self, folder: Path | None) -> None:
-        """A run begins whose files lie in this folder; its clients have their own."""
+        """Begin a run with files in this folder; clients have their own folders."""
+        self.memories, self.trusted = {}, None
 
     def check(self) -> None:
-        """Raise if no answer can come any more, from anybody."""
+        """Raise if no more answers can arrive."""
 
     def open(self, method: Method, round: int) -> Round:
         """Begin a round."""
@@ -107,7 +116,7 @@ class Flower:
         return Round(self, method, round)
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
-        """Let clients act; one that has lost its memory is asked once more, to begin anew."""
+        """Let clients act; one that has lost its memory is asked once more, with an empty memory."""
         bodies, told = _Bodies(), self._told(method)
         due = sent = {m.client: m for m in messages}
         fed = Round(self, method, round)
@@ -129,7 +138,7 @@ class Flower:
             due = {k: due[k] for k in lost}
 
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
-        """The record of a round's views, from what the clients count; no sample comes here."""
+        """Return the record of a round's views, from counts by the clients; no samples are sent."""
         which, kept = distinct(method.models(state))
         if self.setting.privacy is not None and not self.simulated:
             self.roster.tell(OFF)
@@ -154,14 +163,13 @@ class Flower:
         return from_clients(self.setting, which, kept, counts)
 
     def _forget(self, client: int, round: int) -> None:
-        self.say(f"round {round}: client {client} has lost its memory and begins anew")
-        spent = self.memories.pop(client, {}).get(LEDGER)
-        if spent:
-            self.memories[client] = {LEDGER: spent}
+        self.say(f"round {round}: client {client} has lost its memory and starts with an empty one")
+        if spent := charged({}, self.memories.pop(client, None)):
+            self.memories[client] = spent
 
     def _told(self, method: Method) -> str:
-        """The experiment, with the method that is really used."""
-        return as_json({**self.exp.to_dict(), "method": {"name": method.name, **hyper_parameters(method)}}).decode()
+        """Return the experiment as JSON, with the method that is actually used."""
+        return as_json(naming(self.exp, method).to_dict()).decode()
 
     def _address(self, told: str, round: int, client: int) -> Header:
         digest = _digest(self.memories.get(client, {}))
@@ -169,7 +177,7 @@ class Flower:
 
     def _header(self, told: str, round: int, client: int, action: str) -> Header:
         header = {**self._address(told, round, client), "action": action, "steps": self.setting.steps(client)}
-        if len(self._checkpoints) < CHAINS:  # what the older one on disk needs is not known
+        if len(self._checkpoints) < CHAINS:  # it is not known what the older checkpoint on disk needs
             return header
         needed = {str(header["digest"])}.union(*(digests.get(client, ()) for digests in self._checkpoints))
         return {**header, "needed": json.dumps(sorted(needed))}
@@ -177,12 +185,12 @@ class Flower:
     def _exchange(
         self, kind: str, letters: Mapping[int, RecordDict], round: int, room: Callable[[int], Room]
     ) -> Iterator[tuple[int, Found]]:
-        """Send each client its letter; yields header and tree of each answer, or why there is none, as they come.
+        """Send each client its message; yield header and tree of each answer, or why there is none, as they arrive.
 
-        An answer with more bytes than `room` says of its client is not read.
+        An answer with more bytes than `room` allows is not read.
         """
         deadline, begun = self.setting.quorum.deadline, time.monotonic()
-        # Past the deadline nobody looks any more; until then the Grid must not take a message away.
+        # Until the deadline the Grid must not remove a message; afterwards nobody polls for its answer.
         ttl = None if deadline is None else deadline + GRACE
         unsent, waiting, pause, told = dict(letters), dict[str, int](), SHORTEST, HURRY
         while unsent or waiting:
@@ -201,7 +209,7 @@ class Flower:
                     yield client, DataError(WHY[AWAY])
             for identifier, reply in pulled(self.grid, list(waiting)):
                 if identifier not in waiting:
-                    self.roster.tell(f"round {round}: an answer to no message of this round was ignored")
+                    self.roster.tell(f"round {round}: ignored an answer to a message of another round")
                     continue
                 client, pause = waiting.pop(identifier), SHORTEST
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
@@ -217,8 +225,9 @@ class Flower:
                 told += HURRY
                 who = ", ".join(map(str, sorted(set(waiting.values()))))
                 self.say(
-                    f"round {round}: still waiting for client {who} after {waited:.0f} s; with quorum.deadline = "
-                    "SECONDS a round goes on without those that take longer"
+                    f"round {round}: still waiting for client {who} after {waited:.0f} s; set quorum.deadline = "
+                    "SECONDS "
+                    "to continue rounds without slower clients"
                 )
             if waited > self.patience:
                 for client in unsent:
@@ -230,25 +239,25 @@ class Flower:
 
 
 class _Bodies:
-    """Arrays of the bodies of one round: clients that are sent the same share one, which is written and hashed once."""
+    """The arrays of one round's bodies: clients with the same body share one, which is encoded and hashed once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[str, int], ...], tuple[Tree, Array | None]] = {}
 
     def array(self, body: Tree) -> Array | None:
-        """A body as an array; the same objects under the same names are the same body."""
+        """Return a body as an array; the same objects under the same names are the same body."""
         key = tuple((name, id(value)) for name, value in body.items())
         if key not in self._known:
-            self._known[key] = (body, array(body))  # with the body, so that no id is used twice
+            self._known[key] = (body, array(body))  # keep the body, so that no id is reused
         return self._known[key][1]
 
 
 def refuse_unnamed(method: Method) -> None:
-    """Refuse a method that another process does not find under its name."""
+    """Refuse a method that another process cannot find by its name."""
     if methods.get(method.name) is not type(method) or type(method).__module__ == "__main__":
         raise UsageError(
-            f"the method '{method.name}' is defined in a script or notebook, and Flower's clients are told names only; "
-            "put it into a file and give that with --plugin"
+            f"the method '{method.name}' is defined in a script or notebook, but Flower's clients only receive names; "
+            "put it into a file and pass that file with --plugin"
         )
 
 
@@ -264,7 +273,7 @@ def _found(reply: FlowerMessage | Exception, room: Room) -> Found:
 
 
 def _answer(client: int, found: Found, setting: Setting, waited: float) -> Answer | Failure:
-    """What a client said, so many seconds after it was asked, as the engine's answer."""
+    """Convert what a client sent, `waited` seconds after it was asked, to the engine's answer."""
     if isinstance(found, DataError):
         return (Failed if isinstance(found, ActionError) else Failure)(client, str(found))
     header, body = found
@@ -274,6 +283,6 @@ def _answer(client: int, found: Found, setting: Setting, waited: float) -> Answe
         keep = claims.reference(header, setting.privacy)
         meter, seconds = claims.meter(header, waited), claims.seconds(header, waited)
         return Answer(client, Reply(tree.to_device(body, setting.device), keep), meter, seconds)
-    except Exception as error:  # whatever a stranger made of it
+    except Exception as error:  # untrusted input can raise anything
         fault = str(error) if isinstance(error, DataError) else type(error).__name__
-        return Failure(client, one_line(f"the header of its answer is not sound: {fault}"))
+        return Failure(client, one_line(f"the header of its answer is invalid: {fault}"))

@@ -1,7 +1,7 @@
-"""What a client claims in the headers of its answers: who it is, what it has, what it did and what it spent.
+"""Checks of a client's claims in the headers of its answers: its identity, data, work and spent privacy.
 
-Each function returns what was claimed if that is plausible by what the server knows, and raises a `DataError` that
-names the field otherwise. Nothing is allocated by a number that a client sent.
+Each function returns the claim if it is plausible given what the server knows; otherwise it raises a `DataError` that
+names the field. Nothing is allocated based on a number that a client sent.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from fedalloy.train.privacy import LEDGER, Privacy, Spent, epsilon
 
 Header = Mapping[str, Any]
 
-LARGEST = 1 << 40  # samples or classes; what is really allowed is far less, and is said with its number
+LARGEST = 1 << 40  # samples or classes; the actual limits are far lower and named in their messages
 DIMENSIONS = 8  # of an input
-PASSES, SAMPLES = 1e6, 1e9  # per second: steps and passes, and samples in them, that no machine reaches
+PASSES, SAMPLES = 1e6, 1e9  # per second: limits on passes and samples that no machine reaches
 SLACK = 1.0  # seconds by which two clocks may differ
-ENTRIES = 16  # of a ledger: kinds of private steps that a site has ever taken
-NOISIEST = 1e6  # times the norm to which gradients are clipped
-RAREST = 1e-12  # the chance to draw a sample; accounting for much less takes seconds
+ENTRIES = 16  # of a ledger: different kinds of private steps
+NOISIEST = 1e6  # noise multiplier
+RAREST = 1e-12  # sampling rate; accounting for much smaller rates takes seconds
 MOST_STEPS = 1 << 40  # private steps of one kind
 
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a client says of itself, and its node; `counts` of its classes only where the method needs them."""
+    """What a client says about itself, and its node; `counts` per class only if the method needs them."""
 
     client: int
     node: int
@@ -47,12 +47,12 @@ class Introduction:
 
 
 def introduction(header: Header, node: int) -> Introduction:
-    """Who a client says that it is, and what it says that it has."""
+    """Read a client's claimed identity and data."""
     least = {"client": 0, "train": 1, "test": 0, "validation": 0, "classes": 1}
     numbers = _kept(header, {key: whole(n, LARGEST) for key, n in least.items()})
     shape = _whole_numbers(header.get("shape"), 1)
     if not 0 < len(shape) <= DIMENSIONS:
-        raise DataError("its inputs have no sensible shape")
+        raise DataError("its inputs have no valid shape")
     counts: tuple[int, ...] = ()
     if "counts" in header:
         counts = _whole_numbers(header["counts"], 0)
@@ -65,7 +65,7 @@ def introduction(header: Header, node: int) -> Introduction:
 
 
 def changed(one: Introduction, setting: Setting) -> str | None:
-    """How a client differs from what a run knows of it, if it does, with both numbers."""
+    """Return how a client's data differs from when the run began, with both numbers, or None."""
     site = setting.sites[one.client]
     known = {
         "training samples": (len(site.train), one.train),
@@ -74,24 +74,24 @@ def changed(one: Introduction, setting: Setting) -> str | None:
     }
     for what, (here, there) in known.items():
         if here != there:
-            return f"says {there:,} {what}, but this run began with {here:,}"
+            return f"claims {there:,} {what}, but this run began with {here:,}"
     if one.counts and list(one.counts) != (first := site.train.counts(setting.classes).tolist()):
-        return f"says label counts of {list(one.counts)}, but this run began with {first}"
+        return f"claims label counts {list(one.counts)}, but this run began with {first}"
     return unlike(one, setting)
 
 
 def unlike(one: Introduction, setting: Setting) -> str | None:
-    """How a client's samples differ in kind from those of the experiment, if they do."""
+    """Return how a client's samples differ in shape or classes from the experiment, or None."""
     shape = tuple(setting.sites[0].train.x.shape[1:])
     if one.shape != shape:
-        return f"says inputs of shape {one.shape}, but the experiment has {shape}"
+        return f"has inputs of shape {one.shape}, but the experiment has {shape}"
     if one.classes != setting.classes:
-        return f"says {one.classes:,} classes, but the experiment has {setting.classes:,}"
+        return f"has {one.classes:,} classes, but the experiment has {setting.classes:,}"
     return None
 
 
 def meter(header: Header, waited: float) -> Meter:
-    """What a client says that it computed in the seconds since it was asked."""
+    """Read a client's claimed computation since it was asked."""
     passes, samples = ((1 + waited) * rate for rate in (PASSES, SAMPLES))
     names = [f.name for f in fields(Meter) if f.name != "running"]
     contract: dict[str, Check] = {f"meter.{n}": _halves(samples if n.endswith("samples") else passes) for n in names}
@@ -101,12 +101,12 @@ def meter(header: Header, waited: float) -> Meter:
 
 
 def seconds(header: Header, waited: float) -> float:
-    """How long a client says that it worked: no longer than since it was asked."""
+    """Read a client's claimed working time, which cannot be longer than the time since it was asked."""
     return float(_kept(header, {"seconds": real(0, 1.01 * waited + SLACK)})["seconds"])
 
 
 def reference(header: Header, privacy: Privacy | None) -> Tree | None:
-    """What the server keeps of a client's new memory, if there is one: its digest, and what it says that it spent."""
+    """Return the server's reference to a client's new memory, if any: its digest and the claimed spent privacy."""
     if "digest" not in header:
         return None
     digest = header["digest"]
@@ -117,7 +117,7 @@ def reference(header: Header, privacy: Privacy | None) -> Tree | None:
 
 
 def _spent(text: Any, privacy: Privacy | None) -> Spent:
-    """Private steps by noise multiplier and sampling rate; they must have an epsilon that can be written down."""
+    """Read private steps by noise multiplier and sampling rate; their epsilon must be finite."""
     found = _json(text)
     if privacy is None and found != {}:
         raise DataError("ledger must be an empty table in a run without [privacy]")
@@ -127,9 +127,9 @@ def _spent(text: Any, privacy: Privacy | None) -> Spent:
     for noise, by in found.items():
         for rate, steps in by.items():
             if not (0.01 <= _float(noise) <= NOISIEST and RAREST <= _float(rate) <= 1):
-                raise DataError("ledger has a noise multiplier or a sampling rate that cannot be")
+                raise DataError("ledger has a noise multiplier or a sampling rate that is impossible")
             if type(steps) is not int or not 0 < steps <= MOST_STEPS:
-                raise DataError(f"ledger has steps that are not a whole number from 1 to {MOST_STEPS:,}")
+                raise DataError(f"ledger has steps that are not an integer from 1 to {MOST_STEPS:,}")
     if privacy is not None and not math.isfinite(epsilon(found, privacy.delta)):
         raise DataError("ledger has no finite epsilon")
     spent: Spent = found
@@ -137,7 +137,7 @@ def _spent(text: Any, privacy: Privacy | None) -> Spent:
 
 
 def _kept(header: Header, contract: Mapping[str, Check]) -> dict[str, Any]:
-    """The fields of a header that a contract names, if they keep it."""
+    """Return the fields of a header that a contract names, if they satisfy it."""
     kept = {key: header[key] for key in contract if key in header}
     if (fault := refusal(kept, contract)) is not None:
         raise DataError(fault)
@@ -145,25 +145,25 @@ def _kept(header: Header, contract: Mapping[str, Check]) -> dict[str, Any]:
 
 
 def _halves(most: float) -> Check:
-    """A number of passes or samples: a network's features and its head are half a pass each."""
+    """Check a number of passes or samples: a network's features and its head count half a pass each."""
     within = real(0, most)
 
     def check(value: Any) -> str | None:
         fault = within(value)
-        return f"is {value}, which is not a whole number of halves" if fault is None and (2 * value) % 1 else fault
+        return f"is {value}, which is not a multiple of 0.5" if fault is None and (2 * value) % 1 else fault
 
     return check
 
 
 def _whole_numbers(text: Any, least: int) -> tuple[int, ...]:
-    """A list of whole numbers in JSON; anything else is an empty one."""
+    """Read a list of integers from JSON; anything else gives an empty tuple."""
     found = _json(text)
     sound = isinstance(found, list) and all(type(n) is int and least <= n <= LARGEST for n in found)
     return tuple(found) if sound else ()
 
 
 def _json(text: Any) -> Any:
-    """What a text holds in JSON; None if it holds none."""
+    """Parse JSON; return None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):

@@ -1,13 +1,13 @@
-"""What runs at a client: a Flower ClientApp with three actions, which answer whatever happens.
+"""The code that runs at a client: a Flower ClientApp with three actions, which always answer.
 
-* `train.act` lets the client act, from the generation of its memory that the message names, and keeps the new one.
-* `evaluate.views` evaluates models and the client's own, and answers with counts; at a real site within limits, and
-  not at all under [privacy].
-* `query.introduce` says who this is and how much data it has, by class if the method sends that anyway.
+* `train.act` lets the client act from the generation of its memory that the message names, and stores the new one.
+* `evaluate.views` evaluates the server's models and the client's own, and answers with counts; a real site limits this,
+  and refuses it under [privacy].
+* `query.introduce` answers with the client's id and how much data it has, per class if the method sends that anyway.
 
-A message holds a tree and a header: the experiment with its method, by its registered name and options, and the round.
-It cannot name code, a file or another client's data. What it holds must be what the method's `accepts` says of this
-client, and is not even read if it has more bytes than that can have.
+A message contains a tree and a header: the experiment with its method, by registered name and options, and the round.
+It cannot name code, a file or another client's data. Its contents must satisfy the method's `accepts` for this client,
+and are not read if they have more bytes than that allows.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ from fedalloy.train.fit import one_thread
 from fedalloy.train.privacy import LEDGER, charged
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
-LONGEST = 300  # letters of an error that is sent back
-MOST_STEPS, MOST_ROUNDS = 1 << 20, 1 << 40  # of one action, and of a run, that a server may ask for
-PARTITION = "partition-id"  # Flower's own name of a client's number
+LONGEST = 300  # characters of an error that is sent back
+MOST_STEPS, MOST_ROUNDS = 1 << 20, 1 << 40  # limits on what a server may ask for, per action and per run
+PARTITION = "partition-id"  # Flower's name for a client's number
 
 SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
 """From a node's context and the experiment to the client's id, its setting and the folder for its memory."""
 
 Agreed = Callable[[Context], Experiment]
-"""From a node's context to the experiment that a real site was handed, whatever its server says."""
+"""From a node's context to the experiment in a real site's folder, regardless of its server."""
 
 log = logging.getLogger(__name__)
 
 
 class MemoryLostError(DataError):
-    """No whole file holds the memory that the server speaks of."""
+    """No intact file contains the memory that the server names."""
 
 
 def client_app(setting_of: SettingOf, agreed: Agreed | None = None) -> ClientApp:
-    """The app that a client runs; `setting_of` tells it which client it is and what it has.
+    """Create the app of a client; `setting_of` returns which client it is and its data.
 
-    A real site says with `agreed` what it was handed, and limits what it evaluates; a simulated client has no limits.
+    A real site passes its own experiment as `agreed` and limits what it evaluates; simulated clients have no limits.
     """
     app = ClientApp()
     for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce)):
@@ -75,7 +75,7 @@ def client_app(setting_of: SettingOf, agreed: Agreed | None = None) -> ClientApp
 
 @dataclass(frozen=True)
 class _Site:
-    """The client that a message is for, here, and the message."""
+    """The client at this node, and a message for it."""
 
     client: int
     setting: Setting
@@ -83,19 +83,19 @@ class _Site:
     experiment: dict[str, Any]
     header: dict[str, Any]
     content: RecordDict
-    agreed: Experiment | None = None  # what a real site was handed; None in a simulation
+    agreed: Experiment | None = None  # a real site's own experiment; None in a simulation
 
     def method(self) -> Method:
-        """The experiment's method, of those that are registered here."""
+        """Build the experiment's method from those registered here."""
         found = made_from(self.experiment)
         if self.setting.privacy is not None:
-            self.setting.check(found)  # the server's word that it is a private one is not enough
+            self.setting.check(found)  # do not trust the server that the method is private
         return found
 
     def remembered(self) -> Tree:
-        """The memory from which to act, and in it what was really spent of its privacy."""
+        """Return the memory to act from, including the privacy that was actually spent."""
         digest = self.header["digest"]
-        # First: a client whose ledger is lost too must not begin anew.
+        # Check the ledger first: a client that has lost it must not start with an empty memory.
         spent = self.memory.spent(begun=bool(digest)) if self.setting.privacy is not None else {}
         found = self.memory.read(digest)
         if found is None:
@@ -103,29 +103,29 @@ class _Site:
         return charged(found, {LEDGER: spent})
 
     def steps(self) -> int:
-        """How many steps to take where all clients take as many: they follow from the mean size, which none knows."""
+        """Return the steps if all clients take equally many: they depend on the mean size, which no client knows."""
         return self._number("steps", 1, MOST_STEPS)
 
     def round(self) -> int:
-        """The round of the message; under [privacy] a real site takes part in those that it agreed to, and no other."""
+        """Return the round of the message; under [privacy] a real site only takes part in rounds that it agreed to."""
         limited = self.agreed is not None and self.setting.privacy is not None
         return self._number("round", 0, self.agreed.rounds if limited and self.agreed is not None else MOST_ROUNDS)
 
     def _number(self, key: str, least: int, most: int) -> int:
         value: Any = self.header.get(key)
         if (fault := whole(least, most)(value)) is not None:
-            raise UsageError(f"what the server sent is refused: {key} {fault}")
+            raise UsageError(f"the server's message is refused: {key} {fault}")
         return cast(int, value)
 
     def body(self, contract: Contract | None, check: Callable[[Tree], str | None] = lambda _: None) -> Tree:
-        """What the server sent, if it keeps the contract and a check finds nothing wrong with it."""
+        """Return what the server sent, if it satisfies the contract and the check."""
         try:
             found = tree_in(self.content, room_for(contract, self.setting))
             fault = refusal(found, contract) or check(found)
         except DataError as error:
             fault = str(error)
         if fault is not None:
-            raise UsageError(f"what the server sent is refused: {fault}")
+            raise UsageError(f"the server's message is refused: {fault}")
         return tree.to_device(found, self.setting.device)
 
 
@@ -136,7 +136,7 @@ def _answered(
     message: FlowerMessage,
     context: Context,
 ) -> FlowerMessage:
-    """The answer to a message: always one, since a client that raises or says nothing may never be heard again."""
+    """Answer a message in any case, since a client that raises or stays silent may never be asked again."""
     try:
         tune_once()
         with one_thread():
@@ -144,7 +144,7 @@ def _answered(
             asked = json.loads(header["experiment"])
             client, setting, folder = setting_of(context, asked)
             if header.get("client", client) != client:
-                raise UsageError(f"this is client {client}, and the message is for client {header['client']}")
+                raise UsageError(f"this is client {client}, but the message is for client {header['client']}")
             memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
             answer = do(_Site(client, setting, memory, asked, header, message.content, handed))
     except (Exception, SystemExit) as error:
@@ -165,7 +165,7 @@ def _act(site: _Site) -> RecordDict:
     body = site.body(method.accepts(action, replace(me, meter=Meter())))
     if me.account is not None:
         me.account.keep = site.memory.charge
-        site.memory.charge(lambda spent: spent)  # a ledger is there before the first memory is
+        site.memory.charge(lambda spent: spent)  # the ledger must exist before the first memory
     answer = act(method, me, Message(action, site.client, body))
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).take_part(round)
@@ -185,7 +185,7 @@ def _views(site: _Site) -> RecordDict:
     models = site.body(None, partial(unfit, site.setting))
     digests = announced(models)
     if site.header.get("views") != digests:
-        raise UsageError("what the server sent is refused: the models are not those that its message announces")
+        raise UsageError("the server's message is refused: the models are not those that its message announces")
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).admit(round, json.loads(digests), str(site.header["digest"]))
     return to_records(at_client(site.setting, method, site.client, round, memory, models), {})
@@ -209,13 +209,13 @@ def _introduce(site: _Site) -> RecordDict:
 
 @cache
 def tune_once() -> None:
-    """Make this process's allocator as a worker's is."""
+    """Tune this process's allocator like a worker's."""
     tune_malloc()
 
 
 def _sentence(error: BaseException, *, real: bool) -> str:
-    """What the server is told of an error: at a real site nothing that could quote the site's rows."""
+    """Return the error message for the server; at a real site it must not quote the site's rows."""
     if real and not isinstance(error, UsageError | MemoryLostError | LedgerError):
-        return f"{type(error).__name__}; the log of the site says more"
+        return f"{type(error).__name__}; see the site's log"
     text = str(error) if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
     return text[:LONGEST]

@@ -1,10 +1,10 @@
 """Trees as Flower's records: one array with the bytes of `tree.encode`, and a header of plain values.
 
-A tree travels as it lies on disk, not as one array for each tensor: every dtype, number and string comes back exactly,
-reading never unpickles, equal trees are one object for Flower (which splits, hashes and sends it once), and its bytes
-are those that the ledger counts. An empty tree is not sent at all, as the ledger has it.
+A tree is sent in the same format as on disk, not as one array per tensor: every dtype, number and string comes back
+exactly, reading never unpickles, equal trees are one object for Flower (which splits, hashes and sends it once), and
+its bytes are those that the ledger counts. An empty tree is not sent at all, as in the ledger.
 
-Nothing is read of a tree that has more bytes, or more of them in names and shapes, than its reader has room for.
+A tree with more bytes than the reader allows, in total or in names and shapes, is not read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedalloy.errors import DataError
 from fedalloy.federation.gate import Room
 
 HEADER, BODY = "fedalloy", "tree"
-KIND = "safetensors"  # Flower's own reader of arrays, which knows another kind only, refuses it
-LONGEST = 1 << 22  # letters of a text in a header
+KIND = "safetensors"  # Flower's own array reader only knows another kind and refuses this one
+LONGEST = 1 << 22  # characters of a string in a header
 
 Header = Mapping[str, str | int | float]
 
 
 def array(body: Tree) -> Array | None:
-    """A tree as an array of Flower's; messages with the same body may share it.
+    """Encode a tree as a Flower array; messages with the same body may share it.
 
     >>> array({"n": 3}).shape, array({})
     ((48,), None)
@@ -39,7 +39,7 @@ def array(body: Tree) -> Array | None:
 
 
 def to_records(body: Tree | Array | None, header: Header) -> RecordDict:
-    """A tree, or one that `array` has made, and a header as the content of a message.
+    """Create the content of a message from a tree (or the result of `array`) and a header.
 
     >>> from_records(to_records({"n": 3}, {"round": 1}), Room(100, 100))
     ({'round': 1}, {'n': 3})
@@ -50,31 +50,31 @@ def to_records(body: Tree | Array | None, header: Header) -> RecordDict:
 
 
 def from_records(records: RecordDict, room: Room, longest: int = LONGEST) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the tree in a message; whatever else somebody sent is refused with a `DataError`."""
+    """Read the header and the tree of a message; anything else raises a `DataError`."""
     return header_in(records, longest), tree_in(records, room)
 
 
 def header_in(records: RecordDict, longest: int = LONGEST) -> dict[str, Any]:
-    """The header of a message, whose texts may have so many letters."""
+    """Read the header of a message; its strings may have at most `longest` characters."""
     if records.keys() - {HEADER, BODY} or not isinstance(records.get(HEADER), ConfigRecord):
         raise DataError("its records are not those of a fedalloy message")
     header = {key: value for key, value in records[HEADER].items() if isinstance(value, str | int | float)}
     letters = max((len(value) for value in header.values() if isinstance(value, str)), default=0)
     if letters > longest:
-        raise DataError(f"a text in its header has {letters:,} letters; at most {longest:,} are read")
+        raise DataError(f"a string in its header has {letters:,} characters; at most {longest:,} are allowed")
     return header
 
 
 def tree_in(records: RecordDict, room: Room) -> dict[str, Any]:
-    """The tree in a message, if it has no more bytes than there is room for."""
+    """Read the tree of a message, if it has no more bytes than `room` allows."""
     if BODY not in records:
         return {}
     record = records[BODY]
     if not isinstance(record, ArrayRecord) or list(record) != [BODY]:
-        raise DataError("its arrays are not one tree")
+        raise DataError("its arrays are not a single tree")
     found = record[BODY]
     if (found.stype, found.dtype, tuple(found.shape)) != (KIND, "uint8", (len(found.data),)):
-        raise DataError(f"its array is not {len(found.data)} bytes of {KIND}, which it must be")
+        raise DataError(f"its array must be {len(found.data)} bytes of {KIND}")
     if len(found.data) > room.bytes:
-        raise DataError(f"its tree has {len(found.data):,} bytes; at most {room.bytes:,} are read")
+        raise DataError(f"its tree has {len(found.data):,} bytes; at most {room.bytes:,} are allowed")
     return tree.decode(found.data, room.head)

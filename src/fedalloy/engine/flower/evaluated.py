@@ -1,10 +1,10 @@
-"""What a site has evaluated for its server: a log of its own, by which it limits what a server can find out.
+"""A site's log of evaluations for its server, with which it limits what a server can find out.
 
-Each answer tells exact counts of the site's test rows, so a site answers for few models. They must belong to a round of
-the experiment that it was handed, and to one that can be under way, as far as the site itself knows. Before it answers,
-it writes the digests of the models to `evaluated.jsonl`, one line for each set of them, and one for each round in which
-it takes part. What was answered once is answered again: that tells a server nothing new. A site that is handed another
-experiment counts anew.
+Each answer reveals exact counts of the site's test rows, so a site only answers for few models. They must belong to a
+round of the site's own experiment, and to one that can be in progress as far as the site knows. Before it answers, it
+writes the digests of the models to `evaluated.jsonl`, one line for each set of models and one for each round in which
+it takes part. A repeated question is answered again: that tells a server nothing new. With another experiment, a site
+starts counting again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedalloy.storage.checkpoints import CHAINS
 from fedalloy.storage.store import experiment_digest
 
 ANEW = "if this is a new run, remove evaluated.jsonl at this site"
-SETS = 2  # of models in one round: a run that was resumed may come to other ones than before
+SETS = 2  # of models in one round: a resumed run may arrive at different models
 
 
 class EvaluationLog:
@@ -36,7 +36,7 @@ class EvaluationLog:
     >>> log.admit(3, {"aca": "another digest"}, memory="")
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: nothing is evaluated for round 3: this site has only taken part up to round 1
+    fedalloy.errors.UsageError: round 3 is not evaluated: this site has only taken part up to round 1
     """
 
     def __init__(self, folder: Path, agreed: Experiment) -> None:
@@ -44,28 +44,28 @@ class EvaluationLog:
         self.experiment = experiment_digest({"experiment": agreed.to_dict()})
 
     def take_part(self, round: int) -> None:
-        """Note that the site takes part in a round."""
+        """Record that the site takes part in a round."""
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
             if round > _taken_part(self._lines()):
                 self._append({"round": round})
 
     def admit(self, round: int, models: Mapping[str, str], memory: str) -> None:
-        """Note that models and what the site remembers, by their digests, are about to be evaluated, or refuse it."""
+        """Record that models and the site's memory, by their digests, are about to be evaluated, or refuse it."""
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
             lines = self._lines()
             if any(line.get("models") == models and line["memory"] == memory for line in lines):
                 return
             if (fault := _fault(round, lines, self.agreed)) is not None:
-                raise UsageError(f"nothing is evaluated for round {round}: {fault}")
+                raise UsageError(f"round {round} is not evaluated: {fault}")
             self._append({"round": round, "models": dict(models), "memory": memory})
 
     def _prepare(self) -> None:
         make_folder(self.folder, PRIVATE_FOLDER)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """What was noted of this experiment; a line that a crash cut off belongs to an answer that was never sent."""
+        """Return the lines of this experiment; a line truncated by a crash belongs to an answer that was never sent."""
         if not self.file.exists():
             return []
         found = []
@@ -82,18 +82,18 @@ class EvaluationLog:
 
 
 def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str | None:
-    """Why no new model of this round is evaluated, if none is."""
+    """Return why new models of this round are not evaluated, or None."""
     if not 1 <= round <= agreed.rounds or (round % agreed.evaluate_every and round != agreed.rounds):
         return f"this site agreed to rounds = {agreed.rounds} with evaluate_every = {agreed.evaluate_every}"
     taken_part, newest = _taken_part(lines), max((line["round"] for line in lines), default=0)
-    # A site can miss a round and be there for its evaluation. Where not all sites are asked, it may miss many.
+    # A site can miss a round but be online for its evaluation. If not all sites are asked, it may miss many.
     asks_all = agreed.participation.policy == "full" and agreed.participation.deadline is None
     if asks_all and round > taken_part + 1:
         return f"this site has only taken part up to round {taken_part}"
     if round <= newest - CHAINS:
-        return f"round {newest} has begun, from which no checkpoint leads back; {ANEW}"
+        return f"round {newest} has begun, and no checkpoint goes back that far; {ANEW}"
     if sum(line["round"] == round and "models" in line for line in lines) >= SETS:
-        return f"{SETS} different sets of models were evaluated for it already; {ANEW}"
+        return f"{SETS} different sets of models were already evaluated for it; {ANEW}"
     return None
 
 

@@ -1,12 +1,12 @@
-"""What a client remembers, in files of its own, addressed by content; the server knows only their digests.
+"""A client's memory in files addressed by content; the server only knows their digests.
 
-Each generation is a file, written whole before the client answers. A message says from which generation to act, so that
-an answer that was lost or set aside changes nothing, and a run that goes back to a checkpoint finds the memory of that
-round. A generation goes when a later round says that nobody needs it.
+Each generation is a file, written completely before the client answers. A message says from which generation to act.
+Therefore an answer that was lost or set aside changes nothing, and a run that goes back to a checkpoint finds the
+memory of that round. A generation is removed when a later round says that it is no longer needed.
 
 Under [privacy] there is also a ledger of what the client has spent, which belongs to no generation: it only grows, and
-counts whatever the server says. Steps are written there, durably, before the first of them draws any noise: a kill at
-any moment can make a client pay for work that never left it, and never the reverse.
+counts regardless of what the server says. Steps are written to it, durably, before the first of them draws any noise: a
+kill at any moment can charge a client for work that never left it, but never the reverse.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Memory:
         self.folder = folder
 
     def write(self, round: int, keep: Tree) -> str:
-        """Keep a new generation, durably; returns its digest. An empty memory needs no file."""
+        """Store a new generation durably and return its digest; an empty memory needs no file."""
         if not keep:
             return ""
         data = tree.encode(keep)
@@ -54,7 +54,7 @@ class Memory:
         return digest
 
     def read(self, digest: str) -> Tree | None:
-        """A generation, or None if no whole file holds it."""
+        """Read a generation, or return None if no intact file contains it."""
         if not digest:
             return {}
         for _, other, path in self.generations():
@@ -68,9 +68,9 @@ class Memory:
         return None
 
     def forget(self, round: int, needed: Collection[str]) -> None:
-        """Remove the generations of rounds before this one that are not needed, and what crashes left half-written.
+        """Remove generations of earlier rounds that are not needed, and partial files left by crashes.
 
-        Only of earlier rounds: a message that is carried out late does not know what was written since.
+        Only earlier rounds are removed, since a late message does not know what was written after it.
         """
         for made, digest, path in self.generations():
             if made < round and digest not in needed:
@@ -80,19 +80,19 @@ class Memory:
                 remove_file(path)
 
     def generations(self) -> list[tuple[int, str, Path]]:
-        """The round, the digest and the file of each generation, the oldest first."""
+        """Return the round, the digest and the file of each generation, the oldest first."""
         if not self.folder.is_dir():
             return []
         found = ((_NAME.fullmatch(path.name), path) for path in sorted(self.folder.iterdir()))
         return [(int(name[1]), name[2], path) for name, path in found if name is not None]
 
     def spent(self, *, begun: bool = False) -> Spent:
-        """What this client has spent of its privacy; nothing, if it has not `begun` and there is no memory either."""
+        """Return what this client has spent of its privacy; nothing if it has not `begun` and has no memory."""
         try:
             data = (self.folder / LEDGER_FILE).read_bytes()
         except FileNotFoundError:
             if begun or self.generations():
-                raise LedgerError("is missing, though this client has trained before") from None
+                raise LedgerError("is missing although this client has trained before") from None
             return {}
         except OSError as error:
             raise LedgerError(f"cannot be read: {error.strerror}") from error
@@ -106,13 +106,13 @@ class Memory:
         raise LedgerError("is damaged")
 
     def charge(self, change: Callable[[Spent], Spent]) -> Spent:
-        """Change what was spent, durably, before anything is done for it; messages at the same time take turns."""
+        """Record spending durably before the work is done; concurrent messages take turns."""
         make_folder(self.folder, PRIVATE_FOLDER)
         with self._alone():
             before = self.spent()
             after = change(before)
             if larger(before, after) != after:
-                raise LedgerError("would lose steps that were taken")
+                raise LedgerError("would lose recorded steps")
             if after != before or not (self.folder / LEDGER_FILE).exists():
                 content = {"spent": after, "digest": tree.digest(after)}
                 write_atomically(self.folder / LEDGER_FILE, tree.encode(content), PRIVATE)
@@ -122,16 +122,16 @@ class Memory:
     def _alone(self) -> Iterator[None]:
         handle = os.open(self.folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # ends with the process, however it ends
+            fcntl.flock(handle, fcntl.LOCK_EX)  # released when the process ends for any reason
             yield
         finally:
             os.close(handle)
 
 
 class LedgerError(DataError):
-    """A client that cannot know what it has spent of its privacy, and so may not train."""
+    """A client does not know what it has spent of its privacy, so it must not train."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(
-            f"its privacy ledger, {LEDGER_FILE}, {fault}; it does not train until the file is back from a backup"
+            f"its privacy ledger, {LEDGER_FILE}, {fault}; it does not train until the file is restored from a backup"
         )

@@ -1,4 +1,4 @@
-"""How many bytes are read of what comes from another machine: no more than an honest sender needs."""
+"""Limits on the bytes read from another machine: no more than an honest sender needs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from math import prod
 from fedalloy.federation.gate import Contract, Room, room
 from fedalloy.federation.setting import Setting
 
-TIMES = 4  # how often what is known may come, where no contract says it
-LEAST = Room(1 << 24, 1 << 20)  # bytes that are then read in any case
+TIMES = 4  # multiple of the known sizes, if no contract gives a limit
+LEAST = Room(1 << 24, 1 << 20)  # the smallest limit in that case
 
 
 def room_for(contract: Contract | None, setting: Setting, views: int = 1) -> Room:
-    """The bytes of the largest tree that keeps a contract; where none can tell, four times what there is.
+    """Return the size of the largest tree that satisfies a contract; without one, four times the known sizes.
 
-    What there is: the weights of all networks, an answer for each public sample, and a table of counts for each of so
-    many `views`. 16 MiB are then read in any case, of which 1 MiB may be names and shapes.
+    The known sizes are the weights of all networks, an answer for each public sample, and a table of counts for each of
+    the `views`. The limit is then at least 16 MiB, of which 1 MiB may be names and shapes.
     """
     if (known := room(contract)) is not None:
         return known

@@ -1,4 +1,4 @@
-"""Who is there: which node is which client in this run. Clients are known by their own ids; a node's id may change."""
+"""The connected nodes and the clients that they are. Clients are identified by their own ids; node ids may change."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from fedalloy.errors import DataError
 from fedalloy.federation.gate import LEAST, Room
 from fedalloy.storage.store import Say
 
-PAUSE = 0.05  # seconds between two looks at who is there
+PAUSE = 0.05  # seconds between two polls
 AGAIN = 5.0  # seconds after which a node that could not introduce itself is asked again
-LONGEST = 300  # letters of a reason that is told
-TEXT = 1 << 16  # letters of a text in the header of an answer
-NOTHING = Room(LEAST, LEAST)  # where no tree is due
-EXPIRY = 600.0  # seconds after which the Grid may forget that it asked
+LONGEST = 300  # characters of a reason
+TEXT = 1 << 16  # characters of a string in the header of an answer
+NOTHING = Room(LEAST, LEAST)  # if no tree is expected
+EXPIRY = 600.0  # seconds after which the Grid may drop the question
 AWAY = 5  # Flower's code for a node that is not connected
 WHY = {3: "its message expired", 4: "its answer expired", AWAY: "its node is not connected", 8: "its process died"}
 
 
 class ActionError(DataError):
-    """A client was there and could not act on what it was sent."""
+    """A client was available but could not act on what it was sent."""
 
 
 Judge: TypeAlias = Callable[[Introduction], str | None]
-"""Says why an introduction does not count, if so, as the rest of a sentence that begins with the client."""
+"""Returns why an introduction is refused, or None; the text continues a sentence that begins with the client."""
 
 
 def introductions(
@@ -46,20 +46,20 @@ def introductions(
     bound: Mapping[int, int] | None = None,
     judge: Judge = lambda _: None,
 ) -> Roster:
-    """Who is there of so many clients, once all were heard or after `patience` seconds; who is missing is said."""
+    """Return the roster once all clients have answered or after `patience` seconds, and report missing clients."""
     roster = Roster(grid, json.dumps(exp.to_dict()), clients, say, bound, judge)
     end = time.monotonic() + patience
     while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))
         time.sleep(PAUSE)
     if missing := [str(k) for k in range(clients) if k not in roster.known and k not in roster.refused]:
-        say(f"after {patience:g} s these of {clients} clients are missing: {', '.join(missing)}")
+        say(f"after {patience:g} s, clients {', '.join(missing)} of {clients} are missing")
     return roster
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A node that was heard and does not count, and why."""
+    """A node that answered but is refused, and the reason."""
 
     node: int
     reason: str
@@ -68,9 +68,9 @@ class Refusal:
 class Roster:
     """The clients that have introduced themselves and whose nodes are connected.
 
-    Where nodes have registered keys, `bound` says which client each of them is, and a node that is not in it is
-    ignored. A client that was heard but does not count, by `judge` or because it claims to be another, is in `refused`;
-    it is asked again every few seconds, and nobody waits for it.
+    If nodes have registered keys, `bound` says which client each of them is, and other nodes are ignored. A client that
+    answered but is refused, by `judge` or because it claims to be another, is in `refused`; it is asked again every few
+    seconds, but nobody waits for it.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Roster:
         self._told: set[str] = set()
 
     def look(self, wanted: Collection[int]) -> None:
-        """Bring the roster up to date, without waiting; strangers are asked while one of these clients is missing."""
+        """Update the roster without waiting; unknown nodes are asked while one of these clients is missing."""
         online = set(self.grid.get_node_ids())
         if self.bound is not None and online - self.bound.keys():
-            self.tell("a node is connected whose key belongs to no site of this deployment; it is ignored")
+            self.tell("ignoring a node whose key does not belong to any site of this deployment")
             online &= self.bound.keys()
         self.known = {k: one for k, one in self.known.items() if one.node in online}
         self.refused = {k: one for k, one in self.refused.items() if one.node in online}
@@ -112,12 +112,12 @@ class Roster:
                 self._meet(self._asked.pop(identifier), reply)
 
     def leave(self, client: int) -> None:
-        """Note that a client's node does not answer; it must introduce itself again."""
+        """Record that a client's node does not answer; it must introduce itself again."""
         if client in self.known:
             self._again[self.known.pop(client).node] = time.monotonic() + AGAIN
 
     def tell(self, sentence: str) -> None:
-        """Say something once, however often it happens."""
+        """Say something once, even if it happens often."""
         if sentence not in self._told:
             self._told.add(sentence)
             self.say(sentence)
@@ -131,7 +131,7 @@ class Roster:
             fault: str | None = f"could not introduce itself: {error}"
         else:
             if self.bound is None and one.client in self.known:
-                self.tell(f"a second node says that it is client {one.client}; the first one counts")
+                self.tell(f"a second node claims to be client {one.client}; the first one counts")
                 return
             fault = self._fault(one, node)
             if fault is None:
@@ -139,20 +139,20 @@ class Roster:
                 self.refused.pop(one.client, None)
                 return
         self.tell(one_line(f"{'a node' if client is None else f'client {client}'} {fault}"))
-        silent = isinstance(reply, Exception) or reply.has_error()  # it may yet come
+        silent = isinstance(reply, Exception) or reply.has_error()  # it may still connect
         if client is not None and client not in self.known and not silent:
             self.refused[client] = Refusal(node, one_line(f"it {fault}"))
 
     def _fault(self, one: Introduction, node: int) -> str | None:
         if not 0 <= one.client < self.clients:
-            return f"says that it is client {one.client}; ids run from 0 to {self.clients - 1}"
+            return f"claims to be client {one.client}; ids are 0 to {self.clients - 1}"
         if self.bound is not None and one.client != self.bound[node]:
-            return f"says that it is client {one.client}, but its key is that of client {self.bound[node]}"
+            return f"claims to be client {one.client}, but its key belongs to client {self.bound[node]}"
         return self.judge(one)
 
 
 def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMessage | Exception]]:
-    """What has come, with the message it answers; one answer that cannot be taken apart does not cost the others."""
+    """Return the answers so far, with the id of their message; one unreadable answer does not affect the others."""
     wanted = list(identifiers)
     if not wanted:
         return []
@@ -165,7 +165,7 @@ def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMess
 
 
 def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The header and the tree of an answer, or a `DataError` that says why there is none or too much of it."""
+    """Read the header and the tree of an answer, or raise a `DataError` with the reason."""
     if isinstance(reply, Exception):
         raise DataError(f"its answer cannot be read ({type(reply).__name__})")
     if reply.has_error():
@@ -174,7 +174,7 @@ def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], 
         header, body = from_records(reply.content, room, TEXT)
     except DataError as error:
         raise DataError(one_line(str(error))) from error
-    except Exception as error:  # whatever a stranger made of it
+    except Exception as error:  # untrusted input can raise anything
         raise DataError(f"its answer cannot be read ({type(error).__name__})") from error
     if "error" in header and not header.get("lost"):
         raise ActionError(one_line(f"its action failed: {header['error']}"))
@@ -182,16 +182,16 @@ def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], 
 
 
 def _claimed(reply: FlowerMessage | Exception, clients: int) -> int | None:
-    """Which of so many clients a node says that it is, whatever else it says."""
+    """Return which client a node claims to be, or None."""
     try:
         number = None if isinstance(reply, Exception) else header_in(reply.content, TEXT).get("client")
-    except Exception:  # whatever a stranger made of it
+    except Exception:  # untrusted input can raise anything
         return None
     return number if type(number) is int and 0 <= number < clients else None
 
 
 def one_line(text: str) -> str:
-    """What a stranger wrote, fit for a record and a screen.
+    """Make untrusted text safe for a record and the terminal.
 
     >>> one_line("no\\n \\x1b[2Jway")
     'no ?[2Jway'

@@ -1,7 +1,7 @@
 """Flower's simulation runtime as an engine: clients in Ray's processes, on this machine or on a cluster.
 
-Flower wants to be the one that calls; here it runs beside, in a thread, and hands its Grid over. Every process of Ray's
-builds the setting once, from the experiment. Nothing but this machine is contacted unless RAY_ADDRESS names a cluster.
+Flower expects to be the caller; here it runs in a thread and hands over its Grid. Every Ray process builds the setting
+once from the experiment. Only this machine is contacted unless RAY_ADDRESS names a cluster.
 """
 
 from __future__ import annotations
@@ -29,51 +29,53 @@ from flwr.simulation import run_simulation
 from fedalloy.base.files import as_json
 from fedalloy.base.plugins import load_file, loaded_files
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, experiment
-from fedalloy.engine.base import Answer, Failure
+from fedalloy.config.experiment import METHOD_PARTS, Experiment, experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app
 from fedalloy.engine.flower.roster import one_line
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Message, Method, State
+from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.store import FREE, Say
 
-# Ray turns 127.0.0.1 into the machine's own address, on which others could reach it, unless it is told that there will
-# be no cluster; it reads this when it is imported.
+# Ray replaces 127.0.0.1 by the machine's own address, where others could reach it, unless it is told that there will be
+# no cluster; it reads this on import.
 if "RAY_ADDRESS" not in os.environ:
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 try:
     import ray  # without it, Flower would end this process
 except ImportError as error:
-    raise UsageError('engine = "flower" needs Ray; pip install "fedalloy[flower]"') from error
+    raise UsageError(
+        'engine = "flower" needs Ray; install it with `pip install ".[flower]"` in a clone of the repository'
+    ) from error
 
-START = 600.0  # seconds that Ray may take until its processes act
-END = 60.0  # and to end
+START = 600.0  # seconds until Ray's processes must be ready
+END = 60.0  # seconds until they must have ended
 TRIES = 3  # Ray gives up after 30 s, which a busy machine may need
 
 
 class SimulationError(FedalloyError):
-    """Flower's simulation runtime did not start, or has ended by itself."""
+    """Flower's simulation runtime did not start, or ended unexpectedly."""
 
 
 @dataclass
 class Here:
-    """How a simulated client finds its setting and its folder; it is sent along with each message, and so is small."""
+    """How a simulated client finds its setting and its folder; it is sent with each message, so it is small."""
 
     folder: Path
     plugins: tuple[str, ...] = field(default_factory=lambda: tuple(loaded_files()))
 
     def __call__(self, context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
-        """The client's id, its setting and where it remembers."""
-        told = {key: value for key, value in asked.items() if key not in (*FREE, "method", "stop")}
+        """Return the client's id, its setting and its memory folder."""
+        told = {key: value for key, value in asked.items() if key not in {*FREE, *METHOD_PARTS, "stop"}}
         return int(context.node_config[PARTITION]), _setting(as_json(told), self.plugins), self.folder
 
 
-@lru_cache(maxsize=2)  # seeds of a comparison follow each other; more would only fill the memory
+@lru_cache(maxsize=2)  # a comparison runs one seed after the other; more would waste memory
 def _setting(told: bytes, plugins: tuple[str, ...]) -> Setting:
-    """The setting of an experiment, built once in a process."""
+    """Build the setting of an experiment, once per process."""
     for file in plugins:
         if file not in loaded_files():
             load_file(file)
@@ -81,10 +83,10 @@ def _setting(told: bytes, plugins: tuple[str, ...]) -> Setting:
 
 
 class Simulation(Flower):
-    """Carries messages to clients that Flower simulates on Ray; use it in a `with` block.
+    """Carry messages to clients that Flower simulates on Ray; use it in a `with` block.
 
-    Each client takes one core while it acts. Memories lie in the run's folder, or in a temporary one if it has none; on
-    a cluster of several machines, that folder must be on storage that they share.
+    Each client takes one core while it acts. Memories are in the run's folder, or in a temporary one if it has none; on
+    a cluster of several machines, that folder must be on shared storage.
     """
 
     simulated = True
@@ -93,7 +95,9 @@ class Simulation(Flower):
         self, setting: Setting, exp: Experiment, workers: int | None = None, say: Say = lambda _: None
     ) -> None:
         if setting.device.type != "cpu":
-            raise UsageError(f"engine = 'flower' simulates on CPUs, and the data is on '{setting.device}'")
+            raise UsageError(
+                f"engine = 'flower' simulates on CPUs, but the data is on '{setting.device}'; write another engine"
+            )
         self._temporary = tempfile.mkdtemp(prefix="fedalloy-")
         self._here = Here(Path(self._temporary))
         cores = min(workers or usable_cores(), len(setting.sites))
@@ -112,12 +116,13 @@ class Simulation(Flower):
         self.close()
 
     def close(self) -> None:
-        """End Flower's and Ray's processes, and remove what clients kept for nobody."""
+        """Stop Flower's and Ray's processes, and remove temporary memories."""
         self._runtime.stop()
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def begin(self, folder: Path | None) -> None:
-        """A run begins; its clients keep their memories in this folder."""
+        """Begin a run whose clients keep their memories in this folder."""
+        super().begin(folder)
         self._here.folder = Path(self._temporary) if folder is None else folder.absolute()
 
     def check(self) -> None:
@@ -125,9 +130,10 @@ class Simulation(Flower):
         self._runtime.check()
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterator[Answer | Failure]:
-        """Let clients act; one whose process died is asked once more, alone, as by the pool.
+        """Let clients act; one whose process died is asked once more, alone, as in the pool.
 
-        Flower goes on to give messages to a process of Ray's that has died, so that others fail without fault.
+        Flower keeps sending messages to a Ray process that has died, so that other clients fail through no fault of
+        theirs.
         """
         again = []
         self._mend()
@@ -140,11 +146,13 @@ class Simulation(Flower):
             self._mend()
             for answer in super().carry(method, round, [message]):
                 yield (
-                    Failure(answer.client, "its process died twice; is memory short?") if self._died(answer) else answer
+                    Failure(answer.client, "its process died twice, perhaps because memory ran out")
+                    if self._died(answer)
+                    else answer
                 )
 
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
-        """The record of a round's views."""
+        """Return the record of a round's views."""
         self._mend()
         return super().evaluate(method, state)
 
@@ -154,7 +162,7 @@ class Simulation(Flower):
         return died
 
     def _mend(self) -> None:
-        """Begin with new processes if one has died."""
+        """Start new processes if one has died."""
         if self._ill:
             self._runtime.stop()
             self.move(self._started(len(self.setting.sites), self.workers))
@@ -182,7 +190,7 @@ class Runtime:
         self._thread = threading.Thread(target=self._run, name="flower", daemon=True)
 
     def start(self) -> Grid:
-        """Start it, and wait until Ray is there; Flower hands its Grid over before."""
+        """Start it, and wait until Ray is ready; Flower hands over its Grid earlier."""
         self._thread.start()
         end = time.monotonic() + START
         while self._thread.is_alive() and time.monotonic() < end:
@@ -192,7 +200,7 @@ class Runtime:
         raise SimulationError(f"Flower's simulation did not start: {self._why()}")
 
     def stop(self) -> None:
-        """End it, and wait until its processes are gone."""
+        """Stop it, and wait until its processes have ended."""
         self._end.set()
         if self._thread.ident is not None:
             self._thread.join(END)
@@ -203,7 +211,7 @@ class Runtime:
             raise SimulationError(f"Flower's simulation has ended: {self._why()}")
 
     def _why(self) -> str:
-        return one_line(f"{type(self._error).__name__}: {self._error}" if self._error else "it did not say why")
+        return one_line(f"{type(self._error).__name__}: {self._error}" if self._error else "no reason given")
 
     def _run(self) -> None:
         app = ServerApp()
@@ -217,20 +225,20 @@ class Runtime:
             with _quiet(), _backend(self.cores) as backend:
                 run_simulation(app, client_app(self.here), self.clients, backend_config=backend)
         except BaseException as error:
-            while error.__cause__ is not None:  # Flower wraps what happened in sentences that do not say it
+            while error.__cause__ is not None:  # Flower wraps the cause in errors that do not name it
                 error = error.__cause__
             self._error = error
 
 
 @contextmanager
 def _backend(cores: int) -> Iterator[dict[str, Any]]:
-    """What Flower tells Ray: keep to this machine, and to as many cores; a cluster has its own mind."""
+    """Return Flower's options for Ray: only this machine and this many cores, unless there is a cluster."""
     init: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
     told = {"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     with socket.socket() as taken:
         if "RAY_ADDRESS" not in os.environ:
-            # Even without a dashboard Ray starts its process, which asks around in which cloud it is; but not if the
-            # port that it shall have is taken.
+            # Even without a dashboard, Ray starts its process, which asks cloud services where it is running, unless
+            # its port is already in use.
             taken.bind(("127.0.0.1", 0))
             taken.listen()
             init |= {"num_cpus": cores, "_node_ip_address": "127.0.0.1", "dashboard_port": taken.getsockname()[1]}
@@ -238,7 +246,7 @@ def _backend(cores: int) -> Iterator[dict[str, Any]]:
 
 
 def _with_own_signals(start: Callable[[], Grid]) -> Grid:
-    """Start Ray, but let what ends this process end it as before: Ray would answer SIGTERM with a stack trace."""
+    """Start Ray, but keep this process's signal handlers: Ray's would answer SIGTERM with a stack trace."""
     grid = start()
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -248,7 +256,7 @@ def _with_own_signals(start: Callable[[], Grid]) -> Grid:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Flower from telling the user what it does, and from leaving its search path in the environment."""
+    """Silence Flower's log, and restore the search path that it leaves in the environment."""
     log, path = logging.getLogger("flwr"), os.environ.get("PYTHONPATH")
     before, log.disabled = log.disabled, True
     try:

@@ -1,4 +1,4 @@
-"""Networks that make samples: images from noise, or features from noise and a label."""
+"""Networks that generate samples: images from noise, or features from noise and a label."""
 
 from fedalloy.nets.generators.adversarial import adversarial_generator
 from fedalloy.nets.generators.conditional import ConditionalGenerator

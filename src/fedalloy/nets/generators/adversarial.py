@@ -1,4 +1,4 @@
-"""DaFKD's image generators, which end in a tanh: the paper's, from noise and a label, and those of its code."""
+"""DaFKD's image generators, which end in a tanh: the paper's, from noise and a label, and those in its code."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def adversarial_generator(
     noise: int = 100,
     width: int = 128,
 ) -> nn.Module:
-    """The generator of this kind for images of this shape: `make(noise, labels)`, whether or not labels are looked at.
+    """Build a generator for images of this shape, called as `make(noise, labels)` even if it ignores the labels.
 
-    A tanh gives values in [-1, 1]. They are taken for pixels from black to white and normalised like the real ones, so
-    that every normalisation will do; under the presets called `dafkd` (mean 0.5, std 0.5) that changes nothing.
+    A tanh gives values in [-1, 1]. They are interpreted as pixels from black to white and normalised like the real
+    ones, so that any normalisation works; under the presets called `dafkd` (mean 0.5, std 0.5) this changes nothing.
 
     >>> make = adversarial_generator((1, 28, 28), Scale((0.5,), (0.5,)), classes=10)
     >>> make(torch.randn(4, 100), torch.arange(4)).shape
@@ -40,21 +40,21 @@ def adversarial_generator(
 
 
 class _TanhImages(nn.Module):
-    """What all three share: from values in [-1, 1] to images that are normalised like the real ones."""
+    """Base class: converts values in [-1, 1] to images that are normalised like the real ones."""
 
     def __init__(self, shape: tuple[int, ...], scale: Scale, noise: int) -> None:
         super().__init__()
         self.shape, self.scale, self.noise = shape, scale, noise
 
     def images(self, values: Tensor) -> Tensor:
-        """Images from what the last layer gives."""
+        """Convert the output of the last layer to images."""
         return self.scale.normalise((values.reshape(-1, *self.shape).tanh() + 1) / 2)
 
 
 class PerceptronImages(_TanhImages):
-    """The paper's: an embedding of the one-hot label, one of the noise, then linear layers with BatchNorm.
+    """The paper's generator: embeddings of the one-hot label and of the noise, then linear layers with BatchNorm.
 
-    The paper gives no sizes; these are ours: embeddings of `width`, then 4 and 8 times as many.
+    The paper gives no sizes; we chose embeddings of size `width`, then layers 4 and 8 times as wide.
 
     >>> make = PerceptronImages((1, 28, 28), Scale(), classes=10)
     >>> sum(p.numel() for p in make.parameters())
@@ -77,13 +77,13 @@ class PerceptronImages(_TanhImages):
         )
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Images from noise and labels."""
+        """Generate images from noise and labels."""
         one_hot = F.one_hot(labels, self.classes).to(z.dtype)
         return self.images(self.layers(torch.cat([self.of_label(one_hot), self.of_noise(z)], 1)))
 
 
 class DoublingImages(_TanhImages):
-    """The code's for 32x32 images: a map of an eighth of the size from noise, then three doublings.
+    """The code's generator for 32x32 images: noise becomes a map of an eighth of the size, doubled three times.
 
     >>> make = DoublingImages((3, 32, 32), Scale())
     >>> sum(p.numel() for p in make.parameters())
@@ -109,12 +109,12 @@ class DoublingImages(_TanhImages):
         _initialise(self)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Images from noise alone."""
+        """Generate images from noise alone."""
         return self.images(self.layers(z[:, :, None, None]))
 
 
 class HalvingImages(_TanhImages):
-    """The code's for 28x28 images: noise becomes an image of twice the size, whose last convolution halves it.
+    """The code's generator for 28x28 images: noise becomes an image of twice the size; the last convolution halves it.
 
     >>> make = HalvingImages((1, 28, 28), Scale())
     >>> sum(p.numel() for p in make.parameters())
@@ -139,13 +139,13 @@ class HalvingImages(_TanhImages):
         _initialise(self)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Images from noise alone."""
+        """Generate images from noise alone."""
         _, height, across = self.shape
         return self.images(self.layers(self.linear(z).view(-1, 1, 2 * height, 2 * across)))
 
 
 def _initialise(net: nn.Module) -> None:
-    """As the code does: Xavier's normal distribution for convolutions, N(1, 0.02) for BatchNorm."""
+    """Initialise as the code does: Xavier normal for convolutions, N(1, 0.02) for BatchNorm."""
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d):
             nn.init.xavier_normal_(layer.weight)

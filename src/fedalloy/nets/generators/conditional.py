@@ -1,4 +1,4 @@
-"""KDIA's generator, FedCG's: a feature map from noise and a label, by transposed convolutions."""
+"""KDIA's generator, taken from FedCG: a feature map from noise and a label, by transposed convolutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class GrowingConv(nn.ConvTranspose2d):
-    """A transposed convolution of stride 1 without bias as one matrix product, where torch makes one for each sample.
+    """A transposed convolution of stride 1 without bias as one matrix product, where torch uses one per sample.
 
     >>> layer, x = GrowingConv(3, 2, 2), torch.randn(4, 3, 2, 2)
     >>> torch.allclose(layer(x), nn.ConvTranspose2d.forward(layer, x), atol=1e-6)
@@ -21,7 +21,7 @@ class GrowingConv(nn.ConvTranspose2d):
         super().__init__(inputs, outputs, kernel, bias=False)
 
     def forward(self, x: Tensor, output_size: list[int] | None = None) -> Tensor:
-        """Every pixel becomes a patch; overlapping patches are added up."""
+        """Turn every pixel into a patch, and add overlapping patches."""
         batch, channels, height, across = x.shape
         high, wide = self.weight.shape[2:]
         rows = x.permute(0, 2, 3, 1).reshape(-1, channels)
@@ -37,9 +37,9 @@ class GrowingConv(nn.ConvTranspose2d):
 class ConditionalGenerator(nn.Module):
     """Four transposed convolutions from (noise, label embedding) to a feature map, with a sigmoid at the end.
 
-    The sigmoid keeps generated features in (0, 1) although real ones, after a ReLU, are unbounded: KDIA's code has it.
-    The kernels grow the map from 1x1 to the feature's size, by one pixel a layer for KDIA's 5x5; for features that are
-    vectors all kernels are 1x1.
+    The sigmoid keeps generated features in (0, 1) although real ones, after a ReLU, are unbounded, as in KDIA's code.
+    The kernels grow the map from 1x1 to the feature's size, by one pixel per layer for KDIA's 5x5; for vector features
+    all kernels are 1x1.
 
     >>> make = ConditionalGenerator((16, 5, 5), classes=10)
     >>> sum(p.numel() for p in make.parameters()), make(torch.randn(4, 100), torch.arange(4)).shape
@@ -60,13 +60,13 @@ class ConditionalGenerator(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Features of the shape that a classifier's head expects."""
+        """Generate features of the shape that a classifier's head expects."""
         both = torch.cat([z, self.embedding(labels)], 1)
         out: Tensor = self.layers(both[:, :, None, None])
         return out.view(-1, *self.shape)
 
 
 def _kernel(size: int, layer: int) -> int:
-    """The kernel of one of four layers that together grow one pixel to `size`."""
+    """Return the kernel size of one of four layers that together grow one pixel to `size`."""
     whole, rest = divmod(size - 1, 4)
     return 1 + whole + (layer < rest)

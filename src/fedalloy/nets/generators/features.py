@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class FeatureGenerator(nn.Module):
     """One hidden layer with BatchNorm from (noise, one-hot label) to a feature.
 
-    FedGen's own code ends without an activation; where features have passed a ReLU, as in FedKF's networks, `relu`
-    makes the generated ones alike.
+    FedGen's own code ends without an activation; if features come from a ReLU, as in FedKF's networks, `relu` applies
+    one to the generated features too.
 
     >>> make = FeatureGenerator((120,), classes=26, noise=32, hidden=256)
     >>> sum(p.numel() for p in make.parameters()), make(torch.rand(4, 32), torch.arange(4)).shape
@@ -30,7 +30,7 @@ class FeatureGenerator(nn.Module):
         self.relu = relu
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Features of the shape that a classifier's head expects."""
+        """Generate features of the shape that a classifier's head expects."""
         one_hot = F.one_hot(labels, self.classes).to(z.dtype)
         feature: Tensor = self.out(self.hidden(torch.cat([z, one_hot], 1)))
         return (feature.relu() if self.relu else feature).view(-1, *self.shape)

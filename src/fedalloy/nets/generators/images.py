@@ -1,4 +1,4 @@
-"""FedKF's image generator: noise in, images out that are normalised like the real ones."""
+"""FedKF's image generator: from noise to images that are normalised like the real ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedalloy.errors import UsageError
 
 
 class UpsampledConv(nn.Conv2d):
-    """A 3x3 convolution of the input enlarged twice by repeating pixels, without enlarging it.
+    """A 3x3 convolution of the input upsampled by 2 (nearest neighbour), computed without upsampling.
 
-    Of nine products in the enlarged image four to five multiply the same pixel. Adding up their weights first turns
-    the layer into a transposed 4x4 convolution of stride 2 with 4/9 of the work; the result is the same but for
-    rounding, the parameters are the 3x3 ones.
+    Of nine products in the upsampled image, four to five multiply the same pixel. Adding their weights first turns the
+    layer into a transposed 4x4 convolution of stride 2 with 4/9 of the work. The result is the same except for
+    rounding; the parameters are those of the 3x3 convolution.
 
     >>> import torch
     >>> layer, x = UpsampledConv(3, 2), torch.randn(2, 3, 4, 4)
@@ -29,7 +29,7 @@ class UpsampledConv(nn.Conv2d):
         super().__init__(inputs, outputs, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Enlarge and convolve in one step."""
+        """Upsample and convolve in one step."""
         w = self.weight.flip(2, 3).transpose(0, 1)
         merged = F.pad(w, (0, 1, 0, 1)) + F.pad(w, (1, 0, 0, 1)) + F.pad(w, (0, 1, 1, 0)) + F.pad(w, (1, 0, 1, 0))
         return F.conv_transpose2d(x, merged, self.bias, stride=2, padding=1)
@@ -38,9 +38,9 @@ class UpsampledConv(nn.Conv2d):
 class ImageGenerator(nn.Module):
     """The upsampling generator of FedKF's code: linear, two doublings with convolutions, sigmoid, normalisation.
 
-    FedKF cites DCGAN, whose transposed convolutions its code does not use. The 0.8 that two of its BatchNorms have for
-    `eps` looks like a slip (a momentum in the wrong place), but it shapes the images: 1e-5 is another generator. A
-    `width` of 32 instead of 128 is about five times cheaper.
+    FedKF cites DCGAN, but its code does not use DCGAN's transposed convolutions. The `eps` of 0.8 in two of its
+    BatchNorms looks like a mistake (a momentum in the wrong place), but it affects the images: with 1e-5 it is a
+    different generator. A `width` of 32 instead of 128 is about five times cheaper.
 
     >>> make = ImageGenerator((1, 32, 32), Scale(), noise=100)
     >>> sum(p.numel() for p in make.parameters())
@@ -55,7 +55,7 @@ class ImageGenerator(nn.Module):
         if height % 4 or across % 4:
             raise UsageError(
                 f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-                f"resize the images to a multiple of 4, such as [data] size = 32"
+                f"resize the images to a multiple of 4, for example [data] size = 32"
             )
         self.noise, self.scale = noise, scale
         self.small = (width, height // 4, across // 4)
@@ -76,7 +76,7 @@ class ImageGenerator(nn.Module):
                 nn.init.normal_(layer.weight, 0.0, math.sqrt(2 / (9 * layer.out_channels)))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Images from noise."""
+        """Generate images from noise."""
         small = in_layout_of(self.linear(z).view(-1, *self.small), self.layers.get_parameter("1.weight"))
         images: Tensor = self.layers(small)
         return self.scale.normalise(images)

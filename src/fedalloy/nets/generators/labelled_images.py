@@ -1,4 +1,4 @@
-"""FedFTG's image generator: noise and a label in, images out that are standardised like normalised ones."""
+"""FedFTG's image generator: from noise and a label to standardised images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedalloy.nets.generators.images import UpsampledConv
 
 
 class LabelledImageGenerator(nn.Module):
-    """Noise and one-hot label each become half of the channels of a small map, which two doublings enlarge.
+    """Noise and one-hot label each become half of the channels of a small map, which is doubled twice.
 
     The last layer is a BatchNorm without weights after the tanh: in training every channel has mean 0 and variance 1,
-    as normalised data has, whatever its constants.
+    like normalised data, whatever the normalisation constants are.
 
     >>> make = LabelledImageGenerator((3, 32, 32), classes=10)
     >>> sum(p.numel() for p in make.parameters()), make(torch.randn(4, 100), torch.arange(4)).shape
@@ -30,7 +30,7 @@ class LabelledImageGenerator(nn.Module):
         if height % 4 or across % 4:
             raise UsageError(
                 f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-                f"resize the images to a multiple of 4, such as [data] size = 32"
+                f"resize the images to a multiple of 4, for example [data] size = 32"
             )
         self.classes, self.noise = classes, noise
         self.part = (width // 2, height // 4, across // 4)
@@ -50,7 +50,7 @@ class LabelledImageGenerator(nn.Module):
         )
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
-        """Images of these labels from noise."""
+        """Generate images of these labels from noise."""
         one_hot = F.one_hot(labels, self.classes).to(z.dtype)
         halves = [made.view(-1, *self.part) for made in (self.from_noise(z), self.from_label(one_hot))]
         small = in_layout_of(torch.cat(halves, 1), self.layers.get_parameter("1.weight"))

@@ -1,4 +1,4 @@
-"""The model zoo: the papers' networks, found by name.
+"""The model zoo: the papers' networks, by name.
 
 >>> net = create("simple-cnn", classes=10, channels=3, size=32)
 >>> parameter_count(net), net.feature_shape

@@ -1,4 +1,4 @@
-"""What every network offers, and how a network is made from its name."""
+"""The interface of all networks, and how to create a network by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedalloy.nets.models.checks import whole
 class FeatureNet(nn.Module):
     """A network in two parts: `features` turns images into features, `head` turns features into logits.
 
-    Methods that generate, compare or share features rely on this cut; the names in the state dict begin with
-    `features.` and `head.` accordingly. `feature_shape` is the shape of one feature, without the batch. The last layer
-    of the head is the output layer; `project` gives what enters it.
+    Methods that generate, compare or share features rely on this split; names in the state dict begin with `features.`
+    and `head.` accordingly. `feature_shape` is the shape of one feature, without the batch. The last layer of the head
+    is the output layer; `project` returns its input.
 
     >>> net = FeatureNet(nn.Sequential(nn.Flatten()), nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), (4,))
     >>> [name for name, _ in net.named_parameters()]
@@ -33,12 +33,12 @@ class FeatureNet(nn.Module):
         self.feature_shape = feature_shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of a batch of images."""
+        """Return the logits of a batch of images."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
     def project(self, x: Tensor) -> Tensor:
-        """The representation before the output layer; MOON's contrastive term (Li et al., 2021) compares these."""
+        """Return the representation before the output layer, used in MOON's contrastive term (Li et al., 2021)."""
         z: Tensor = self.features(x)
         for layer in list(self.head)[:-1]:
             z = layer(z)
@@ -49,7 +49,7 @@ class FeatureNet(nn.Module):
         """The shape of one sample's projection, without the batch."""
         device = next((p.device for p in self.parameters()), None)
         z, mode = torch.zeros(1, *self.feature_shape, device=device), self.training
-        self.eval()  # no statistics and no streams are touched
+        self.eval()  # do not change statistics or random streams
         with torch.no_grad():
             for layer in list(self.head)[:-1]:
                 z = layer(z)
@@ -57,13 +57,13 @@ class FeatureNet(nn.Module):
         return tuple(z.shape[1:])
 
     def output(self, z: Tensor) -> Tensor:
-        """The logits of a projected batch: `output(project(x))` is `forward(x)`, in one pass when both are needed."""
+        """Return the logits of a projected batch: `output(project(x))` equals `forward(x)`, if both are needed."""
         logits: Tensor = self.head[-1](z)
         return logits
 
 
 def in_two_parts(net: nn.Module, method: str) -> FeatureNet:
-    """The network as one that knows its features; a method that needs their shape asks for it here.
+    """Return the network as a `FeatureNet`, or raise an error that names the method.
 
     >>> in_two_parts(nn.Linear(4, 2), "moon")
     Traceback (most recent call last):
@@ -77,14 +77,14 @@ def in_two_parts(net: nn.Module, method: str) -> FeatureNet:
 
 
 ModelFactory = Callable[..., FeatureNet]
-"""Makes a network from the keywords `classes`, `channels`, `size` and options of its own, which have defaults."""
+"""Creates a network from the keywords `classes`, `channels`, `size` and its own options, which have defaults."""
 
 models: Registry[ModelFactory] = Registry("model")
 model = models.register
 
 
 def create(name: str, *, classes: int, channels: int, size: int, **options: Any) -> FeatureNet:
-    """Make the named network for `classes` classes and square images of `channels` x `size` x `size`.
+    """Create the named network for `classes` classes and square images of `channels` x `size` x `size`.
 
     >>> create("wrn", classes=30, channels=3, size=32, depth=10).feature_shape
     (64,)
@@ -103,19 +103,19 @@ def create(name: str, *, classes: int, channels: int, size: int, **options: Any)
     ]
     for option in options:
         if option not in known:
-            advice = suggest(option, known) if known else "it takes no options"
+            advice = suggest(option, known) if known else "it has no options"
             raise UsageError(f"the model '{name}' has no option '{option}'; {advice}")
     try:
         classes, channels, size = whole("classes", classes), whole("channels", channels), whole("size", size)
         return factory(classes=classes, channels=channels, size=size, **options)
     except UsageError as error:
-        if size == 1 and str(error).startswith("size=1 "):  # the samples of a table are images of one pixel
-            raise UsageError(f"the model '{name}' takes images; for a table write model = 'mlp'") from None
+        if size == 1 and str(error).startswith("size=1 "):  # rows of a table are images of one pixel
+            raise UsageError(f"the model '{name}' needs images; for a table write model = 'mlp'") from None
         raise UsageError(f"the model '{name}' cannot be built: {error}") from None
 
 
 def parameter_count(net: nn.Module) -> int:
-    """How many numbers are trained; buffers such as running means are not among them.
+    """Return the number of trained parameters; buffers such as running means do not count.
 
     >>> parameter_count(nn.BatchNorm2d(8))
     16

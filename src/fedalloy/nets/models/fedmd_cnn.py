@@ -1,6 +1,6 @@
-"""The CNNs of FedMD (Li and Wang, 2019): ten parties, each with two or three convolutions of its own widths.
+"""The CNNs of FedMD (Li and Wang, 2019): ten parties, each with two or three convolutions of different widths.
 
-What is not in the paper is as in its code: kernels, strides, dropout everywhere, and an output layer without bias.
+Details that are not in the paper follow its code: kernels, strides, dropout everywhere, no bias in the output layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedalloy.nets.models.checks import share, wholes
 
 
 class Smooth(nn.Module):
-    """The mean of each pixel, its right and its lower neighbours; where the image ends, of those there are.
+    """The mean of each pixel and its right and lower neighbours; at the border, of those that exist.
 
     >>> Smooth()(Tensor([[[[0.0, 4.0], [8.0, 8.0]]]]))
     tensor([[[[5., 6.],
@@ -24,8 +24,8 @@ class Smooth(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map at its own size."""
-        # A repeated edge counts each of the neighbours that exist equally often.
+        """Smooth a map; its size does not change."""
+        # With a repeated edge, each existing neighbour counts equally often.
         return F.avg_pool2d(F.pad(x, (0, 1, 0, 1), mode="replicate"), 2, stride=1)
 
 
@@ -43,12 +43,14 @@ def fedmd_cnn(
     """
     widths, dropout = wholes("widths", widths), share("dropout", dropout)
     if len(widths) not in (2, 3):
-        raise UsageError(f"widths={list(widths)} is impossible; write two or three, such as [128, 256]")
+        raise UsageError(f"widths={list(widths)} is invalid; write two or three numbers, for example [128, 256]")
     least = (
         5 if len(widths) == 2 else 20
-    )  # a last map of 2 x 2: on one pixel BatchNorm would see a lone image as its bias
+    )  # a last map of 2 x 2: on one pixel, BatchNorm would return its bias for a single image
     if size < least:
-        raise UsageError(f"size={size} is too small for {len(widths)} convolutions; resize the images to {least}")
+        raise UsageError(
+            f"size={size} is too small for {len(widths)} convolutions; resize the images to {least} or more"
+        )
 
     def block(inside: int, outside: int, kernel: int, stride: int = 1, padding: int = 0) -> list[nn.Module]:
         conv = nn.Conv2d(inside, outside, kernel, stride, padding)

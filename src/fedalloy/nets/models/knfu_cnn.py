@@ -22,7 +22,7 @@ def knfu_m1(*, classes: int, channels: int, size: int) -> FeatureNet:
     (32,)
     """
     multiple_of_4(size)
-    # Pooling before ReLU computes the same as ReLU before pooling, on a quarter of the values.
+    # Pooling before ReLU gives the same result as ReLU before pooling, on a quarter of the values.
     features = nn.Sequential(
         conv(channels, 32, 3, bias=True),
         Halve(),

@@ -15,7 +15,7 @@ from fedalloy.nets.models.checks import whole, wholes
 def mlp(*, classes: int, channels: int, size: int, hidden: int | Sequence[int] = (64,)) -> FeatureNet:
     """Hidden layers with ReLU and an output layer; the feature is the last hidden layer.
 
-    One hidden layer may be written as its number. No hidden layer (`hidden=()`) is softmax regression.
+    A single hidden layer may be written as a number. Without hidden layers (`hidden=()`) it is softmax regression.
 
     >>> mlp(classes=10, channels=1, size=28, hidden=(64, 32)).feature_shape
     (32,)

@@ -1,4 +1,4 @@
-"""The normalisation layer by name, because papers and their codes differ in it."""
+"""Normalisation layers by name, because papers and their code differ in them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import nn
 from fedalloy.base.registry import suggest
 from fedalloy.errors import UsageError
 
-GROUPS = 8  # divides 16, the narrowest layer of the residual networks at their default widths
+GROUPS = 8  # divides 16, the narrowest layer of the residual networks with default widths
 KINDS = ["batch", "group", "instance", "none"]
 
 
 def norm(kind: str, channels: int) -> nn.Module:
     """Return a normalisation layer: `batch`, `group` (8 groups), `instance` (one channel per group) or `none`.
 
-    `instance` is a GroupNorm, not an InstanceNorm; the two compute the same with affine weights.
+    `instance` is a GroupNorm, not an InstanceNorm; with affine weights they compute the same.
 
     >>> norm("instance", 64).num_groups, norm("group", 64).num_groups
     (64, 8)
@@ -29,6 +29,7 @@ def norm(kind: str, channels: int) -> nn.Module:
         return nn.GroupNorm(channels, channels)
     if channels % GROUPS:
         raise UsageError(
-            f"norm='group' makes {GROUPS} groups, which do not divide {channels} channels; write norm='instance'"
+            f"norm='group' needs a number of channels that is divisible by {GROUPS}, not {channels}; write "
+            "norm='instance'"
         )
     return nn.GroupNorm(GROUPS, channels)

@@ -1,4 +1,4 @@
-"""Max-pooling that is quick where nobody will ask for its gradient."""
+"""Max-pooling that is fast if no gradient is needed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class Halve(nn.MaxPool2d):
-    """The largest of each 2x2 pixels.
+    """2x2 max-pooling.
 
-    Torch's kernel also notes where they were, for the gradient; in a small network that takes a quarter of a forward
+    Torch's kernel also stores the indices for the gradient; in a small network that takes a quarter of a forward
     pass. Without gradients (evaluation, teachers on real data) two maxima give the same numbers.
 
     >>> layer, x = Halve(), torch.randn(2, 3, 5, 4)
@@ -21,7 +21,7 @@ class Halve(nn.MaxPool2d):
         super().__init__(2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map at half its size; an odd last row or column is left out."""
+        """Halve the map; an odd last row or column is dropped."""
         if x.requires_grad:
             return super().forward(x)  # type: ignore[no-any-return]  # torch leaves it untyped
         height, across = (side // 2 * 2 for side in x.shape[2:])

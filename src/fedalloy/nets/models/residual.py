@@ -1,4 +1,4 @@
-"""The parts that the residual networks share."""
+"""Shared parts of the residual networks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Residual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The activated sum of the two paths."""
+        """Return the activated sum of the two paths."""
         y: Tensor = self.relu(self.body(x) + self.shortcut(x))
         return y
 
@@ -45,7 +45,7 @@ def conv_norm(kind: str, inside: int, outside: int, kernel: int, stride: int = 1
 
 
 def shortcut(kind: str, inside: int, outside: int, stride: int) -> nn.Module:
-    """Return the identity, or a normalised 1x1 convolution where the shape changes.
+    """Return the identity, or a normalised 1x1 convolution if the shape changes.
 
     >>> shortcut("batch", 16, 16, 1)
     Identity()
@@ -54,7 +54,7 @@ def shortcut(kind: str, inside: int, outside: int, stride: int) -> nn.Module:
 
 
 def global_pool() -> nn.Sequential:
-    """Return the layer that averages over all pixels and gives a vector.
+    """Return a layer that averages over all pixels and returns a vector.
 
     >>> global_pool()(Tensor([[[[1.0, 2.0], [3.0, 4.0]]]]))
     tensor([[2.5000]])

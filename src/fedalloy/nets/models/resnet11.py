@@ -18,7 +18,7 @@ def resnet11(
 ) -> FeatureNet:
     """Three stages of bottleneck-like blocks with 16, 32 and 64 planes; the feature is the pooled 256-vector.
 
-    One block per stage makes the eleven layers of the name; the code that was released with the paper has two
+    One block per stage makes the eleven layers of the name; the code released with the paper has two
     (`blocks=(2, 2, 2)`). DaFKD's discriminator is a second head on the same feature.
 
     >>> resnet11(classes=10, channels=1, size=28).feature_shape
@@ -26,7 +26,7 @@ def resnet11(
     """
     multiple_of_4(size)
     if len(wholes("blocks", blocks)) != 3:
-        raise UsageError(f"blocks={blocks!r} is impossible; write three numbers, one for each stage")
+        raise UsageError(f"blocks={blocks!r} is invalid; write three numbers, one per stage")
     layers: list[nn.Module] = [conv_norm(norm, channels, 16, 3), nn.ReLU()]
     inside = 16
     for count, planes, stride in zip(blocks, (16, 32, 64), (1, 2, 2), strict=True):

@@ -11,9 +11,9 @@ from fedalloy.nets.models.residual import Residual, conv_norm, global_pool, kaim
 
 @model("resnet8")
 def resnet8(*, classes: int, channels: int, size: int, width: int = 64, norm: str = "instance") -> FeatureNet:
-    """Three stages of one basic block, of width, 2*width and 4*width channels; the feature is the pooled vector.
+    """Three stages of one basic block each, with width, 2*width and 4*width channels; the feature is the pooled vector.
 
-    FedKF normalises each channel of each image by itself (a GroupNorm with one channel per group), so that nothing
+    FedKF normalises each channel of each image separately (a GroupNorm with one channel per group), so that nothing
     but weights is averaged. The ResNet-8 of FedDF and FedGKD is the narrow one: `width=16`.
 
     >>> resnet8(classes=10, channels=3, size=32, width=16).feature_shape

@@ -14,7 +14,7 @@ from fedalloy.nets.models.pooling import Halve
 def selective_cnn(*, classes: int, channels: int, size: int, dropout: float = 0.5) -> FeatureNet:
     """Two 5x5 convolutions, FC50, dropout, FC classes; the feature is the 50-vector after ReLU, before dropout.
 
-    Dropout belongs to the head, so that a feature is the same in training and in evaluation.
+    Dropout is part of the head, so that a feature is the same in training and evaluation.
 
     >>> selective_cnn(classes=10, channels=1, size=28).feature_shape
     (50,)

@@ -12,10 +12,10 @@ from fedalloy.nets.models.pooling import Halve
 
 @model("simple-cnn")
 def simple_cnn(*, classes: int, channels: int, size: int, projection: bool = True) -> FeatureNet:
-    """Two 5x5 convolutions and a stack of linear layers; the feature is the last map, the head the whole stack.
+    """Two 5x5 convolutions and a stack of linear layers; the feature is the last map, and the head is the whole stack.
 
-    The map is 16x5x5 for 32x32 images and 16x4x4 for 28x28 images. With `projection`, MOON's projection head
-    84-84-256 stands before the output layer, and `project(x)` gives the 256-vector (without it, the 84-vector).
+    The map is 16x5x5 for 32x32 images and 16x4x4 for 28x28 images. With `projection`, MOON's projection head 84-84-256
+    comes before the output layer, and `project(x)` returns the 256-vector (without it, the 84-vector).
 
     >>> simple_cnn(classes=10, channels=1, size=28).feature_shape
     (16, 4, 4)
@@ -23,7 +23,7 @@ def simple_cnn(*, classes: int, channels: int, size: int, projection: bool = Tru
     side = ((size - 4) // 2 - 4) // 2
     if side < 1:
         raise UsageError(f"size={size} is too small for two 5x5 convolutions with pooling; resize the images to 32")
-    # Pooling before ReLU computes the same as ReLU before pooling, on a quarter of the values.
+    # Pooling before ReLU gives the same result as ReLU before pooling, on a quarter of the values.
     features = nn.Sequential(
         nn.Conv2d(channels, 6, 5),
         Halve(),

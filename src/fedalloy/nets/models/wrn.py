@@ -19,9 +19,9 @@ def wrn(
 ) -> FeatureNet:
     """Three groups of (depth - 4) / 6 pre-activation blocks; the feature is the pooled vector of 64*width numbers.
 
-    A depth is 6n + 4: 10, 16, 22, 28, 34, 40, ... The usual network has no biases in its convolutions; only with
-    `bias=True`, shortcuts included, do the parameter counts printed for FedMD+Global come out. The weights are drawn
-    as the network's authors draw them (Kaiming normal, fan-out).
+    The depth must be 6n + 4: 10, 16, 22, 28, 34, 40, ... The usual network has no biases in its convolutions; the
+    parameter counts printed for FedMD+Global require `bias=True`, shortcuts included. Weights are initialised as by the
+    network's authors (Kaiming normal, fan-out).
 
     >>> wrn(classes=30, channels=3, size=32, depth=40).feature_shape
     (64,)
@@ -30,7 +30,7 @@ def wrn(
     whole("width", width)
     flag("bias", bias)
     if depth > DEEPEST:
-        raise UsageError(f"depth={depth} is more than anybody trains; write {DEEPEST} or less")
+        raise UsageError(f"depth={depth} is too large; write {DEEPEST} or less")
     if whole("depth", depth, least=10) % 6 != 4:
         below = (depth - 4) // 6 * 6 + 4
         raise UsageError(f"depth={depth} is not 6n + 4; write {below} or {below + 6}")
@@ -46,7 +46,7 @@ def wrn(
 
 
 class PreActivation(nn.Module):
-    """Normalise and activate, then convolve; where the width changes, the shortcut starts from the activated input.
+    """Normalise and activate, then convolve; if the width changes, the shortcut starts from the activated input.
 
     >>> PreActivation("batch", 16, 16, 1, bias=False).shortcut is None
     True
@@ -60,11 +60,11 @@ class PreActivation(nn.Module):
             _norm_relu(norm, outside),
             conv(outside, outside, 3, bias=bias),
         )
-        # The stride is 2 only where the width changes, so the width alone decides.
+        # The stride is only 2 if the width changes, so the width alone decides.
         self.shortcut = conv(inside, outside, 1, stride, bias) if inside != outside else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of the two paths, not activated: the next block begins with that."""
+        """Return the sum of the two paths, not activated: the next block begins with an activation."""
         active = self.activate(x)
         y: Tensor = self.body(active) + (x if self.shortcut is None else self.shortcut(active))
         return y

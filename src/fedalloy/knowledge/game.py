@@ -1,0 +1,147 @@
+"""The game of DaFKD's clients: a classifier and a discriminator with common layers, against a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedalloy.base.options import Count, NotNegative, Number, Positive, Several, by_variant, option
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Client, Federation, Method, initial
+from fedalloy.knowledge.domains import TwoHeads, discriminator_loss, domain_head, generator_loss, gradient_penalty
+from fedalloy.nets.generators import adversarial_generator
+from fedalloy.nets.generators.adversarial import Kind
+from fedalloy.nets.models import in_two_parts
+from fedalloy.train.beside import Beside, normal
+from fedalloy.train.fit import aside, fit, frozen, load, params
+from fedalloy.train.losses import ce
+
+EARLY_EPOCHS, EARLY_DISCRIMINATOR, EARLY_GENERATOR = 5, 3, 5  # of `gan_window = "early"`: epochs, and rounds of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game(Method):
+    """A client's three networks and how they are trained against each other, for methods that use them."""
+
+    makes: ClassVar[str] = "images"  # what the generator makes
+
+    shared_layers: Number | None = option(
+        None,
+        "first layers with weights that the discriminator shares with the classifier; unset: all but the last",
+        only_with=("makes", "images"),
+    )
+    noise: Count = option(100, "numbers of noise that the generator is given for a sample")
+    generator_width: Several = option(128, "width of the generator of images", only_with=("makes", "images"))
+    generator_kind: Kind = by_variant(
+        "conditional",
+        "perceptron of noise and a label, or transposed convolutions of noise alone",
+        reference="unconditional",
+        only_with=("makes", "images"),
+    )
+    generator_lr: Positive = by_variant(1e-3, "learning rate of the generator's Adam", reference=1e-4)
+    generator_weight_decay: NotNegative = by_variant(1e-3, "weight decay of the generator's Adam", reference=1e-4)
+    adversarial: NotNegative = by_variant(1.0, "weight of L_adv; 2: a mean over real plus one over made", reference=2.0)
+    saturating: bool = by_variant(True, "whether the generator minimises log(1 - f), else -log f", reference=False)
+    gradient_penalty: NotNegative = by_variant(0.0, "weight of the discriminator's gradient penalty", reference=0.3)
+    gan_window: Literal["always", "early"] = by_variant(
+        "always", "when they play; early: rounds 1 to 3 (generator: 5), epochs 1 to 5", reference="early"
+    )
+
+    def two_heads(self, where: Client | Federation, kind: type[TwoHeads] = TwoHeads) -> TwoHeads:
+        """Classifier and discriminator before any training, the same for all."""
+        net = in_two_parts(where.build(), self.name)
+        make, device = partial(domain_head, net.projected_shape), next(net.parameters()).device
+        head = initial(make, where.seed, device=device, purpose="discriminator")
+        fresh = net if self.shared_layers is None else in_two_parts(where.build(), self.name)
+        return kind(net, fresh, head, self.shared_layers, where.meter)
+
+    def new_generator(self, where: Client | Federation) -> nn.Module:
+        """The generator before any training, the same for all."""
+        make = partial(adversarial_generator, kind=self.generator_kind, noise=self.noise, width=self.generator_width)
+        return where.generator(partial(make, where.shape, where.scale, where.classes))
+
+    def example(self, name: str, party: Client | Federation) -> Any:
+        """A generator, or what a discriminator does not share."""
+        if name == "generator":
+            return params(self.new_generator(party))
+        return self.two_heads(party).own_weights() if name == "head" else super().example(name, party)
+
+    def made(self, where: Client | Federation, generator: Tree, number: int, samples: int) -> Tensor:
+        """Generated samples: whoever has the generator and the number makes the same."""
+        net, stream = frozen(load(self.new_generator(where), generator)), torch.Generator().manual_seed(number)
+        z, labels = self.drawn(net, where.classes, samples, stream)
+        rows = torch.arange(len(z), device=z.device)
+        return in_batches(lambda part: (net(z[part], labels[part]),), rows)[0]
+
+    def drawn(self, net: nn.Module, classes: int, n: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Noise and uniform labels for n samples, where the generator is."""
+        device = next(net.parameters()).device
+        z = normal(n, self.noise, stream, device)
+        return z, torch.randint(classes, (n,), generator=stream).to(device, non_blocking=True)
+
+    def play(self, me: Client, two: TwoHeads, generator: Beside) -> None:
+        """Joint steps of both heads (Eq. 9), each followed by a step of the generator against them (Eq. 3)."""
+        noise, dropout, between = me.rng("generator"), me.rng("generator/dropout"), me.rng("generator/penalty")
+        steps, epoch, batch = _epochs(me), 0, 0
+
+        def made() -> Tensor:
+            return generator(*self.drawn(generator.net, me.classes, max(2, batch), noise))  # BatchNorm needs two
+
+        def judge(samples: Tensor) -> Tensor:
+            return two.judge(two.start(samples))
+
+        def playing(rounds: int) -> bool:
+            return self.gan_window == "always" or (me.round <= rounds and epoch < EARLY_EPOCHS)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            nonlocal epoch, batch
+            epoch, batch = next(steps), len(x)
+            x = two.seen(x)
+            logits, real = two.both(two.start(x))
+            total = ce(logits, y)
+            if playing(EARLY_DISCRIMINATOR):
+                with torch.no_grad():
+                    samples = made()
+                with aside(two, dropout):
+                    total = total + self.adversarial * discriminator_loss(real, judge(samples))  # Eq. 2 in Eq. 9
+                    if self.gradient_penalty:
+                        total = total + self.gradient_penalty * gradient_penalty(judge, x, samples, between)
+            return total
+
+        def improve_generator() -> None:
+            if playing(EARLY_GENERATOR):
+                with aside(two, dropout):
+                    against = generator_loss(judge(made()), saturating=self.saturating)  # Eq. 3
+                generator.step(against)
+
+        fit(two, me, loss, after=improve_generator)
+
+
+def opinions(two: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a client makes of samples: alpha = f(theta_k^d; x), and its classifier's logits."""
+    frozen(two)
+    logits, domain = in_batches(lambda part: two.both(two.start(part)), x)
+    return domain.sigmoid(), logits
+
+
+def in_batches(answer: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, batch: int = 256) -> tuple[Tensor, ...]:
+    """A function's answers to many samples, a batch at a time and without gradients.
+
+    >>> in_batches(lambda part: (2 * part,), torch.arange(3), batch=2)
+    (tensor([0, 2, 4]),)
+    """
+    with torch.no_grad():
+        parts = [answer(part) for part in torch.split(x, batch)]
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def _epochs(me: Client) -> Iterator[int]:
+    """The epoch, from 0, of each of the client's steps."""
+    each = replace(me.work, work="epochs", epochs=1).steps_for(n=me.n, mean_size=me.n)
+    return (step // each for step in count())

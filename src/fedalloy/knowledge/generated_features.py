@@ -1,0 +1,123 @@
+"""Features that a server's generator makes for labels, from the clients' heads for the clients' heads (as in KDIA)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from fedalloy.base.options import Count, Even, NotNegative, Positive, by_variant, option
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Client, Federation, Method
+from fedalloy.nets.ensemble import stacked_heads
+from fedalloy.nets.generators import ConditionalGenerator
+from fedalloy.nets.models import FeatureNet, in_two_parts
+from fedalloy.train.beside import Beside, normal
+from fedalloy.train.fit import aside, batches, frozen, load, params
+from fedalloy.train.losses import ce
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedFeatures(Method):
+    """A generator of features G(eps, y), which the server trains and clients train their heads with.
+
+    Its labels are drawn uniformly into a pool, and every epoch passes through the pool in another order. Equations and
+    lines are those of KDIA.
+    """
+
+    labels: Literal["uniform", "batch"] = option(
+        "uniform", "labels of generated features: balanced, or the batch's own"
+    )
+    noise: Count = option(100, "numbers of noise that a feature is made from")
+    generator_width: Annotated[int, Ge(4)] = option(512, "channels of the generator's first layer")
+    generator_batch: Even = option(64, "features in a step of the generator; its two halves are compared")
+    generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")
+    generator_weight_decay: NotNegative = option(1e-5, "weight decay of the generator's Adam")
+    generator_epochs: Count = by_variant(10, "passes of the generator over its labels in a round", reference=20)
+    generator_batches: Count = by_variant(200, "steps of the generator in a pass", reference=100)
+
+    def new_generator(self, party: Client | Federation, net: FeatureNet) -> nn.Module:
+        """The untrained generator for this network's features."""
+        make = partial(ConditionalGenerator, net.feature_shape, party.classes, self.noise, self.generator_width)
+        return party.generator(make)
+
+    def example(self, name: str, party: Client | Federation) -> Any:
+        """The generator fits the features of the party's network."""
+        if name == "generator":
+            return params(self.new_generator(party, in_two_parts(party.build(), self.name)))
+        return super().example(name, party)
+
+    def taught(self, weights: Tree, clients: Sequence[Tree], p: Sequence[float], fed: Federation) -> Tree:
+        """The generator after a round's steps against the heads of these models (Algorithm 1, lines 11 to 18)."""
+        net = in_two_parts(fed.build(), self.name)
+        heads, noise = stacked_heads(net, clients), fed.rng("generator/noise")
+        made = load(self.new_generator(fed, net), weights)
+        generator = Beside(made, self.generator_lr, self.generator_weight_decay)
+        device = next(made.parameters()).device
+        shares = torch.tensor(p, device=device)
+        for labels in self.server_labels(fed):
+            y, eps = labels.to(device, non_blocking=True), normal(len(labels), self.noise, noise, device)
+            z = generator(eps, y)
+            with fed.meter.paused():
+                logits = torch.tensordot(shares, heads(z), 1)
+            fed.meter.count(logits, 0.5 * len(shares))  # however many heads one product evaluates, each is half a pass
+            generator.step(ce(logits, y) + diversity_loss(eps, z))  # Eq. 3 and 4
+            fed.meter.steps += 1
+        return params(made)
+
+    def server_labels(self, fed: Federation) -> Iterator[Tensor]:
+        """The labels of each step: one pool a round, shuffled in every epoch (lines 11 and 13), or all drawn afresh."""
+        draw, size = fed.rng("generator/labels"), self.generator_batch
+        steps = self.generator_epochs * self.generator_batches
+        if self.labels == "uniform":
+            return _from_pool(fed.classes, size * self.generator_batches, size, steps, draw)
+        return (torch.randint(fed.classes, (size,), generator=draw) for _ in range(steps))
+
+    def generated(self, me: Client, net: FeatureNet, weights: Tree) -> Callable[[Tensor], Tensor]:
+        """The CE of the head on one batch of generated features (Eq. 12), as a function of the real batch's labels."""
+        generator, pool = frozen(load(self.new_generator(me, net), weights)), client_labels(me)
+        noise, dropout = me.rng("generator/noise"), me.rng("generator/dropout")
+
+        def loss(real: Tensor) -> Tensor:
+            labels = next(pool).to(real.device, non_blocking=True) if self.labels == "uniform" else real
+            z = generator(normal(len(labels), self.noise, noise, real.device), labels)
+            with aside(net.head, dropout):
+                return ce(net.head(z), labels)
+
+        return loss
+
+
+def client_labels(me: Client) -> Iterator[Tensor]:
+    """The labels beside each of a client's batches: a pool of as many as an epoch has samples (Algorithm 2, line 5).
+
+    A client whose epoch is a single batch draws fresh labels for every epoch (lines 2 to 4). In the paper it has fewer
+    samples than a batch. Here it may have one more, since a last batch of one sample joins the one before it.
+    """
+    n, batch, draw = me.n, me.work.batch, me.rng("generator/labels")
+    visited = n - n % batch if me.work.drop_last and n > batch else n
+    joined = n % batch == 1
+    if visited <= batch + joined:
+        return iter(torch.randint(me.classes, (me.steps, visited), generator=draw))
+    return _from_pool(me.classes, visited, batch, me.steps, draw)
+
+
+def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
+    """|eps_1 - eps_2| / |z_1 - z_2| of the batch's two halves (Eq. 4): small where noise makes a difference.
+
+    As in the code, the distances are means over all numbers and the constant stands under the inverted ratio.
+
+    >>> round(diversity_loss(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])).item(), 4)
+    0.5
+    """
+    (eps_1, eps_2), (z_1, z_2) = noise.chunk(2), features.chunk(2)
+    return 1 / ((z_1 - z_2).abs().mean() / (eps_1 - eps_2).abs().mean() + 1e-5)
+
+
+def _from_pool(classes: int, size: int, batch: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:
+    pool = torch.randint(classes, (size,), generator=draw)
+    return (pool[positions] for positions in batches(size, batch, steps, draw))

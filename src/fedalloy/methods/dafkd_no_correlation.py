@@ -1,0 +1,33 @@
+"""DaFKD without correlation: all teachers count alike for every sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedalloy.federation.core import Federation, Message, method
+from fedalloy.methods.dafkd import CARD, DaFKD
+from fedalloy.methods.fedavg import models
+
+
+@method("dafkd-no-correlation", label="DaFKD (no correlation)", card=CARD)
+class DaFKDNoCorrelation(DaFKD):
+    """The ablation of the paper's Table 3: the discriminators still train with the classifiers, but weigh nothing.
+
+    >>> DaFKDNoCorrelation().shown(round=5)
+    False
+    """
+
+    def shown(self, round: int) -> bool:
+        """Heads travel only where there is one for all."""
+        return self.common_head
+
+    def teacher(
+        self, fed: Federation, replies: Sequence[Message], x: Tensor, **made_from: Any
+    ) -> tuple[Tensor, dict[str, Any]] | None:
+        """The mean of the clients' answers."""
+        alike = torch.ones(len(replies), len(x), device=x.device)
+        return self.weighted(fed, replies, alike, self.logits(fed, models(replies), x))

@@ -1,0 +1,47 @@
+"""FedMD as KnFu compares itself with it: everybody learns from the mean of all probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedalloy.aggregation.robust import combined_answers
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Card, Federation, Message, method
+from fedalloy.methods.soft_labels import SoftLabels
+
+
+@method(
+    "fedmd-knfu",
+    label="FedMD (KnFu)",
+    card=Card(
+        paper="the baseline of KnFu, Seyedmohammadi et al., 2024, after Li and Wang, 2019",
+        distils="the mean answer of all active clients, on public samples, into each client's network",
+        leaves_client="probabilities for public samples",
+        public=True,
+        clients_hold_public=True,
+        any_network=True,
+        remembers="its model",
+        private=True,
+        private_except={"ce_on": "local"},
+    ),
+)
+class FedMDKnFu(SoftLabels):
+    """KnFu's round with one mixture for everybody: the plain mean of the clients' probabilities.
+
+    It is what KnFu's tables call FedMD. Li and Wang's own method (`fedmd`) exchanges logits before local training,
+    regresses to their mean and uses no labels of the public samples in a round.
+
+    >>> FedMDKnFu(temperature=2.0).ce_on
+    'public'
+    """
+
+    takes = frozenset({"combine"})
+
+    def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
+        """The mean over the clients that answered, or what [aggregation] combines them to."""
+        soft = torch.stack([r["soft"] for r in replies])
+        mean = combined_answers(soft, self.aggregation.combine, self.aggregation.trim).to(soft.dtype)
+        return {r.client: {"soft": mean} for r in replies}, {}

@@ -1,0 +1,176 @@
+"""Runs as the rows of a table: what each view reached in the selected round, what the run cost, and means over seeds.
+
+The columns are `fedalloy.federation.metrics.METRICS`. A missing value is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedalloy.errors import UsageError
+from fedalloy.federation import metrics
+from fedalloy.federation.metrics import METRICS, Floats
+from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, best_round
+
+# An id has no mean; everything else in a row has.
+COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "client")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One view of one run: its scores in the selected round, and the costs of the whole run.
+
+    Every metric is an attribute: `row.amp`, `row.bytes_total`. Costs are those of all rounds, since the best round is
+    known only at the end.
+    """
+
+    label: str
+    view: str
+    seed: int
+    selection: Selection
+    values: Mapping[str, float | None]
+    target: float | None = None  # of `rounds_to_target`
+
+    def __getattr__(self, name: str) -> float | None:
+        if name not in METRICS:
+            raise AttributeError(f"a row has no {name!r}")
+        return self.values.get(name)
+
+
+def rows(run: Run, selection: Selection = "last", target: float | None = None, target_metric: str = "amp") -> list[Row]:
+    """One row per view. The target is one of AMP unless another metric is named.
+
+    >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"oca": {"amp": 0.5}, "aca": {"amp": 0.75}}},))
+    >>> [(row.label, row.view, row.amp) for row in rows(run)]
+    [('FedAvg', 'aca', 0.75), ('FedAvg', 'oca', 0.5)]
+    """
+    return [_row(run, view, selection, target, target_metric) for view in run.views]
+
+
+def check_selection(runs: Iterable[Run], selection: Selection) -> None:
+    """Refuse to select rounds by validation data if no run has any."""
+    chosen = {best_round(run, view, selection) for run in runs for view in run.views}
+    if selection == "best on validation" and chosen == {None}:
+        raise UsageError(
+            "no run has validation data, so there is no best round on it; run with partition.validation = 0.1, "
+            "or select 'last'"
+        )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample standard deviation over seeds.
+
+    The mean is None if any seed lacks the value: a mean over only those that reached a target would be too optimistic.
+    The deviation is None for a single seed. `count` is the number of seeds that have the value.
+    """
+
+    mean: float | None
+    std: float | None
+    count: int
+
+
+@dataclass(frozen=True)
+class CombinedRow:
+    """The rows of one method and view over several seeds."""
+
+    label: str
+    view: str
+    selection: Selection
+    seeds: tuple[int, ...]
+    columns: Mapping[str, Spread]  # one for each name in COLUMNS
+
+    def written(self, metric: str) -> str:
+        """A metric's mean, and its deviation if there is one, as a table shows them."""
+        return METRICS[metric].write(self.columns[metric].mean, self.columns[metric].std)
+
+
+def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
+    """Group rows by label, view and selection, in order of first appearance, and average over seeds.
+
+    Rows do not know their experiment: if runs differ in more than the seed, pass the rows of
+    `fedalloy.storage.differences.told_apart(runs)`.
+
+    >>> amp = lambda value: ({"round": 1, "views": {"aca": {"amp": value}}},)
+    >>> runs = [Run({"label": "FedAvg", "seed": seed}, amp(value)) for seed, value in enumerate((0.25, 0.75))]
+    >>> (both,) = combine(row for run in runs for row in rows(run))
+    >>> both.seeds, both.columns["amp"].mean, both.written("amp")
+    ((0, 1), 0.5, '50.00 ± 35.36')
+    """
+    groups: dict[tuple[str, str, Selection], dict[int, Row]] = {}
+    for row in list_of_rows:
+        group = groups.setdefault((row.label, row.view, row.selection), {})
+        if row.seed in group:
+            raise UsageError(
+                f"two runs of {row.label} (view '{row.view}') have the seed {row.seed}; leave one of them out, "
+                "or pass the rows of told_apart(runs)"
+            )
+        group[row.seed] = row
+    return [
+        CombinedRow(
+            *key, tuple(group), {name: _spread([row.values.get(name) for row in group.values()]) for name in COLUMNS}
+        )
+        for key, group in groups.items()
+    ]
+
+
+def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last") -> Floats:
+    """Each client's gain in accuracy over the reference, usually `local`, on the same test sets.
+
+    >>> view = lambda accuracy: {"amp": 0.5, "clients": {"accuracy": accuracy, "size": [8, 8]}}
+    >>> shared = Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": view([0.5, 0.75])}},))
+    >>> alone = Run({"label": "Local"}, ({"round": 1, "views": {"personal": view([0.75, 0.25])}},))
+    >>> gain_over(shared, alone, "aca", "personal").tolist()
+    [-0.25, 0.5]
+    """
+    sizes, ref_sizes = run.clients(view, "size", when), reference_run.clients(ref_view, "size", when)
+    if not np.array_equal(sizes, ref_sizes):
+        raise UsageError(
+            f"{run.label} and {reference_run.label} were not tested on the same clients; "
+            "compare runs with the same data, partition and seed"
+        )
+    return metrics.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
+
+
+def _row(run: Run, view: str, selection: Selection, target: float | None, target_metric: str) -> Row:
+    chosen = best_round(run, view, selection)
+    scores = run.view(view, chosen) if chosen is not None else {}
+    values = {name: _known(scores.get(name)) for name, metric in METRICS.items() if metric.source == "view"}
+    if (values["worst_client"] or 0) < 0:  # nobody was tested
+        values["worst_client"] = None
+    numbers, amps = run.series(view, "amp")
+    hit = None if target is None else metrics.rounds_to_target(run.series(view, target_metric)[1], target)
+    curve = {
+        "round": chosen,
+        "gap": _gap(run, view, chosen),
+        "stability": _known(metrics.stability(amps)),
+        "rounds_to_target": None if hit is None else int(numbers[hit - 1]),
+        "rounds": int(run.rounds[-1]["round"]),
+    }
+    costs = {name: run.total(*metric.path) for name, metric in METRICS.items() if metric.path}
+    return Row(run.label, view, run.seed, selection, {**values, **curve, **costs}, target)
+
+
+def _gap(run: Run, view: str, chosen: int | None) -> float | None:
+    """The AMP that local training loses after distillation, for a method that records both (FedMD+Global)."""
+    if view != PERSONAL or DISTILLED not in run.views or chosen is None:
+        return None
+    before, after = (_known(run.view(name, chosen).get("amp")) for name in (DISTILLED, view))
+    return None if before is None or after is None else before - after
+
+
+def _spread(values: list[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    if len(known) < len(values):
+        return Spread(None, None, len(known))
+    with np.errstate(invalid="ignore"):  # the loss of a run that diverged is infinite and has no deviation
+        std = _known(float(np.std(known, ddof=1))) if len(known) > 1 else None
+    return Spread(float(np.mean(known)), std, len(known))
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
