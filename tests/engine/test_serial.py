@@ -102,7 +102,7 @@ def test_only_a_marked_action_can_be_asked_for(engine, action):
 
 
 def test_an_action_must_return_a_reply(engine):
-    with pytest.raises(UsageError, match=r"^echo\.wrong returned dict; return reply\(\.\.\.\)$"):
+    with pytest.raises(UsageError, match=r"^echo\.wrong returned dict; return reply\(\.\.\.\)"):
         opened(engine).ask("wrong", [0])
 
 
