@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ import torch
 from fedalloy.base import tree
 from fedalloy.check.method import small_settings
 from fedalloy.engine.base import Round
+from fedalloy.engine.pool import Pool
 from fedalloy.engine.serial import Serial
-from fedalloy.federation.core import Federation, Message, Method, Reply, run
+from fedalloy.errors import UsageError
+from fedalloy.federation.core import Client, Federation, Message, Method, Reply, action, reply, run
 from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.gate import (
     LEAST,
@@ -221,3 +225,54 @@ def test_a_clean_round_quarantines_nobody() -> None:
     fed = Serial(replace(small_settings()[0], participation=Participation())).open(Strict(), 1)
     Strict().round(run(Strict(), Serial(small_settings()[0]), 0), fed)
     assert fed.quarantined == []
+
+
+@pytest.mark.parametrize("make", [Serial, partial(Pool, workers=1)])
+def test_a_reply_is_checked_once_on_its_way(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    real = tree.check
+
+    def check(body: Any, where: str = "tree") -> None:
+        looked.append(where)
+        real(body, where)
+
+    setting = replace(small_settings()[0], participation=Participation())
+    with ExitStack() as stack:
+        engine = make(setting)
+        if isinstance(engine, Pool):
+            stack.enter_context(engine)
+        monkeypatch.setattr(tree, "check", check)
+        run(FedAvg(), engine, 1)
+    assert looked.count("message 'train'") == 1  # for all clients, who are sent the same
+    # Where a client acts in a process of its own, it is checked there.
+    assert looked.count("reply") == (len(setting.sites) if make is Serial else 0)
+    assert not any(where == "it" or where.startswith("it/") for where in looked)
+
+
+def test_a_changed_reply_is_checked_at_the_gate() -> None:
+    checked = Reply({"n": 3}).check()
+    assert checked.checked
+    assert not replace(checked, body={"n": [3]}).checked  # type: ignore[dict-item]
+    setting = replace(small_settings()[0], participation=Participation())
+    seen: list[Round] = []
+    run(
+        FedAvg(),
+        Tampering(setting, change={"n": [3]}),
+        1,
+        watch=lambda _, fed: seen.append(fed),  # type: ignore[func-returns-value]
+    )
+    assert [(bad["client"], bad["action"]) for bad in seen[0].quarantined] == [(4, "train")]
+
+
+class Listing(FedAvg):
+    """Its clients answer with something that cannot travel."""
+
+    @action
+    def train(self, me: Client, msg: Message) -> Reply:
+        return reply(n=[me.n])
+
+
+def test_a_client_s_own_wrong_tree_is_reported_with_the_client_and_the_action() -> None:
+    with pytest.raises(UsageError, match="reply/n: .*list") as caught:
+        run(Listing(), Serial(replace(small_settings()[0], participation=Participation())), 1)
+    assert caught.value.__notes__ == ["client 0, action 'train'"]

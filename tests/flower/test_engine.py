@@ -10,6 +10,7 @@ import torch
 from local_grid import LocalGrid
 
 import fedalloy.methods  # noqa: F401  # registers the methods
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.check.probe import small_settings
 from fedalloy.config.experiment import experiment
@@ -86,6 +87,13 @@ def test_batchnorm_dropout_validation_and_equal_steps_too(name, federation, tmp_
     digest, notes, state = played(method, serial, folder)
     assert played(method, flower, folder)[:2] == (digest, notes)
     assert json.dumps(flower.evaluate(method, state)) == json.dumps(serial.evaluate(method, state))
+
+
+def test_clients_are_told_the_sections_that_a_method_has_of_its_own(plain, federation, tmp_path):
+    """Whether a reply holds the client's label counts depends on [aggregation], and a method may have its own."""
+    method = FedAvg(aggregation=Aggregation(weights="disco"))
+    digest, notes, _ = played(method, Serial(plain), tmp_path / "memories")
+    assert played(method, federation(), tmp_path / "memories")[:2] == (digest, notes)
 
 
 def test_a_client_does_not_need_to_know_how_much_others_have(plain, federation, tmp_path):
@@ -244,7 +252,7 @@ def test_a_run_that_fails_in_its_first_round_leaves_no_folder(simulated, tmp_pat
 
 
 def test_own_objects_are_refused(plain):
-    with pytest.raises(UsageError, match="told names only"):
+    with pytest.raises(UsageError, match=r"engine = 'flower' .*(data set|network)"):
         simulate({**EXP, "engine": "flower"}, network=lambda: torch.nn.Linear(1, 1))
     with (
         pytest.raises(UsageError, match=r"engine = 'flower'.*engine = 'auto'"),

@@ -37,12 +37,16 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any)
     return cls(**typed, **built)
 
 
-@functools.cache
 def type_hints(thing: Any) -> dict[str, Any]:
-    """Return the argument types of a function or dataclass by name, or nothing if they cannot be resolved."""
+    """Return the types of a function's or a dataclass's arguments by name, with their limits, as far as known."""
+    return _type_hints(thing)
+
+
+@functools.cache
+def _type_hints(thing: Any) -> dict[str, Any]:
     try:
         return typing.get_type_hints(thing, include_extras=True)
-    except NameError:  # annotations that only exist for the type checker
+    except NameError:  # annotations that exist for the type checker only
         return {}
 
 

@@ -96,7 +96,7 @@ def by_variant(usual: Any, meaning: str, *, only_with: tuple[Any, ...] | None = 
 
 def section(make: Callable[[], T]) -> T:
     """Declare a field that is not an option: a part of the experiment that has a section of its own."""
-    found: T = field(default=make(), metadata={"section": True})  # type: ignore[call-overload]
+    found: T = field(default=make(), metadata={"section": True})
     return found
 
 

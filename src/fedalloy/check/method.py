@@ -100,7 +100,7 @@ def check_is_a_frozen_dataclass(case: Case) -> None:
     cls = type(case.method)
     if not getattr(vars(cls).get("__dataclass_params__"), "frozen", False):
         raise ContractError(f"class {cls.__name__} is not a frozen dataclass; put @method(...) above it")
-    for f in fields(cls):  # type: ignore[arg-type]  # just seen to be a dataclass
+    for f in fields(cls):
         if f.init and f.default is MISSING and f.default_factory is MISSING:
             raise ContractError(f"the hyper-parameter '{f.name}' has no default; give it the paper's")
     for name, kind in (("name", str), ("label", str), ("card", Card)):
@@ -347,7 +347,7 @@ def check_acts_alike_in_another_process(case: Case) -> None:
 
 def check_resumes(case: Case) -> None:
     """Two rounds, a checkpoint and two more rounds by a fresh object are four rounds, bit for bit."""
-    fresh: Method = replace(case.method)  # type: ignore[type-var]  # seen to be a dataclass
+    fresh: Method = replace(case.method)
     state, memories = case.plain.saved(2)
     resumed = trace(fresh, Probe(case.setting, memories), 4, state)
     require_same(case.plain, resumed, f"it was resumed after round 2: {KEEP}")
