@@ -18,10 +18,10 @@ from fedalloy.methods.dafkd import CARD as DAFKD
 from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.methods.fedavg import models
 
-OWN = "predictions for generated samples, weighed by how like its data they are"
+OWN = "weighed predictions for generated samples"
 CARD = replace(
     DAFKD,
-    up=f"model, generator, n, {OWN}",
+    up=f"model, generator, {OWN}, n",
     leaves_client=DAFKD.leaves_client.replace("how like its data a sample is", OWN),
 )
 
