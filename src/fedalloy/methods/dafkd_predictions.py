@@ -18,7 +18,7 @@ from fedalloy.methods.dafkd import CARD as DAFKD
 from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.methods.fedavg import models
 
-OWN = "weighed predictions for generated samples"
+OWN = "weighed predictions"
 CARD = replace(
     DAFKD,
     up=f"model, generator, {OWN}, n",
