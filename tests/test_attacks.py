@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.text import MISSING
 from fedalloy.check.attack_bench import (
@@ -214,7 +215,13 @@ def test_label_flip_changes_the_attackers_training_labels_only(setting):
 
 @pytest.mark.parametrize(
     "method",
-    [FedAvg(), FedAvg(combine="trimmed", trim=0.4, clip="median"), FedMD(**QUICK_MD), KnFu(), DSFL()],
+    [
+        FedAvg(),
+        FedAvg(aggregation=Aggregation(combine="trimmed", trim=0.4, clip="median")),
+        FedMD(**QUICK_MD),
+        KnFu(),
+        DSFL(),
+    ],
     ids=["fedavg", "trimmed", "fedmd", "knfu", "ds-fl"],
 )
 def test_nan_leaves_the_round_as_if_the_attackers_were_absent(setting, method):

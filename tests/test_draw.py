@@ -354,7 +354,7 @@ def test_the_command(run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_leaves_a_client(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.setenv("COLUMNS", "300")
     with pytest.raises(SystemExit, match="0"):
         main(["list", "--privacy"])
     lines = capsys.readouterr().out.splitlines()

@@ -19,10 +19,10 @@ from fedalloy.knowledge.teachers import by_discriminator, ensemble, sum_of_produ
 from fedalloy.methods.dafkd import CARD as DAFKD
 from fedalloy.methods.dafkd_scores import DaFKDScores
 
-OWN = "predictions for generated samples, weighed by how like its data they are"
+OWN = "weighed predictions"
 CARD = replace(
     DAFKD,
-    up=f"model, generator, n, {OWN}",
+    up=f"model, generator, {OWN}, n",
     leaves_client=DAFKD.leaves_client.replace("how like its data a sample is", OWN),
 )
 

@@ -100,7 +100,6 @@ class FedGen(FedAvg):
         net = in_two_parts(me.net(msg["model"]), self.name)
         generator = frozen(load(self.new_generator(me), msg["generator"]))
         stream, dropout = me.rng("generated"), me.rng("generated/dropout")
-        shared = msg["labels"].cpu()  # streams draw there
         alpha = _decayed(10.0, me.round) if self.latent_kl else 1.0
 
         @torch.no_grad()
@@ -110,7 +109,7 @@ class FedGen(FedAvg):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            drawn = torch.multinomial(shared, len(y), replacement=True, generator=stream).to(y.device)
+            drawn = torch.multinomial(msg["labels"].cpu(), len(y), replacement=True, generator=stream).to(y.device)
             with aside(net.head, dropout):
                 extra = alpha * ce(net.head(generated(drawn)), drawn)
                 if self.latent_kl:
