@@ -12,7 +12,7 @@ and the gate alone is given arbitrary Python objects. `memory.py` measures the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -23,6 +23,7 @@ from kinds import KINDS, PLAUSIBLE
 from spoil import NO_PLACE, Honest, Kind
 
 import fedalloy.methods  # noqa: F401  # registers them
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.check.probe import require_finite, small_settings
@@ -164,7 +165,13 @@ def played(scene: Scene, stage: Stage) -> str:
 def cast() -> list[Method]:
     """Return every registered method, and some variants, with options that make them fast."""
     every: list[tuple[str, Mapping[str, Any]]] = [(name, {}) for name in methods]
-    return [methods[name](**{**methods[name].card.quick, **options}) for name, options in [*every, *VARIANTS]]
+    return [made(name, **options) for name, options in [*every, *VARIANTS]]
+
+
+def made(name: str, **options: Any) -> Method:
+    """Return a method with its quick options, of which some may be keys of [aggregation]."""
+    rule = {key: options.pop(key) for key in [f.name for f in fields(Aggregation)] if key in options}
+    return methods[name](**{**methods[name].card.quick, **options}, aggregation=Aggregation(**rule))
 
 
 @cache

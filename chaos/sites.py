@@ -28,6 +28,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from harness import Dice, FaultError, little_memory, run_from_command_line, show, trials
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.check.probe import small_settings
@@ -52,7 +53,7 @@ CLIENTS, BAD = 3, 1
 NODES = {1000 + 7 * k: k for k in range(CLIENTS)}
 LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
-METHOD = FedAvg(weights="disco")  # its clients send their label counts
+METHOD = FedAvg(aggregation=Aggregation(weights="disco"))  # its clients send their label counts
 EXPERIMENT = {
     "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
     "model": {"name": "mlp"},

@@ -186,7 +186,7 @@ def test_installed_packages_are_loaded_and_named_when_they_fail(monkeypatch: pyt
         SimpleNamespace(value="bad.module", load=fail),
     ]
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: entries if group == "fedalloy.base.plugins" else []
+        importlib.metadata, "entry_points", lambda group: entries if group == "fedalloy.plugins" else []
     )
     with pytest.raises(UsageError, match=r"the installed plug-in 'bad\.module' failed: ImportError: no such thing"):
         load_installed()

@@ -48,8 +48,8 @@ def fingerprints() -> dict[str, str]:
 
 
 def load_installed() -> None:
-    """Import every installed package with the entry point `fedalloy.base.plugins`."""
-    for entry in importlib.metadata.entry_points(group="fedalloy.base.plugins"):
+    """Import every installed package with the entry point `fedalloy.plugins`."""
+    for entry in importlib.metadata.entry_points(group="fedalloy.plugins"):
         try:
             entry.load()
         except BaseException as error:

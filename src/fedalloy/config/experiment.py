@@ -320,7 +320,7 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 
     choice = choice or exp.method
     cls = methods[choice.name]
-    return _made(_Plan(cls, choice, {name: _own_section(exp, choice, name) for name in sections_of(cls)}))
+    return _made(_Plan(cls, choice, {name: _own_section(exp, choice, cls, name) for name in sections_of(cls)}))
 
 
 class _Plan(NamedTuple):
@@ -343,9 +343,14 @@ def _made(plan: _Plan) -> Method:
     return construct(plan.cls, plan.choice.options, plan.choice.name, **plan.sections)
 
 
-def _own_section(exp: Experiment, choice: Choice, name: str) -> Any:
-    """A section of the experiment, with the keys that a method has of its own."""
+def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) -> Any:
+    """A section of the experiment, with the keys that a method has of its own.
+
+    In a comparison, the common rule of aggregation holds for those methods that use it.
+    """
     common, own = getattr(exp, name), getattr(choice, name)
+    if isinstance(common, Aggregation) and choice is not exp.method:
+        common = cls.usable(common)
     return construct(type(common), {**dataclasses.asdict(common), **own}, name) if own else common
 
 
@@ -370,8 +375,9 @@ def naming(exp: Experiment, method: Method) -> Experiment:
 
 def with_sections(method: Method, exp: Experiment) -> Method:
     """A method made in Python, with the experiment's sections in the place of those it has by default."""
+    sections = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
     untouched = {
-        name: getattr(exp, name)
+        name: sections[name]
         for name in sections_of(method)
         if getattr(method, name) == getattr(dataclasses.replace(method, **{name: type(getattr(exp, name))()}), name)
     }

@@ -285,6 +285,14 @@ class Card:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Keys of [aggregation] that a method's server may or may not use, each with those that go with it.
+_KEYS = {
+    "weights": ("weights", "disco_a", "disco_b", "disco_metric", "disco_normalise"),
+    "combine": ("combine", "trim"),
+    "clip": ("clip",),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A federated method: a server part and client actions, with hyper-parameters and no state of its own.
@@ -302,12 +310,22 @@ class Method:
 
     def __post_init__(self) -> None:
         resolve(self, self.name)
-        for key in ("weights", "combine", "clip"):
-            value = getattr(self.aggregation, key)
-            if value not in (None, "mean") and not {key, f"{key}={value}"} & self.takes:
+        for key in _KEYS:
+            if not self._uses(key, value := getattr(self.aggregation, key)):
                 raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
         if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
+
+    @classmethod
+    def usable(cls, rule: Aggregation) -> Aggregation:
+        """A rule without the keys that this method's server does not use."""
+        plain, unused = Aggregation(), [key for key in _KEYS if not cls._uses(key, getattr(rule, key))]
+        idle = [part for key in unused for part in _KEYS[key]]
+        return replace(rule, **{key: getattr(plain, key) for key in idle}) if idle else rule
+
+    @classmethod
+    def _uses(cls, key: str, value: Any) -> bool:
+        return value in (None, "mean") or bool({key, f"{key}={value}"} & cls.takes)
 
     @property
     def usual_weights(self) -> Weights:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedalloy.config.build import Built, Shelf, build, check_names
-from fedalloy.config.experiment import Choice, Experiment, experiment, make_method
+from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, naming
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
@@ -61,13 +61,13 @@ def run_methods(
     say: Say = lambda _: None,
 ) -> list[Run]:
     """Run what `examined` has approved, on what it built for each seed."""
-    objects = [make_method(exp, choice) for choice in choices.values()]
+    made = {key: make_method(exp, choice) for key, choice in choices.items()}
     runs = []
     for seed, built in settings.items():
         one = dataclasses.replace(exp, seed=seed, methods={})
         # Finished runs are only read again, which needs no workers.
         left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
-        with engine_for(objects, built.setting, left, exp.engine, exp.workers, say, one) as engine:
+        with engine_for(list(made.values()), built.setting, left, exp.engine, exp.workers, say, one) as engine:
             for key, choice in choices.items():
                 label = label_of(key, choice)
                 watch = begin(label, seed) if begin is not None else None
@@ -75,7 +75,7 @@ def run_methods(
                 if place is not None and begun(place):
                     runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
                 else:
-                    this = dataclasses.replace(one, method=choice)
+                    this = naming(one, made[key])
                     runs.append(simulate(this, place, label=label, built=built, engine=engine, watch=watch))
     return runs
 
