@@ -375,7 +375,7 @@ def naming(exp: Experiment, method: Method) -> Experiment:
 
 def with_sections(method: Method, exp: Experiment) -> Method:
     """A method made in Python, with the experiment's sections in the place of those it has by default."""
-    sections = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
+    sections: dict[str, Any] = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
     untouched = {
         name: sections[name]
         for name in sections_of(method)
