@@ -273,6 +273,6 @@ class Listing(FedAvg):
 
 
 def test_a_client_s_own_wrong_tree_is_reported_with_the_client_and_the_action() -> None:
-    with pytest.raises(UsageError, match="reply/n: .*list") as caught:
+    with pytest.raises(UsageError, match=r"reply/n: .*list") as caught:
         run(Listing(), Serial(replace(small_settings()[0], participation=Participation())), 1)
     assert caught.value.__notes__ == ["client 0, action 'train'"]
