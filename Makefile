@@ -1,4 +1,4 @@
-# Two commands to begin with: `make demo` and `make test`. Both make .venv once and use it from then on.
+# Two commands to start with: `make demo` and `make test`. Both create .venv once and then use it.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +11,10 @@ help:
 	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
-	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (some minutes)"
+	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (a few minutes)"
 	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
 	@echo "make chaos   kills, damage, hostile replies and fuzzed input by the ten thousand; writes docs/reliability.md (hours)"
-	@echo "make chaos-flower  everything that can befall a deployment, on 127.0.0.1 (half an hour)"
+	@echo "make chaos-flower  everything that can happen to a deployment, on 127.0.0.1 (half an hour)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
 demo: $(READY)

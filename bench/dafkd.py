@@ -32,7 +32,8 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, State
 from fedalloy.knowledge.domains import TwoHeads
-from fedalloy.knowledge.importance import distance_to, ensemble, importance
+from fedalloy.knowledge.teachers import by_discriminator, ensemble
+from fedalloy.knowledge.teaching import distance_to
 from fedalloy.methods import DaFKD
 from fedalloy.train.fit import batches, frozen, load, one_thread, params
 
@@ -85,7 +86,7 @@ class Server:
             x = samples[rows]
             with torch.no_grad():
                 logits, domains = (torch.stack(part) for part in zip(*(ask(t, x) for t in teachers), strict=True))
-                soft = ensemble(importance(domains.sigmoid()), logits)
+                soft = ensemble(by_discriminator(domains.sigmoid()), logits)
             sgd.zero_grad()
             distance_to(soft, student(x)).backward()  # type: ignore[no-untyped-call]  # torch's
             sgd.step()

@@ -20,7 +20,8 @@ from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
 from fedalloy.federation.engine import Answer
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
-from fedalloy.knowledge.server_generator import class_weights, label_distribution
+from fedalloy.knowledge.server_generator import label_distribution
+from fedalloy.knowledge.teachers import by_label_counts
 from fedalloy.train.costs import Meter
 
 SIZES = [48, 10**6, 48]
@@ -109,7 +110,7 @@ def test_label_counts_are_scaled_down_with_the_size() -> None:
     assert bounded_counts(counts, None) is counts
     assert label_distribution(counts, cap=0.5).tolist() == pytest.approx([0.25, 0.75])
     assert label_distribution(counts).tolist() == pytest.approx([0.0, 1.0], abs=1e-3)
-    assert class_weights(torch.stack(list(held)))[:, 1].tolist() == pytest.approx([10 / 120, 80 / 120, 30 / 120])
+    assert by_label_counts(torch.stack(list(held)))[:, 1].tolist() == pytest.approx([10 / 120, 80 / 120, 30 / 120])
 
 
 def test_weights_without_a_cap_are_as_they_were() -> None:

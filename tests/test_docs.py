@@ -25,7 +25,7 @@ from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 from fedalloy.nets.models import models
-from fedalloy.report.listing import listing
+from fedalloy.report.listing import KINDS, listing, one_method
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -110,8 +110,10 @@ def check_command(words: list[str]) -> None:
         check_parts(_experiment_of(given))
     if given.get("methods") and not given.get("plugins"):
         assert set(given["methods"].split(",")) <= set(methods)
-    if "what" in given:
+    if "what" in given and given["what"] in KINDS:
         listing(given["what"], given["filters"])
+    elif "what" in given:
+        one_method(given["what"])
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:
@@ -151,6 +153,7 @@ def test_there_are_commands_to_check() -> None:
         "run partition=iid partition.alpha=1",
         "partition data=minst",
         "list --where colour=red",
+        "list fedporx",
         "report",
     ],
 )

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.knowledge.importance import distance_to, ensemble, ensemble_of_products, importance, importance_by_class
+from fedalloy.knowledge.teachers import by_discriminator, ensemble, sum_of_products
+from fedalloy.knowledge.teaching import distance_to, importance_by_class
 
 D = torch.tensor([[0.8], [0.2], [0.5]])
 S = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])[:, None]  # three clients, one sample, two classes
@@ -24,7 +25,7 @@ def column(*values):
 
 
 def test_the_weights_and_the_teacher_by_hand():
-    shares = importance(D)
+    shares = by_discriminator(D)
     assert shares.flatten().tolist() == pytest.approx([0.533333, 0.133333, 0.333333], abs=1e-6)
     assert ensemble(shares, S.log()).flatten().tolist() == pytest.approx([0.673333, 0.326667], abs=1e-6)
     by_logits = ensemble(shares, S.log(), kind="logit")
@@ -39,7 +40,7 @@ scores = st.one_of(st.floats(0, 1), st.sampled_from([math.nan, math.inf, -math.i
     st.floats(0.05, 1),
 )
 def test_whatever_clients_say_the_shares_are_shares(said, most):
-    shares = importance(torch.tensor(said), most)
+    shares = by_discriminator(torch.tensor(said), most)
     assert torch.allclose(shares.sum(0), torch.ones(3, dtype=torch.float64), atol=1e-12)
     assert shares.min() >= 0
     assert shares.max() <= max(most, 1 / len(said)) + 1e-12
@@ -47,20 +48,20 @@ def test_whatever_clients_say_the_shares_are_shares(said, most):
 
 @pytest.mark.parametrize("equal", [0.3, 1.0, 0.0, math.nan])
 def test_equal_scores_none_or_nonsense_make_the_plain_mean(equal):
-    shares = importance(torch.full((3, 1), equal))
+    shares = by_discriminator(torch.full((3, 1), equal))
     assert torch.equal(shares, torch.full((3, 1), 1 / 3, dtype=torch.float64))
     assert torch.allclose(ensemble(shares, S.log()), S.mean(0))
 
 
 def test_a_sample_that_nobody_knows_does_not_touch_the_others():
-    shares = importance(torch.tensor([[0.0, 0.8], [0.0, 0.2]]))
+    shares = by_discriminator(torch.tensor([[0.0, 0.8], [0.0, 0.2]]))
     assert torch.allclose(shares, torch.tensor([[0.5, 0.8], [0.5, 0.2]], dtype=torch.float64))
 
 
 def test_a_score_beyond_its_range_counts_as_the_nearest_and_infinity_as_nothing():
-    assert torch.equal(importance(column(5.0, 1.0)), column(0.5, 0.5))
-    assert torch.equal(importance(column(-5.0, 1.0)), column(0.0, 1.0))
-    assert torch.equal(importance(column(math.inf, 1.0)), column(0.0, 1.0))
+    assert torch.equal(by_discriminator(column(5.0, 1.0)), column(0.5, 0.5))
+    assert torch.equal(by_discriminator(column(-5.0, 1.0)), column(0.0, 1.0))
+    assert torch.equal(by_discriminator(column(math.inf, 1.0)), column(0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_a_score_beyond_its_range_counts_as_the_nearest_and_infinity_as_nothing(
     ],
 )
 def test_one_client_gets_no_more_than_its_limit(said, most, expected):
-    assert torch.allclose(importance(column(*said), most), column(*expected), atol=1e-12)
+    assert torch.allclose(by_discriminator(column(*said), most), column(*expected), atol=1e-12)
 
 
 # --- Eq. 8 ------------------------------------------------------------------------------------------------------------
@@ -85,23 +86,23 @@ def test_one_client_gets_no_more_than_its_limit(said, most, expected):
 def test_products_alone_give_the_same_teacher(clients, tau, seed):
     draw = torch.Generator().manual_seed(seed)
     said, logits = torch.rand(clients, 4, generator=draw), 3 * torch.randn(clients, 4, 5, generator=draw)
-    teacher, known = ensemble_of_products(said[:, :, None] * (logits / tau).softmax(2))
+    teacher, known = sum_of_products(said[:, :, None] * (logits / tau).softmax(2))
     assert known.all()
-    assert torch.allclose(teacher, ensemble(importance(said), logits, tau), atol=1e-6)
+    assert torch.allclose(teacher, ensemble(by_discriminator(said), logits, tau), atol=1e-6)
 
 
 def test_products_are_bounded_like_scores():
     fair = 0.5 * S[:2]
     shouting = torch.cat([fair, 1000 * S[2:]])
     as_one = torch.cat([fair, S[2:]])
-    assert torch.allclose(ensemble_of_products(shouting)[0], ensemble_of_products(as_one)[0])
+    assert torch.allclose(sum_of_products(shouting)[0], sum_of_products(as_one)[0])
     broken = torch.cat([fair, torch.full((1, 1, 2), math.nan), torch.full((1, 1, 2), -1.0)])
-    assert torch.allclose(ensemble_of_products(broken)[0], S[:2].mean(0))
+    assert torch.allclose(sum_of_products(broken)[0], S[:2].mean(0))
 
 
 def test_a_sample_without_products_has_no_teacher():
     products = torch.stack([torch.zeros(2, 3), torch.tensor([[0.0, 0.0, 0.0], [0.1, 0.2, 0.1]])])
-    teacher, known = ensemble_of_products(products)
+    teacher, known = sum_of_products(products)
     assert known.tolist() == [False, True]
     assert torch.allclose(teacher[1], torch.tensor([0.25, 0.5, 0.25]))
     assert teacher.isfinite().all()

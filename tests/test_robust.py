@@ -59,12 +59,6 @@ def test_trim_is_the_decimal_that_was_written():
     assert trimmed(models, ZERO, 0.29)["w"].item() == 0.0
 
 
-@pytest.mark.parametrize("trim", [-0.1, 0.5, 1.0, math.nan])
-def test_a_trim_that_leaves_nothing_is_refused(trim):
-    with pytest.raises(UsageError, match=r"trim = .* must lie in \[0, 0.5\)"):
-        trimmed([one(1.0)], ZERO, trim)
-
-
 @given(st.integers(1, 30), st.floats(0, 0.5, exclude_max=True))
 def test_something_is_always_left(clients, trim):
     assert trimmed([one(2.0)] * clients, ZERO, trim)["w"].item() == 2.0
@@ -257,12 +251,6 @@ def test_the_norm_depends_neither_on_the_order_of_names_nor_on_the_layout():
     assert equal(a, b)
 
 
-@pytest.mark.parametrize("bound", [0, -1.0, math.nan, math.inf, "mean"])
-def test_an_impossible_bound_is_refused(bound):
-    with pytest.raises(UsageError, match="must be a positive number, or 'median'"):
-        clip_norm([one(1.0)], ZERO, bound)
-
-
 # --- shares -----------------------------------------------------------------------------------------------------------
 
 
@@ -287,12 +275,6 @@ def test_capped_shares_are_shares_below_the_cap(weights, cap):
     assert parts.sum().item() == pytest.approx(1, abs=1e-12)
     assert parts.min() >= 0
     assert parts.max() <= max(cap, 1 / len(weights)) + 1e-12
-
-
-def test_an_impossible_cap_is_refused():
-    for cap in (0.0, 1.1, math.nan):
-        with pytest.raises(UsageError, match=r"cap = .* must lie in \(0, 1\]"):
-            capped([1.0], cap)
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------

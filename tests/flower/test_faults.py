@@ -73,16 +73,16 @@ FAULTS = {
     "its node is gone": (lambda h, b: Error(5, ""), "its node is not connected"),
     "its process dies": (lambda h, b: Error(8, ""), "its process died"),
     "its message expires": (lambda h, b: Error(3, ""), "its message expired"),
-    "garbage": (garbage, "its array is not 3 bytes of safetensors"),
+    "garbage": (garbage, "3 bytes of safetensors"),
     "nothing": (lambda h, b: RecordDict(), "not those of a fedalloy message"),
     "an empty answer": (lambda h, b: (h, {}), "it lacks 'model'"),
-    "no header": (lambda h, b: ({}, b), "the header of its answer is not sound"),
-    "text for a number": (lambda h, b: ({**h, "seconds": "soon"}, b), "the header of its answer is not sound"),
-    "endless seconds": (lambda h, b: ({**h, "seconds": float("inf")}, b), "the header of its answer is not sound"),
-    "a path for a digest": (lambda h, b: ({**h, "digest": "../../x"}, b), "the header of its answer is not sound"),
+    "no header": (lambda h, b: ({}, b), "the header of its answer is invalid"),
+    "text for a number": (lambda h, b: ({**h, "seconds": "soon"}, b), "the header of its answer is invalid"),
+    "endless seconds": (lambda h, b: ({**h, "seconds": float("inf")}, b), "the header of its answer is invalid"),
+    "a path for a digest": (lambda h, b: ({**h, "digest": "../../x"}, b), "the header of its answer is invalid"),
     "a forged ledger": (
         lambda h, b: ({**h, "digest": "0" * 64, "ledger": '{"1": {"0.5": -3}}'}, b),
-        "the header of its answer is not sound",
+        "the header of its answer is invalid",
     ),
     "a list for a ledger": (lambda h, b: ({**h, "digest": "0" * 64, "ledger": "[1, 2]"}, b), "ledger"),
     "a list in a ledger": (lambda h, b: ({**h, "digest": "0" * 64, "ledger": '{"1": [2]}'}, b), "ledger"),
@@ -223,7 +223,7 @@ def test_two_nodes_that_claim_one_client_and_one_that_is_nobody(setting, federat
     run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
     assert sorted(bad["client"] for bad in rounds[0].quarantined) == [4, 5]
     assert len(said) == 2
-    assert all("a second node says that it is client" in line for line in said)
+    assert all(re.search(r"second node .*client \d", line) for line in said)
 
 
 def test_a_client_with_other_data_than_it_began_with_is_absent(setting, federation, tmp_path):
@@ -240,7 +240,7 @@ def test_a_client_with_other_data_than_it_began_with_is_absent(setting, federati
     run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
     assert [bad["client"] for bad in rounds[0].quarantined] == [BAD]
     (line,) = said
-    assert f"client {BAD} says 17 training samples" in line
+    assert re.search(rf"client {BAD} .*\b17 training samples.*\b12\b", line)
     assert "began with 12" in line
 
 

@@ -36,7 +36,6 @@ class FakeFederation:
 
     replies: Mapping[int, Tree]
     sizes: Sequence[int] = (1, 1)
-    cap: float | None = None
     network: Callable[[], nn.Module] = Scalar
     work: LocalWork = field(default_factory=lambda: LocalWork(lr=0.1))
     round: int = 1

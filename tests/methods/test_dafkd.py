@@ -22,9 +22,9 @@ from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State, act, run
 from fedalloy.federation.participation import Participation
+from fedalloy.knowledge.averaged import models
 from fedalloy.knowledge.domains import gradient_penalty
 from fedalloy.methods import DaFKD, DaFKDFeatures, DaFKDNoCorrelation, DaFKDPredictions, DaFKDScores, FedAvg
-from fedalloy.methods.fedavg import models
 from fedalloy.nets.generators import adversarial_generator
 from fedalloy.nets.generators.adversarial import DoublingImages, HalvingImages, PerceptronImages
 from fedalloy.nets.models import create

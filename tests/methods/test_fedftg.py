@@ -23,7 +23,6 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import State
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.server_generator import (
-    class_weights,
     diversity_by_norms,
     diversity_loss,
     ensemble_ce,
@@ -32,6 +31,7 @@ from fedalloy.knowledge.server_generator import (
     recognition,
     split_labels,
 )
+from fedalloy.knowledge.teachers import by_label_counts
 from fedalloy.methods import FedAvg, FedFTG
 from fedalloy.nets.generators import LabelledImageGenerator
 from fedalloy.nets.models import FeatureNet, create
@@ -115,9 +115,9 @@ def test_images_that_cannot_be_made_are_refused(setting, play):
 
 
 def test_class_weights_by_hand():
-    alpha = class_weights(torch.tensor([[6, 0, 1], [2, 5, 3]]))
+    alpha = by_label_counts(torch.tensor([[6, 0, 1], [2, 5, 3]]))
     assert alpha.tolist() == [[0.75, 0.0, 0.25], [0.25, 1.0, 0.75]]
-    assert class_weights(torch.tensor([[1], [3]]), eps=4.0).tolist() == [[0.125], [0.375]]
+    assert by_label_counts(torch.tensor([[1], [3]]), eps=4.0).tolist() == [[0.125], [0.375]]
 
 
 COUNTS = st.lists(st.lists(st.integers(0, 40), min_size=5, max_size=5), min_size=1, max_size=6)
@@ -126,7 +126,7 @@ COUNTS = st.lists(st.lists(st.integers(0, 40), min_size=5, max_size=5), min_size
 @given(COUNTS)
 def test_the_weights_of_a_class_that_somebody_holds_sum_to_one(counts):
     held = torch.tensor(counts).sum(0) > 0
-    assert torch.allclose(class_weights(torch.tensor(counts)).sum(0), held.float(), atol=1e-6)
+    assert torch.allclose(by_label_counts(torch.tensor(counts)).sum(0), held.float(), atol=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -215,7 +215,7 @@ def test_the_papers_diversity_is_zero_for_real_sizes():
 def test_the_references_student_loss_is_smaller_by_the_number_of_classes():
     draw = torch.Generator().manual_seed(0)
     answers, said = torch.randn(3, 5, 4, generator=draw), torch.randn(5, 4, generator=draw, requires_grad=True)
-    a = class_weights(torch.randint(1, 9, (3, 5), generator=draw))
+    a = by_label_counts(torch.randint(1, 9, (3, 5), generator=draw))
     gradients = []
     for distance in (ensemble_kl, ensemble_ce):
         (gradient,) = torch.autograd.grad(distance(answers, said, a), said)
@@ -318,7 +318,7 @@ def test_the_generator_looks_for_what_the_models_dispute(setting):
     options = {"lambda_cls": 0.0, "lambda_dis": 0.0, "generator_batch": 32, "noise": 3, "width": 8, "student_steps": 1}
     method = FedFTG(iterations=1, generator_steps=20, server_lr=1e-9, **options)
     (before, after), (replies,) = rounds_of(method, setting(work=LocalWork(epochs=20, batch=4, lr=0.1)), 1)
-    alpha = class_weights(torch.stack([r["counts"] for r in replies]))
+    alpha = by_label_counts(torch.stack([r["counts"] for r in replies]))
     y = torch.arange(32) % 3
     z = torch.randn(32, 3, generator=torch.Generator().manual_seed(3))
     found = []
@@ -333,7 +333,7 @@ def test_fine_tuning_brings_the_average_nearer_to_the_ensemble(setting):
     method = FedFTG(noise=3, width=8, generator_batch=32, iterations=30)
     (before, after), (replies,) = rounds_of(method, setting(work=LocalWork(epochs=20, batch=4, lr=0.1)), 1)
     start = average([r["model"] for r in replies], [r["n"] for r in replies], before["model"])
-    alpha = class_weights(torch.stack([r["counts"] for r in replies]))
+    alpha = by_label_counts(torch.stack([r["counts"] for r in replies]))
     y = torch.arange(60) % 3
     z = torch.randn(60, 3, generator=torch.Generator().manual_seed(3))
     x = load(LabelledImageGenerator((1, 8, 8), 3, 3, 8), after["generator"]).eval()(z, y)

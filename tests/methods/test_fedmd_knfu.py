@@ -62,10 +62,18 @@ def test_the_mean_is_one_of_probabilities():
     torch.testing.assert_close(sent([0.9, 0.1], [0.3, 0.7]), torch.tensor([[0.6, 0.4]]))
 
 
-def test_a_median_of_probabilities_is_made_to_sum_to_one():
-    # medians 0.4, 0.2 and 0.2 sum to 0.8
+def test_a_median_of_probabilities_need_not_sum_to_one_and_teaches_as_if_it_did():
     answers = [0.8, 0.1, 0.1], [0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.0, 0.0, 1.0]
-    torch.testing.assert_close(sent(*answers, combine="median"), torch.tensor([[0.5, 0.25, 0.25]]))
+    median, logits = sent(*answers, combine="median"), torch.tensor([[1.0, 0.0, -1.0]])
+    torch.testing.assert_close(median, torch.tensor([[0.4, 0.2, 0.2]]))
+    torch.testing.assert_close(FedMDKnFu().distance(median, logits), FedMDKnFu().distance(median / 0.8, logits))
+
+
+def test_the_mean_is_a_sum_of_equal_shares_in_float64_cast_once():
+    soft = torch.randn(20, 200, 10, generator=rng.generator(1, "answers")).softmax(2)
+    fused, _ = FedMDKnFu().fuse([Message("learn", k, {"soft": p}) for k, p in enumerate(soft)], None)
+    wanted = sum(p.double() * (1 / 20) for p in soft).float()
+    assert torch.equal(fused[0]["soft"], wanted)
 
 
 def test_public_labels_are_needed_for_the_first_term_only(setting, play):

@@ -18,7 +18,6 @@ from fedalloy.aggregation.averaging import average
 from fedalloy.errors import UsageError
 
 Combine = Literal["mean", "median", "trimmed", "krum"]
-TRIMS = {"trim": ("combine", "trimmed", "krum")}  # for `refuse_idle`: the share says something only with these
 BLOCK = 1 << 22  # numbers that are sorted at a time, so that memory does not grow with the clients
 
 
@@ -42,22 +41,6 @@ def combined(
     return median(models, server) if combine == "median" else trimmed(models, server, trim)
 
 
-def combined_answers(soft: Tensor, combine: Combine = "mean", trim: float = 0.2) -> Tensor:
-    """One distribution for each sample of those of K clients, K x samples x classes: their mean or a robust one.
-
-    Numbers that are combined class by class need not sum to 1: rows are made to. Where nothing is left of a row,
-    because what each client is certain of is an extreme to the others, all classes are equally probable.
-
-    >>> combined_answers(torch.tensor([[[0.8, 0.2]], [[0.6, 0.4]], [[0.0, 1.0]]]), "median")
-    tensor([[0.6000, 0.4000]], dtype=torch.float64)
-    """
-    if combine == "mean":
-        return soft.double().mean(0)
-    answers = [{"soft": own} for own in soft.double()]
-    found: Tensor = combined(answers, [1.0] * len(answers), answers[0], combine, trim)["soft"]
-    return _normalised(found.T, torch.ones_like(found.T)).T
-
-
 def median(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]) -> dict[str, Any]:
     """The median of each coordinate (Yin et al., ICML 2018); of an even number, the mean of the two in the middle.
 
@@ -78,7 +61,6 @@ def trimmed(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
     >>> trimmed([{"w": torch.tensor([w])} for w in (-1e30, 1.0, 2.0, 6.0, 1e30)], {"w": torch.zeros(1)}, trim=0.2)
     {'w': tensor([3.])}
     """
-    check_trim(trim)
     return _without_extremes(models, server, _dropped(trim, len(models)))
 
 
@@ -108,7 +90,6 @@ def nearest(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
     >>> nearest([{"w": torch.tensor([w])} for w in (14.0, 1.0, 2.0, 3.0)], {"w": torch.zeros(1)}, trim=0.25)
     [1, 2, 3]
     """
-    check_trim(trim)
     drop, apart = _dropped(trim, len(models)), _squared_distances(models, server)
     distinct = [i for i, row in enumerate(apart) if row.count(0) > drop or 0 not in row[:i]]
     keep = len(models) - drop
@@ -172,7 +153,6 @@ def clip_norm(
     >>> [m["w"] for m in clip_norm([{"w": torch.tensor([3.0, 4.0])}], {"w": torch.zeros(2)}, 1.0)]
     [tensor([0.6000, 0.8000])]
     """
-    check_clip(bound)
     norms = [_norm(model, server) for model in models]
     most = (
         float(_middle([torch.tensor(n) for n in norms], (len(norms) - 1) // 2)) if bound == "median" else float(bound)
@@ -212,7 +192,6 @@ def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
     >>> capped([0.6, 0.35, 0.05], 0.45)
     tensor([0.4500, 0.4500, 0.1000], dtype=torch.float64)
     """
-    check_cap(cap)
     weights = torch.as_tensor(shares, dtype=torch.float64)
     if cap * len(weights) <= 1:
         return torch.full_like(weights, 1 / len(weights))
@@ -276,21 +255,3 @@ def clipped(logits: Tensor, bound: float) -> Tensor:
     centred = logits.double() - logits.double().mean(-1, keepdim=True)
     sound = centred.isfinite().all(-1, keepdim=True)
     return torch.where(sound, centred, 0.0).clamp(-bound, bound).to(logits.dtype)
-
-
-def check_trim(trim: float, name: str = "trim") -> None:
-    """Refuse a share that would leave nothing between the largest and the smallest values."""
-    if not 0 <= trim < 0.5:
-        raise UsageError(f"{name} = {trim} must lie in [0, 0.5); 0.2 drops a fifth at either end")
-
-
-def check_clip(bound: float | Literal["median"], name: str = "clip") -> None:
-    """Refuse a bound on the norm of updates that is none."""
-    if bound != "median" and (isinstance(bound, str) or not 0 < bound < math.inf):
-        raise UsageError(f"{name} = {bound!r} must be a positive number, or 'median' for the median of the norms")
-
-
-def check_cap(cap: float, name: str = "cap") -> None:
-    """Refuse a largest share that is none."""
-    if not 0 < cap <= 1:
-        raise UsageError(f"{name} = {cap} must lie in (0, 1]; 0.2 gives no client more than a fifth")

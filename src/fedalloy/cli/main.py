@@ -226,7 +226,7 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
-            # Split again: all cells' networks and partitions at once might not have room.
+            # Split again: the networks and partitions of all cells might not fit into memory at once.
             built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
             done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
             lines.append((cell.labels, done))

@@ -79,11 +79,6 @@ class Round:
         return self._setting.sites[client].train.counts(self.classes)
 
     @property
-    def cap(self) -> float | None:
-        """The largest share of the weight that a client's size may give it, if there is a limit."""
-        return self.method.aggregation.cap
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: channels, height, width."""
         return tuple(self._setting.sites[0].train.x.shape[1:])

@@ -33,7 +33,7 @@ class Serial:
         return False
 
     def begin(self, folder: Path | None) -> None:
-        """Begin a run, of which nobody remembers anything."""
+        """Begin a run with empty memories."""
         self.memories, self.trusted = {}, None
 
     def open(self, method: Method, round: int) -> Round:

@@ -199,10 +199,6 @@ class Federation(Protocol):
         """A client's training samples of each class, where the method's clients tell them (`tells_counts`)."""
 
     @property
-    def cap(self) -> float | None:
-        """The largest share that one client's size may give it, if there is one; see `robust.bounded`."""
-
-    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one input: channels, height, width."""
 
@@ -447,7 +443,7 @@ def _complete(card: Card, cls: type[Method]) -> Card:
     declared = [found for name in dir(cls) if (found := travels(cls, name)) is not None]
     try:
         usual: Method | None = cls()
-    except (UsageError, TypeError, AttributeError):  # it has an option without a default
+    except (UsageError, TypeError):  # it has an option without a default
         usual = None
     up, down = (in_words((part for found in declared for part in getattr(found, way)), usual) for way in ("up", "down"))
     return replace(card, up=card.up or up, down=card.down or down)

@@ -61,16 +61,6 @@ def split_labels(held: Tensor, batches: int, size: int, stream: torch.Generator)
     return split[torch.randperm(batches * size, generator=stream)].view(batches, -1)
 
 
-def class_weights(counts: Tensor, eps: float = 0.0) -> Tensor:
-    """alpha_{k,y} = n_k^y / (sum_j n_j^y + eps), from label counts (K, classes); 0 for a class that nobody holds.
-
-    >>> class_weights(torch.tensor([[3, 0, 0], [1, 5, 0]]))
-    tensor([[0.7500, 0.0000, 0.0000],
-            [0.2500, 1.0000, 0.0000]])
-    """
-    return (counts.double() / (counts.sum(0).clamp(min=1) + eps)).float()
-
-
 # --- what a generator is to please ------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 Answers are logits, or probabilities, of K clients for N samples: (K, N, classes). A rule says what is averaged (logits,
 centred logits or probabilities) and how much each client counts for each sample: all alike, or by shares (K, N) from
-label counts, from the entropy of its answers, or from its discriminator. Each column of shares sums to 1.
+label counts, from the entropy of its answers, or from its discriminator.
 """
 
 from __future__ import annotations
@@ -15,7 +15,22 @@ from torch import Tensor
 
 from fedalloy.aggregation.robust import Combine, capped, clipped, combined
 
+Ensemble = Literal["prob", "logit"]
+Rule = Literal["logits", "centred", "probabilities", "entropy"]
 LEAST = 1e-12  # below it a probability counts as this, so that its logarithm exists
+
+
+def taught(logits: Tensor, rule: Rule, tau: float = 1.0) -> Tensor:
+    """What logits (K, N, classes) teach together by a rule, as logits (N, classes); `entropy` weighs probabilities.
+
+    >>> taught(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]), "logits")
+    tensor([[2., 1.]])
+    """
+    if rule == "entropy":
+        return tau * ensemble(by_entropy(logits, tau), logits, tau).clamp_min(LEAST).log()
+    if rule == "probabilities":
+        return mean_probabilities(logits, tau)
+    return mean_centred_logits(logits) if rule == "centred" else mean_logits(logits)
 
 
 # --- all clients count alike ------------------------------------------------------------------------------------------
@@ -84,16 +99,16 @@ def consensus_of_probabilities(soft: Tensor, combine: Combine = "mean", trim: fl
 # --- shares: how much each client counts for each sample --------------------------------------------------------------
 
 
-def by_label_counts(counts: Tensor, labels: Tensor, max_share: float = 1.0) -> Tensor:
-    """Shares n_k^y / sum_j n_j^y for samples of these labels, from label counts (K, classes), as in FedFTG.
+def by_label_counts(counts: Tensor, eps: float = 0.0) -> Tensor:
+    """alpha_{k,y} = n_k^y / (sum_j n_j^y + eps) from label counts (K, classes), as in FedFTG.
 
-    Where nobody holds a class, all count alike. No client gets more than `max_share` of a sample.
+    A sample of class y takes column y. A class that nobody holds has 0 throughout.
 
-    >>> by_label_counts(torch.tensor([[3, 0], [1, 0]]), torch.tensor([0, 1]))
-    tensor([[0.7500, 0.5000],
-            [0.2500, 0.5000]], dtype=torch.float64)
+    >>> by_label_counts(torch.tensor([[3, 0, 0], [1, 5, 0]]))
+    tensor([[0.7500, 0.0000, 0.0000],
+            [0.2500, 1.0000, 0.0000]])
     """
-    return capped(counts[:, labels].double(), max_share)
+    return (counts.double() / (counts.sum(0).clamp(min=1) + eps)).float()
 
 
 def by_entropy(logits: Tensor, tau: float = 1.0, max_share: float = 1.0) -> Tensor:
@@ -120,27 +135,24 @@ def by_discriminator(scores: Tensor, max_share: float = 1.0) -> Tensor:
     return capped(torch.nan_to_num(scores.double(), nan=0.0, posinf=0.0, neginf=0.0).clamp(0, 1), max_share)
 
 
-def weighted_probabilities(shares: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
-    """sum_k share_ki softmax(z_ki / tau) as probabilities (N, classes): DaFKD, Eq. 8.
+def ensemble(shares: Tensor, logits: Tensor, tau: float = 1.0, kind: Ensemble = "prob") -> Tensor:
+    """The teacher sum_k share_ki s_ki as probabilities (N, classes), from shares (K, N) and logits (K, N, classes).
 
-    >>> logits = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]]).log()
-    >>> weighted_probabilities(torch.tensor([[0.75], [0.25]]).double(), logits)
-    tensor([[0.7000, 0.3000]])
+    DaFKD's paper weighs probabilities (Eq. 8). Its code weighs logits, and takes the softmax of their sum.
+
+    >>> s = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])[:, None].log()
+    >>> shares = by_discriminator(torch.tensor([[0.8], [0.2], [0.5]]))
+    >>> ensemble(shares, s), ensemble(shares, s, kind="logit")
+    (tensor([[0.6733, 0.3267]]), tensor([[0.7285, 0.2715]]))
     """
-    return torch.einsum("kn,knc->nc", shares, (logits.double() / tau).softmax(2)).to(logits.dtype)
-
-
-def weighted_logits(shares: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
-    """softmax(sum_k share_ki z_ki / tau) as probabilities (N, classes): DaFKD's code.
-
-    >>> weighted_logits(torch.tensor([[0.5], [0.5]]).double(), torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]]))
-    tensor([[0.5000, 0.5000]])
-    """
-    return torch.einsum("kn,knc->nc", shares, logits.double() / tau).softmax(1).to(logits.dtype)
+    answers = logits.double() / tau
+    if kind == "prob":
+        return torch.einsum("kn,knc->nc", shares, answers.softmax(2)).to(logits.dtype)
+    return torch.einsum("kn,knc->nc", shares, answers).softmax(1).to(logits.dtype)
 
 
 def sum_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
-    """`weighted_probabilities` from products alpha_ki s_ki alone (K, N, classes), and for which samples it is known.
+    """The teacher from products alpha_ki s_ki alone (K, N, classes), and for which samples it is known.
 
     Since probabilities sum to 1, sum_k alpha_ki is the sum over classes of sum_k alpha_ki s_ki: the clients' sum is all
     that is needed. A product is bounded like a score: it counts as 0 where it is negative or not finite, and is scaled

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy.base.options import Number, Positive, Several, Share, by_variant, option
@@ -14,9 +15,11 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.federation.core import Federation, Message, Method
 from fedalloy.knowledge.game import in_batches
-from fedalloy.knowledge.importance import Ensemble, Scaling, distance_to, ensemble, importance, importance_by_class
+from fedalloy.knowledge.teachers import Ensemble, by_discriminator, ensemble
 from fedalloy.nets.models import FeatureNet, in_two_parts
 from fedalloy.train.fit import LocalWork, fit, frozen, load, params
+
+Scaling = Literal["plain", "tau2", "tau2_mean"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Teaching(Method):
         self, fed: Federation, replies: Sequence[Message], scores: Tensor, logits: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         """The teacher of scores (K, N) and logits (K, N, classes), and each client's importance for each class."""
-        shares = importance(scores, self.max_share)  # Eq. 7
+        shares = by_discriminator(scores, self.max_share)  # Eq. 7
         teacher = ensemble(shares, logits, self.tau, self.ensemble)  # sum_k ahat_ki s(w_k; x_i) of Eq. 8
         table = torch.zeros(len(fed.sizes), fed.classes)  # 0 for clients that were not there
         table[[r.client for r in replies]] = importance_by_class(shares, teacher[:, : fed.classes]).cpu()
@@ -76,3 +79,28 @@ class Teaching(Method):
 
         fit(student, me, loss, stage="distillation")
         return params(student)
+
+
+def distance_to(teacher: Tensor, logits: Tensor, tau: float = 1.0, scaling: Scaling = "plain") -> Tensor:
+    """KL(teacher || softmax(logits / tau)), mean over the samples (Eq. 8); the teacher is given as probabilities.
+
+    `tau2` multiplies by tau^2; `tau2_mean`, as DaFKD's code does, also takes the mean over classes, not their sum.
+
+    >>> round(distance_to(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.8, 0.2]]).log()).item(), 6)
+    0.03669
+    """
+    distance = F.kl_div(F.log_softmax(logits / tau, 1), teacher, reduction="batchmean")
+    if scaling == "plain":
+        return distance
+    return distance * (tau**2 if scaling == "tau2" else tau**2 / logits.shape[1])
+
+
+def importance_by_class(shares: Tensor, teacher: Tensor) -> Tensor:
+    """Each client's mean importance (K, classes) for the samples that the teacher takes for a class; 0 without such.
+
+    >>> importance_by_class(torch.tensor([[0.5, 1.0, 0.2], [0.5, 0.0, 0.8]]), torch.eye(3)[[0, 0, 2]])
+    tensor([[0.7500, 0.0000, 0.2000],
+            [0.2500, 0.0000, 0.8000]])
+    """
+    seen = F.one_hot(teacher.argmax(1), teacher.shape[1]).to(shares.dtype)
+    return ((shares @ seen) / seen.sum(0).clamp_min(1)).float()

@@ -15,10 +15,11 @@ from fedalloy.base.options import Count, Variant, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.setting import SERVER
+from fedalloy.knowledge.averaged import label_counts, models
 from fedalloy.knowledge.game import Game, opinions
 from fedalloy.knowledge.pictures import Images
 from fedalloy.knowledge.teaching import Teaching
-from fedalloy.methods.fedavg import FedAvg, label_counts, models
+from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.beside import Beside
 from fedalloy.train.fit import load, params
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedalloy.federation.core import Federation, Message, method
+from fedalloy.knowledge.averaged import models
 from fedalloy.methods.dafkd import CARD, DaFKD
-from fedalloy.methods.fedavg import models
 
 
 @method("dafkd-no-correlation", label="DaFKD (no correlation)", card=CARD)

@@ -14,10 +14,10 @@ from fedalloy.base.options import option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
-from fedalloy.knowledge.importance import ensemble, ensemble_of_products, importance
+from fedalloy.knowledge.averaged import models
+from fedalloy.knowledge.teachers import by_discriminator, ensemble, sum_of_products
 from fedalloy.methods.dafkd import CARD as DAFKD
 from fedalloy.methods.dafkd_scores import DaFKDScores
-from fedalloy.methods.fedavg import models
 
 OWN = "predictions for generated samples, weighed by how like its data they are"
 CARD = replace(
@@ -51,10 +51,10 @@ class DaFKDPredictions(DaFKDScores):
         self, fed: Federation, replies: Sequence[Message], told: Sequence[Message], x: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
         """The teacher from the products; samples that all clients disown are taught by all alike."""
-        teacher, known = ensemble_of_products(torch.stack([r["soft"] for r in told]))
+        teacher, known = sum_of_products(torch.stack([r["soft"] for r in told]))
         if not known.all():
             rest = x[~known]
-            alike = importance(torch.ones(len(replies), len(rest), device=x.device))
+            alike = by_discriminator(torch.ones(len(replies), len(rest), device=x.device))
             teacher[~known] = ensemble(alike, self.logits(fed, models(replies), rest), self.tau)
         return teacher, {}
 

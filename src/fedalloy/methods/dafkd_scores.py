@@ -11,9 +11,9 @@ from torch import Tensor
 from fedalloy.base.options import option
 from fedalloy.federation.core import Client, Federation, Message, Reply, action, method, reply
 from fedalloy.federation.gate import array, whole
+from fedalloy.knowledge.averaged import models
 from fedalloy.knowledge.game import opinions
 from fedalloy.methods.dafkd import CARD, DaFKD
-from fedalloy.methods.fedavg import models
 
 
 @method("dafkd-scores", label="DaFKD (scores)", card=CARD)

@@ -8,11 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.aggregation.robust import combined_answers
 from fedalloy.base.options import NotNegative, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, State, method
 from fedalloy.knowledge.exchange import digest
+from fedalloy.knowledge.teachers import consensus_of_probabilities
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.train.fit import params
 from fedalloy.train.losses import soft_ce
@@ -72,7 +72,7 @@ class DSFL(SoftLabels):
 
     def global_labels(self, soft: Tensor) -> Tensor:
         """The mean over the clients that answered, or what [aggregation] combines them to, sharpened."""
-        mean = combined_answers(soft, self.aggregation.combine, self.aggregation.trim)
+        mean = consensus_of_probabilities(soft, self.aggregation.combine, self.aggregation.trim)
         return (sharpened(mean, self.temperature) if self.ensemble == "era" else mean).to(soft.dtype)
 
     def distance(self, fused: Tensor, logits: Tensor) -> Tensor:

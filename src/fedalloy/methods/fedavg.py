@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
-
-from torch import Tensor
-
-from fedalloy.aggregation.cache import Cache, Unseen
-from fedalloy.base.options import section
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.knowledge.averaged import Averaged
 from fedalloy.train.fit import fit, params
 from fedalloy.train.losses import ce
 
-CacheInit, Weights = Unseen, Any  # OLD
-
 
 @method("fedavg", label="FedAvg", card=Card(paper="McMahan et al., AISTATS 2017", private=True))
-class FedAvg(Method):
-    """Average the active clients' models, weighted by their data.
+class FedAvg(Averaged):
+    """Average the active clients' models, weighted by their data (Algorithm 1).
 
     The view `aca` is the average of the active clients, which the next round starts from. The view `oca` (overall
     client average, FedKF's technique T1) averages the last known model of every client; see `aggregation/cache.py`.
@@ -29,88 +20,19 @@ class FedAvg(Method):
     'size'
     """
 
-    takes = frozenset({"weights", "combine", "clip"})
-    keeps_cache: ClassVar[bool] = True  # unless [cache] says otherwise
-
-    cache: Cache = section(Cache)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        oca = self.keeps_cache if self.cache.oca is None else self.cache.oca
-        object.__setattr__(self, "cache", replace(self.cache, oca=oca, unseen=self.cache.unseen or self.usual_unseen))
-
-    @property
-    def usual_unseen(self) -> Unseen:
-        """What stands in the cache for clients not yet seen, where [cache] does not say."""
-        return "seen_only"
-
     def init(self, fed: Federation) -> Tree:
-        """Start from one common model."""
+        """Initialise w_0."""
         model = params(fed.build())
         return {"model": model, **self.cache.start(model, fed.sizes, self.aggregation)}
 
     def round(self, s: State, fed: Federation) -> State:
-        """Send the model to the active clients, let them train, average what comes back."""
-        return self.averaged(s, fed.ask("train", fed.sample(), model=s["model"]), fed)
+        """Draw S_t; let its clients train w_t in parallel; w_{t+1} = sum_k (n_k / n) w_k."""
+        replies = fed.ask("train", fed.sample(), model=s["model"])
+        return self.averaged(s, replies, fed)
 
     @action("model -> model, n, counts if tells_counts")
     def train(self, me: Client, msg: Message) -> Reply:
-        """Local SGD on cross-entropy, from the received model."""
+        """ClientUpdate(k, w): epochs of mini-batch SGD on cross-entropy."""
         net = me.net(msg["model"])
         fit(net, me, lambda x, y: ce(net(x), y))
         return reply(model=params(net), **self.about(me))
-
-    def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
-        """w^{t+1} = sum_k (n_k / n) w_k over the active clients; with bounds, as [aggregation] says."""
-        return self.aggregation.average(models(replies), [r["n"] for r in replies], s["model"], label_counts(replies))
-
-    def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
-        """What the server makes of the average: here, the next model."""
-        return {"model": mean}
-
-    def averaged(self, s: State, replies: Sequence[Message], fed: Federation, **changes: Any) -> State:
-        """The state after these replies; without any, the model stays as it was."""
-        if not replies:
-            return s.next(**changes)
-        stepped = self.step(s, self.aggregate(s, replies, fed), replies, fed)
-        return s.next(**stepped, **self.cached(s, replies), **changes)
-
-    def cached(self, s: State, replies: Sequence[Message]) -> dict[str, Any]:
-        """The cache with the active clients' new models."""
-        clients = [r.client for r in replies]
-        kept = dict(zip(clients, self.aggregation.clipped(models(replies), s["model"]), strict=True))
-        counts = dict(zip(clients, label_counts(replies), strict=False))
-        return self.cache.updated(s.body, s.round + 1, self.aggregation, kept, counts)
-
-    def overall(self, s: State) -> Tree:
-        """OCA: the average of every client's last known model."""
-        return self.cache.overall(s.body, self.aggregation)
-
-    def models(self, s: State) -> Mapping[str, Tree]:
-        """The average of the active clients (`aca`) and, with the cache, that of all clients (`oca`)."""
-        return {"aca": s["model"], "oca": self.overall(s)} if self.cache.oca else {"aca": s["model"]}
-
-    @property
-    def tells_counts(self) -> bool:
-        """Whether clients say how many samples of each class they hold."""
-        return self.aggregation.weights == "disco"
-
-    def about(self, me: Client) -> dict[str, Any]:
-        """What the server is told of a client's data."""
-        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
-
-    def leaves(self) -> str:
-        """What leaves a client, in words."""
-        usual = super().leaves()
-        told = self.tells_counts and "of each class" not in usual
-        return f"{usual}, how many samples of each class" if told else usual
-
-
-def models(replies: Sequence[Message]) -> list[Tree]:
-    """The models that came back, in ascending client id."""
-    return [r["model"] for r in replies]
-
-
-def label_counts(replies: Sequence[Message]) -> list[Tensor]:
-    """The label counts that came back, where clients tell them."""
-    return [r["counts"] for r in replies if "counts" in r]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
-from fedalloy.knowledge.teachers import mean_logits, mean_probabilities
+from fedalloy.knowledge.teachers import Rule, taught
 from fedalloy.train.fit import batches, fit, frozen, load, params, predict
 from fedalloy.train.losses import ce, kl
 
@@ -48,7 +47,7 @@ class FedDF(Method):
 
     takes = frozenset({"weights=size", "weights=uniform"})
 
-    ensemble: Literal["logits", "probabilities"] = option("logits", "what the teachers' mean is taken of")
+    ensemble: Rule = option("logits", "mean logits, centred ones, mean probabilities, or these by how sure each is")
     steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group")
     batch: Count = option(128, "public inputs in a step")
     lr: Positive = option(1e-3, "Adam's first learning rate, which falls to 0 along a cosine")
@@ -90,7 +89,7 @@ class FedDF(Method):
         nets = [frozen(load(fed.build(r.client), r["model"])) for r in replies]
         answers = torch.stack([predict(net, inputs.subset(used)) for net in nets])
         teacher = torch.zeros(len(inputs), fed.outputs, device=inputs.x.device)
-        teacher[used] = mean_logits(answers) if self.ensemble == "logits" else mean_probabilities(answers, self.tau)
+        teacher[used] = taught(answers, self.ensemble, self.tau)
         lesson = Lesson(inputs, teacher, plan, held_out)
         return {g: self.student(fed, fed.groups[int(g)][0], weights, lesson) for g, weights in models.items()}
 

@@ -14,8 +14,10 @@ from fedalloy.base.options import Count, Even, NotNegative, Number, Positive, Se
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge import server_generator as losses
-from fedalloy.knowledge.server_generator import DISTANCES, class_weights, drawn_labels, split_labels
-from fedalloy.methods.fedavg import FedAvg, label_counts, models
+from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.server_generator import DISTANCES, drawn_labels, split_labels
+from fedalloy.knowledge.teachers import by_label_counts
+from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.generators import LabelledImageGenerator
 from fedalloy.train.beside import Beside, normal
 from fedalloy.train.fit import LocalWork, frozen, load, params
@@ -99,7 +101,7 @@ class FedFTG(FedAvg):
         generator = Beside(load(self.new_generator(fed), s["generator"]), rate)
         counts = torch.stack(list(bounded_counts(label_counts(replies), self.aggregation.cap)))
         device, noise = next(student.parameters()).device, fed.rng("generator/noise")
-        alpha = class_weights(counts, self.eps).to(device)
+        alpha = by_label_counts(counts, self.eps).to(device)
         everybody = list(range(len(teachers)))
         turns = [[k] for k in everybody] if self.one_by_one else [everybody]
         for y in self.sampled(counts.sum(0).cpu(), fed.rng("generator/labels")).to(device):

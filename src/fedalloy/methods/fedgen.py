@@ -15,8 +15,9 @@ from fedalloy.base.options import Count, NotNegative, Positive, Several, Variant
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
+from fedalloy.knowledge.averaged import label_counts, models
 from fedalloy.knowledge.server_generator import average_ce, diversity_loss, label_distribution, weighted_ce
-from fedalloy.methods.fedavg import FedAvg, label_counts, models
+from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.ensemble import stacked_heads
 from fedalloy.nets.generators import FeatureGenerator
 from fedalloy.nets.models import in_two_parts

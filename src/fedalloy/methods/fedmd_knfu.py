@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from fedalloy.aggregation.robust import combined_answers
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Federation, Message, method
+from fedalloy.federation.core import Card, Client, Federation, Message, method
+from fedalloy.federation.gate import array
+from fedalloy.knowledge.teachers import consensus
 from fedalloy.methods.soft_labels import SoftLabels
 
 
@@ -42,6 +41,11 @@ class FedMDKnFu(SoftLabels):
 
     def fuse(self, replies: Sequence[Message], fed: Federation) -> tuple[Mapping[int, Tree], Mapping[str, Any]]:
         """The mean over the clients that answered, or what [aggregation] combines them to."""
-        soft = torch.stack([r["soft"] for r in replies])
-        mean = combined_answers(soft, self.aggregation.combine, self.aggregation.trim).to(soft.dtype)
+        mean = consensus([r["soft"] for r in replies], self.aggregation.combine, self.aggregation.trim)
         return {r.client: {"soft": mean} for r in replies}, {}
+
+    def example(self, name: str, party: Client | Federation) -> Any:
+        """Distributions; what a median or trimmed mean sends a client need not sum to 1, which Eq. 10's KL mends."""
+        if isinstance(party, Client) and self.aggregation.combine in ("median", "trimmed"):
+            return array(len(self.part(party)), party.outputs, least=0.0, most=1.0)
+        return super().example(name, party)

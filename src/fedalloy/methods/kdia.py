@@ -15,10 +15,11 @@ from fedalloy.base.options import NotNegative, Positive, Variant, by_variant, op
 from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.knowledge.averaged import label_counts, models
 from fedalloy.knowledge.generated_features import GeneratedFeatures
 from fedalloy.knowledge.pictures import Features
 from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
-from fedalloy.methods.fedavg import FedAvg, label_counts, models
+from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.models import in_two_parts
 from fedalloy.train.fit import fit, frozen, params
 from fedalloy.train.losses import ce, kl

@@ -9,7 +9,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.aggregation.robust import clipped
 from fedalloy.base.options import Count, Fraction, NotNegative, Number, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
@@ -17,6 +16,7 @@ from fedalloy.federation.core import Client, Federation, Message, Reply, action,
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.exchange import OnPublicSamples, digest, public_part
 from fedalloy.knowledge.pretraining import train_until_converged
+from fedalloy.knowledge.teachers import consensus
 from fedalloy.train.fit import Optimiser, params, predict
 from fedalloy.train.losses import ce
 
@@ -104,10 +104,8 @@ class LogitExchange(Pretrained):
 
     def consensus(self, replies: Sequence[Message]) -> Tensor:
         """(1/K) sum_k z_k over those who answered, or what [aggregation] combines them to; sizes do not count."""
-        answers = [r["logits"] if self.clip_logits is None else clipped(r["logits"], self.clip_logits) for r in replies]
-        trees = [{"logits": z} for z in answers]
-        found: Tensor = self.aggregation.combined(trees, [1.0] * len(trees), trees[0])["logits"]
-        return found
+        rule = self.aggregation
+        return consensus([r["logits"] for r in replies], rule.combine, rule.trim, self.clip_logits)
 
     def approach(
         self, net: nn.Module, me: Client, public: PublicSet, target: Tensor, optimiser: Optimiser | None = None

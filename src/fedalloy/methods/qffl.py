@@ -15,7 +15,8 @@ from fedalloy.base.options import option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
-from fedalloy.methods.fedavg import FedAvg, models
+from fedalloy.knowledge.averaged import models
+from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, params, predict
 from fedalloy.train.losses import ce
 

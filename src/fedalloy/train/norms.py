@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics: leave them as they are while a network trains."""
+"""Keep BatchNorm's running statistics unchanged while a network trains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def norms_kept(net: nn.Module, kept: bool = True) -> Iterator[None]:
-    """BatchNorm in a network in training uses its running statistics and leaves them as they are, if `kept`.
+    """If `kept`, BatchNorm uses its running statistics and does not update them while a network trains.
 
     >>> import torch
     >>> layer = nn.BatchNorm1d(1)
@@ -31,4 +31,4 @@ def norms_kept(net: nn.Module, kept: bool = True) -> Iterator[None]:
 
 
 def _to_eval(norm: nn.Module, _: Any) -> None:
-    norm.eval()  # at each pass, because the training loop sets the whole network to training
+    norm.eval()  # at each pass, because the training loop sets the whole network to training mode

@@ -221,7 +221,7 @@ def closed(account: Account, memory: Tree, keep: Tree | None) -> Tree | None:
 
 
 def accounted(method: Method, me: Client, do: Callable[[], Reply], reply: type[Reply]) -> Reply:
-    """Let a client act on its account, which travels with what it keeps; one whose budget is spent says that alone."""
+    """Let a client act with its account, which is kept in its memory; if its budget is spent, it only reports that."""
     assert me.account is not None
     me.account.run = run_address(method, me.work, me.account.privacy)
     try:
@@ -232,7 +232,7 @@ def accounted(method: Method, me: Client, do: Callable[[], Reply], reply: type[R
 
 
 def overspent(privacy: Privacy | None, body: Any) -> str | None:
-    """Why a reply does not count, if it says that its client's budget is spent."""
+    """Return why a reply is refused if it reports that its client's budget is spent, or None."""
     if privacy is None or not isinstance(body, Mapping) or not isinstance(body.get(LEDGER), str):
         return None
     return f"one more round would exceed its privacy budget of {privacy.budget}"

@@ -96,7 +96,7 @@ class Simulation(Flower):
     ) -> None:
         if setting.device.type != "cpu":
             raise UsageError(
-                f"engine = 'flower' simulates on CPUs, but the data is on '{setting.device}'; write another engine"
+                f"engine = 'flower' simulates on CPUs, but the data is on '{setting.device}'; write engine = 'auto'"
             )
         self._temporary = tempfile.mkdtemp(prefix="fedalloy-")
         self._here = Here(Path(self._temporary))

@@ -1,0 +1,93 @@
+"""What methods share that average models: the cache, the server's step, and what clients tell of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from fedalloy.aggregation.cache import Cache, Unseen
+from fedalloy.base.options import section
+from fedalloy.base.tree import Tree
+from fedalloy.federation.core import Client, Federation, Message, Method, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Method):
+    """A method whose server averages the active clients' models, by [aggregation] and with the [cache].
+
+    A round of such a method ends with `averaged`. Override `aggregate` for another average, `step` for a server that
+    does more with it, `overall` for another average of the cache.
+    """
+
+    takes = frozenset({"weights", "combine", "clip"})
+    keeps_cache: ClassVar[bool] = True  # unless [cache] says otherwise
+
+    cache: Cache = section(Cache)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        oca = self.keeps_cache if self.cache.oca is None else self.cache.oca
+        object.__setattr__(self, "cache", replace(self.cache, oca=oca, unseen=self.cache.unseen or self.usual_unseen))
+
+    @property
+    def usual_unseen(self) -> Unseen:
+        """What stands in the cache for clients not yet seen, where [cache] does not say."""
+        return "seen_only"
+
+    def averaged(self, s: State, replies: Sequence[Message], fed: Federation, **changes: Any) -> State:
+        """The state after these replies; without any, the model stays as it was."""
+        if not replies:
+            return s.next(**changes)
+        stepped = self.step(s, self.aggregate(s, replies, fed), replies, fed)
+        return s.next(**stepped, **self.cached(s, replies), **changes)
+
+    def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
+        """w^{t+1} = sum_k (n_k / n) w_k over the active clients; with bounds, as [aggregation] says."""
+        return self.aggregation.average(models(replies), [r["n"] for r in replies], s["model"], label_counts(replies))
+
+    def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
+        """What the server makes of the average: here, the next model."""
+        return {"model": mean}
+
+    def cached(self, s: State, replies: Sequence[Message]) -> dict[str, Any]:
+        """The cache with the active clients' new models."""
+        clients = [r.client for r in replies]
+        kept = dict(zip(clients, self.aggregation.clipped(models(replies), s["model"]), strict=True))
+        counts = dict(zip(clients, label_counts(replies), strict=False))
+        return self.cache.updated(s.body, s.round + 1, self.aggregation, kept, counts)
+
+    def overall(self, s: State) -> Tree:
+        """OCA: the average of every client's last known model."""
+        return self.cache.overall(s.body, self.aggregation)
+
+    def models(self, s: State) -> Mapping[str, Tree]:
+        """The average of the active clients (`aca`) and, with the cache, that of all clients (`oca`)."""
+        return {"aca": s["model"], "oca": self.overall(s)} if self.cache.oca else {"aca": s["model"]}
+
+    @property
+    def tells_counts(self) -> bool:
+        """Whether clients say how many samples of each class they hold."""
+        return self.aggregation.weights == "disco"
+
+    def about(self, me: Client) -> dict[str, Any]:
+        """What the server is told of a client's data."""
+        return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
+
+    def leaves(self) -> str:
+        """What leaves a client, in words."""
+        usual = super().leaves()
+        told = self.tells_counts and "of each class" not in usual
+        return f"{usual}, how many samples of each class" if told else usual
+
+
+def models(replies: Sequence[Message]) -> list[Tree]:
+    """The models that came back, in ascending client id."""
+    return [r["model"] for r in replies]
+
+
+def label_counts(replies: Sequence[Message]) -> list[Tensor]:
+    """The label counts that came back, where clients tell them."""
+    return [r["counts"] for r in replies if "counts" in r]
