@@ -28,7 +28,7 @@ from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.methods import FedAvg
 from fedalloy.report.facts import skipped
-from fedalloy.run import runner
+from fedalloy.run import opened, runner
 from fedalloy.storage.results import Run
 from fedalloy.storage.store import Store
 from fedalloy.train.privacy import LEDGER
@@ -192,7 +192,8 @@ def test_what_was_spent_of_privacy_stays_spent() -> None:
 
 @pytest.fixture(autouse=True)
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "make_method", lambda _: Failing())
+    for module in (runner, opened):
+        monkeypatch.setattr(module, "make_method", lambda _: Failing())
     monkeypatch.setattr("os.fsync", lambda _: None)
 
 
