@@ -69,13 +69,13 @@ def setting(small_setting, random_sites):
 def messages(monkeypatch):
     """Every message from now on, the replies included."""
     seen: list[Message] = []
-    real = Message.__post_init__
+    real = Message.__init__
 
-    def note(message):
-        real(message)
+    def note(message, *given, **named):
+        real(message, *given, **named)
         seen.append(message)
 
-    monkeypatch.setattr(Message, "__post_init__", note)
+    monkeypatch.setattr(Message, "__init__", note)
     return seen
 
 
