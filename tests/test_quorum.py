@@ -25,7 +25,7 @@ from fedalloy.federation.core import Client, Federation, Message, Method, Reply,
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.methods import FedAvg, Local
-from fedalloy.run import runner
+from fedalloy.run import opened, runner
 from fedalloy.storage.store import Store
 
 SILENT = Participation(late_drop=0.999999)
@@ -254,7 +254,8 @@ def test_a_run_that_overflows_is_resumed_to_the_same_records(tmp_path: Path, mon
         if record["round"] == 2:
             raise StopError
 
-    monkeypatch.setattr(runner, "make_method", lambda _: Diverging())
+    for module in (runner, opened):
+        monkeypatch.setattr(module, "make_method", lambda _: Diverging())
     exp = {**TINY, "rounds": 4}
     whole = simulate(exp, tmp_path / "whole")
     with pytest.raises(StopError):
