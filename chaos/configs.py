@@ -17,16 +17,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from harness import HERE, Dice, FaultError, little_memory, one_line, run_from_command_line, show, trials
 from mutants import damaged, mutated, no_file
-from pydantic import TypeAdapter
 from valid import OTHER, an_experiment
 
-from fedalloy.base import checked, registry
 from fedalloy.config import build
 from fedalloy.config import experiment as config
 from fedalloy.config.experiment import experiment, make_method
@@ -77,7 +75,7 @@ BUILT_IN = ("tiny", OTHER)
 
 @contextmanager
 def read_once() -> Iterator[None]:
-    """Unpack the built-in data once, and read type hints once: both take longer than a trial."""
+    """Unpack the built-in data once: it takes longer than a trial."""
     other = load(OTHER)
     few = replace(other, x=other.x[::10], y=other.y[::10], x_test=None, y_test=None)  # only used as a public set
     held = {"tiny": load("tiny"), OTHER: few}
@@ -85,24 +83,8 @@ def read_once() -> Iterator[None]:
     def loaded(name: str, **given: Any) -> Dataset:
         return held[name] if name in held and not given else load(name, **given)
 
-    hints = cache(vars(checked)["type_hints"])
-    with (
-        patch.object(build, "load", loaded),
-        patch.object(checked, "type_hints", hints),
-        patch.object(config, "type_hints", hints),
-        patch.object(checked, "TypeAdapter", _adapter),
-        patch.object(registry, "get_type_hints", cache(get_type_hints)),
-    ):
+    with patch.object(build, "load", loaded):
         yield
-
-
-ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
-
-
-def _adapter(hint: Any, config: Any) -> TypeAdapter[Any]:
-    if hint not in ADAPTERS:
-        ADAPTERS[hint] = TypeAdapter(hint, config=config)
-    return ADAPTERS[hint]
 
 
 @cache
