@@ -315,7 +315,7 @@ def test_damage_to_both_generations_is_refused_and_nothing_is_touched(tmp_path: 
 def test_no_checkpoint_at_all_is_no_reason_to_begin_anew(tmp_path: Path, built: Built) -> None:
     folder = stopped_after(tmp_path / "run", 3, tiny("rounds=4"), built)
     shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(CheckpointError, match="has records of several rounds, but no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"records of several rounds.* no checkpoint"):
         resume(folder, built=built)
     assert len(read(folder).rounds) == 3
 

@@ -332,7 +332,7 @@ def test_dafkd_without_anything_to_draw(run: Make) -> None:
     bare = run(*DAFKD, *FEATURES, "method.distil_steps=0")
     with pytest.raises(UsageError, match=r"no importance\.png: .*; no generated\.png: "):
         draw(bare)
-    with pytest.raises(UsageError, match=r"dafkd .*--central"):
+    with pytest.raises(UsageError, match=r"dafkd-features .*--central"):
         draw(bare, central=bare)
     with pytest.raises(UsageError, match=r"dafkd .*--client"):
         draw(run(*DAFKD), client=0)

@@ -20,7 +20,19 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import Choice, Stop, experiment, override
 from fedalloy.data import load
 from fedalloy.errors import CheckpointError, DataError, UsageError
-from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, hyper_parameters, methods, reply
+from fedalloy.federation.core import (
+    Card,
+    Client,
+    Federation,
+    Message,
+    Reply,
+    State,
+    action,
+    hyper_parameters,
+    method,
+    methods,
+    reply,
+)
 from fedalloy.methods import FedAvg, FedProx
 from fedalloy.report.export import export_model
 from fedalloy.run import runner
@@ -139,7 +151,7 @@ def test_rounds_are_evaluated_as_often_as_asked_and_at_the_end() -> None:
 
 
 def test_a_validation_share_fills_its_column_and_selects_its_own_round() -> None:
-    words = ("rounds=8", "partition.validation=0.3", "training.lr=0.5", "training.batch=8", "method.oca=false")
+    words = ("rounds=8", "partition.validation=0.3", "training.lr=0.5", "training.batch=8", "cache.oca=false")
     run = simulate(tiny(*words))
     assert all(0 <= r["views"]["aca"]["validation"] <= 1 for r in run.rounds)
     chosen = [best_round(run, "aca", selection) for selection in SELECTIONS]
@@ -223,8 +235,13 @@ def test_a_run_that_fails_later_keeps_its_rounds(tmp_path: Path) -> None:
 
 
 def test_an_option_that_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be recorded as JSON"):
-        simulate(tiny(), tmp_path / "run", method=FedProx(mu=float("nan")))
+    @method("of-sets", label="Of sets", card=Card(paper="none"))
+    class OfSets(FedAvg):
+        some: Any = frozenset({1})
+
+    with pytest.raises(UsageError, match="JSON"):
+        simulate(tiny(), tmp_path / "run", method=OfSets())
+    methods._things.pop("of-sets")  # type: ignore[attr-defined]  # a registry only grows
     assert list(tmp_path.iterdir()) == []
 
 

@@ -208,7 +208,10 @@ def test_skew_of_an_empty_client():
 def test_the_page_says_in_words_what_left_the_clients(tmp_path):
     """With the options that the run had."""
     small = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 3, "alpha": 1.0}}
-    runs = [simulate({**small, "method": m}) for m in ({"name": "fedavg", "weights": "disco"}, {"name": "local"})]
+    runs = [
+        simulate({**small, "method": m})
+        for m in ({"name": "fedavg", "aggregation": {"weights": "disco"}}, {"name": "local"})
+    ]
     page = write_report(runs, tmp_path / "r.html").read_text()
     words = page.partition("What left the clients")[2].partition("Time, all rounds")[0]
     assert "model weights, number of samples, how many samples of each class" in words

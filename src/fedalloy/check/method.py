@@ -62,7 +62,7 @@ def check_method(method: Method, setting: Setting | None = None) -> None:
     Without a setting it makes two small ones itself: a perceptron, and a network with BatchNorm and dropout.
 
     >>> from fedalloy.methods import FedAvg
-    >>> check_method(FedAvg(weights="uniform"))
+    >>> check_method(FedAvg())
     """
     checks_passed(method, setting)
 

@@ -273,7 +273,7 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets or partitions, or all there is to say of one method.
+    """List methods, models, data sets, partitions, or one method.
 
     Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
     means that it is not empty, `no` that it is empty, and any other word is a substring search.

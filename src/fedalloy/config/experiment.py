@@ -19,7 +19,7 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
-from fedalloy.base.options import Count, Positive, Share, option, resolve, sections_of
+from fedalloy.base.options import Count, Positive, Share, option, options_of, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
@@ -320,7 +320,17 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 
     choice = choice or exp.method
     cls = methods[choice.name]
+    _refuse_moved(cls, choice)
     return _made(_Plan(cls, choice, {name: _own_section(exp, choice, cls, name) for name in sections_of(cls)}))
+
+
+def _refuse_moved(cls: type[Method], choice: Choice) -> None:
+    """Refuse an option that is a key of a section, and name the section."""
+    own = [found.name for found in options_of(cls)]
+    for section in sections_of(cls):
+        for key in (f.name for f in dataclasses.fields(_CLOSED[section])):
+            if key in choice.options and key not in own:
+                raise UsageError(f"{choice.name} has no key {shown(key)}; write {section}.{key}")
 
 
 class _Plan(NamedTuple):
@@ -374,14 +384,13 @@ def naming(exp: Experiment, method: Method) -> Experiment:
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:
-    """A method made in Python, with the experiment's sections in the place of those it has by default."""
-    sections: dict[str, Any] = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
-    untouched = {
-        name: sections[name]
-        for name in sections_of(method)
-        if getattr(method, name) == getattr(dataclasses.replace(method, **{name: type(getattr(exp, name))()}), name)
-    }
-    return dataclasses.replace(method, **untouched)
+    """A method made in Python, with the experiment's sections in the place of those that it has by default."""
+    if all(getattr(method, name) == getattr(exp, name) for name in sections_of(method)):
+        return method
+    given: dict[str, Any] = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
+    plain = dataclasses.replace(method, **{name: type(given[name])() for name in sections_of(method)})
+    untouched = [name for name in sections_of(method) if getattr(method, name) == getattr(plain, name)]
+    return dataclasses.replace(method, **{name: given[name] for name in untouched})
 
 
 def check_options(

@@ -72,6 +72,7 @@ def agreed_experiment(folder: Path) -> Experiment:
 def refuse_another(agreed: Experiment, asked: Mapping[str, Any]) -> None:
     """Refuse a server whose experiment differs from this site's own; only the number of rounds may differ.
 
+    >>> from fedalloy import experiment
     >>> refuse_another(experiment({"rounds": 3}), experiment({"rounds": 30}).to_dict())
     >>> refuse_another(experiment({}), experiment({"method": "dafkd"}).to_dict())
     Traceback (most recent call last):

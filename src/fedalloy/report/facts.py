@@ -49,8 +49,8 @@ def versions(runs: Sequence[Run]) -> str:
 def left(run: Run) -> str:
     """What left the clients, in words; unknown for a method that is not registered here.
 
-    >>> left(Run({"name": "fedavg", "experiment": {"method": {"name": "fedavg", "weights": "disco"}}}, ()))
-    'model weights, number of samples, how many samples of each class'
+    >>> left(Run({"name": "feddisco", "experiment": {"method": {"name": "feddisco"}}}, ()))
+    'model weights, number of samples of each class'
     """
     try:
         return make_method(recorded(run.meta)).leaves()

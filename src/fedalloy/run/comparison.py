@@ -75,8 +75,10 @@ def run_methods(
                 if place is not None and begun(place):
                     runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
                 else:
-                    this = naming(one, made[key])
-                    runs.append(simulate(this, place, label=label, built=built, engine=engine, watch=watch))
+                    this, method = naming(one, made[key]), made[key]
+                    runs.append(
+                        simulate(this, place, method=method, label=label, built=built, engine=engine, watch=watch)
+                    )
     return runs
 
 
