@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from fedalloy.base.options import NotNegative, Positive, option
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Federation, State, method
+from fedalloy.federation.core import Federation, State, method
 from fedalloy.knowledge.exchange import digest
 from fedalloy.knowledge.teachers import consensus_of_probabilities
-from fedalloy.methods.soft_labels import SoftLabels
+from fedalloy.methods.soft_labels import CARD, SoftLabels
 from fedalloy.train.fit import params
 from fedalloy.train.losses import soft_ce
 
@@ -21,16 +22,10 @@ from fedalloy.train.losses import soft_ce
 @method(
     "ds-fl",
     label="DS-FL",
-    card=Card(
+    card=replace(
+        CARD,
         paper="Itahara, Nishio, Koda, Morikura and Yamamoto, IEEE TMC 2021",
         distils="the sharpened mean of all active clients' answers, on public samples, into them and a server's model",
-        leaves_client="probabilities for public samples",
-        public=True,
-        clients_hold_public=True,
-        any_network=True,
-        remembers="its model",
-        private=True,
-        private_except={"ce_on": "local"},
     ),
 )
 class DSFL(SoftLabels):

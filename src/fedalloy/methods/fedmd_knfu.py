@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Client, Federation, Message, method
+from fedalloy.federation.core import Client, Federation, Message, method
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.teachers import consensus
-from fedalloy.methods.soft_labels import SoftLabels
+from fedalloy.methods.soft_labels import CARD, SoftLabels
 
 
 @method(
     "fedmd-knfu",
     label="FedMD (KnFu)",
-    card=Card(
+    card=replace(
+        CARD,
         paper="the baseline of KnFu, Seyedmohammadi et al., 2024, after Li and Wang, 2019",
         distils="the mean answer of all active clients, on public samples, into each client's network",
-        leaves_client="probabilities for public samples",
-        public=True,
-        clients_hold_public=True,
-        any_network=True,
-        remembers="its model",
-        private=True,
-        private_except={"ce_on": "local"},
     ),
 )
 class FedMDKnFu(SoftLabels):

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedalloy.base.options import NotNegative, option
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Card, Federation, Message, State, method
+from fedalloy.federation.core import Federation, Message, State, method
 from fedalloy.knowledge.fusion import Direction, divergences, epd, fuse, fusion_weights
-from fedalloy.methods.soft_labels import SoftLabels
+from fedalloy.methods.soft_labels import CARD, SoftLabels
 
 
 @method(
     "knfu",
     label="KnFu",
-    card=Card(
+    card=replace(
+        CARD,
         paper="Seyedmohammadi, Atapour, Abouei and Mohammadi, arXiv 2403.11892, 2024",
         distils="a mixture of all active clients' answers, its own for each client, on public samples",
-        leaves_client="probabilities for public samples",
-        public=True,
-        clients_hold_public=True,
-        any_network=True,
-        remembers="its model",
-        private=True,
-        private_except={"ce_on": "local"},
     ),
 )
 class KnFu(SoftLabels):

@@ -12,12 +12,22 @@ from fedalloy.base.options import NotNegative, Number, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Federation, Message, Reply, State, action, reply
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, reply
 from fedalloy.federation.gate import probabilities
 from fedalloy.knowledge.exchange import OnPublicSamples, digest, own_batches
 from fedalloy.train.fit import fit, params, predict
 from fedalloy.train.losses import ce, kl
 
+CARD = Card(
+    paper="",  # and what is distilled: a method's own
+    leaves_client="probabilities for public samples",
+    public=True,
+    clients_hold_public=True,
+    any_network=True,
+    remembers="its model",
+    private=True,
+    private_except={"ce_on": "local"},
+)
 FLOOR = 1e-12  # smaller probabilities count as this, so that their logarithms exist
 
 
