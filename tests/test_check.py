@@ -10,6 +10,8 @@ import torch
 
 import fedalloy.methods  # noqa: F401  # registers them all
 from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.check import method as check
 from fedalloy.check.method import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
 from fedalloy.errors import UsageError
@@ -30,8 +32,8 @@ def test_registering_a_method_is_being_tested(name):
 @pytest.mark.parametrize(
     "method",
     [
-        FedAvg(oca=False),
-        FedAvg(weights="uniform", cache_init="init_model"),
+        FedAvg(cache=Cache(oca=False)),
+        FedAvg(aggregation=Aggregation(weights="uniform"), cache=Cache(unseen="init_model")),
         QFFL(q=1.0, sampling="size"),
     ],
     ids=repr,
