@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -211,19 +211,36 @@ def test_every_option_and_privacy_are_drawn(chaos: Any) -> None:
     assert {values["engine"] for values in drawn} == {"serial", "threads"}
     private = {values["method"]["name"] for values in drawn if "privacy" in values}
     assert private == {name for name, cls in valid.methods.items() if cls.card.private}
-    seen: dict[tuple[str, str], set[Any]] = {}
-    for table in (values["method"] for values in drawn):
-        for option in table:
-            seen.setdefault((table["name"], option), set()).add(table[option])
-    never = {
-        f"{name}.{f.name}"
-        for name, cls in valid.methods.items()
-        for f in fields(cls)
-        if not seen.get((name, f.name), set()) - {cls.card.quick.get(f.name, f.default)}
+    seen: dict[tuple[str, str, str], set[Any]] = {}
+    for values in drawn:
+        table = values["method"]
+        parts = {name: {**values.get(name, {}), **table.get(name, {})} for name in valid.SECTIONS}
+        parts[""] = {key: value for key, value in table.items() if key not in parts}
+        for part, options in parts.items():
+            for option, value in options.items():
+                seen.setdefault((table["name"], part, option), set()).add(value)
+
+    def never(part: str, cls: type[Any], name: str, quick: dict[str, Any]) -> set[str]:
+        usual = {option.name: quick.get(option.name, option.default) for option in valid.options_of(cls)}
+        return {option for option, value in usual.items() if not seen.get((name, part, option), set()) - {value}}
+
+    fixed = {  # options that a method has from another one, and in which it leaves no choice
+        "dafkd-features": {"generator_kind", "generator_width", "shared_layers"},
+        "dafkd-predictions": {"common_head", "ensemble", "max_share"},
+        "dafkd-scores": {"common_head"},
+        "fedkf-server": {"adversarial"},
     }
-    refused = {"dafkd": {"combine", "trim", "clip"}, "qffl": {"combine", "trim", "clip"}}
-    refused |= {name: {"combine", "trim"} for name in ("fedftg", "fedgen", "kdia")}
-    assert never <= {f"{name}.{option}" for name in refused for option in refused[name]} | {"fedkf.oca", "kdia.oca"}
+    disco = {"disco_a", "disco_b", "disco_metric", "disco_normalise"}
+    with_key = {"weights": {"weights"}, "weights=disco": disco, "combine": {"combine", "trim"}, "clip": {"clip"}}
+    for name, cls in valid.methods.items():
+        assert never("", cls, name, cls.card.quick) == fixed.get(name, set()), name
+        taken = cls.takes | {use.split("=")[0] for use in cls.takes}
+        taken |= {"weights=disco"} if "weights" in cls.takes else set()
+        idle = {option for key, options in with_key.items() if key not in taken for option in options}
+        rare = {"combine", "trim"} if name == "feddisco" else set()  # they exclude its usual weights
+        assert idle <= never("aggregation", valid.Aggregation, name, {}) <= idle | rare, name
+        if "cache" in valid.sections_of(cls):
+            assert never("cache", valid.Cache, name, {}) == set(), name
 
 
 def test_too_few_runs_are_a_failure(chaos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
