@@ -289,7 +289,7 @@ def test_another_seed_is_another_digest(chaos: Any) -> None:
 def test_the_gate_costs_little(chaos: Any) -> None:
     report = chaos("gate_price").main(2, 0, images=64)["gate-price"]
     medians = [found["median"] for found in report["methods"].values()]
-    assert list(report["methods"]) == ["FedAvg", "FedMD", "DaFKD"]
+    assert list(report["methods"]) == ["FedAvg", "FedMD", "DaFKD (scores)"]
     assert all(0 < median < 0.2 for median in medians)  # small rounds, a busy machine; the program's own limit is 3 %
     assert report["median"] == max(medians)
     assert report["failures"] == sum(median > report["limit"] for median in medians)
@@ -353,7 +353,7 @@ def test_shared_memory_that_a_kill_leaves_is_noticed(
     chaos("zygote").nothing_shared()
     monkeypatch.setattr(arena, "_nameless", lambda: False)  # as where files need names
     kept = arena.shared((3,))
-    with pytest.raises(chaos("harness").FaultError, match="1 files are left in shared memory, such as fedalloy-"):
+    with pytest.raises(chaos("harness").FaultError, match=r"\b1 files .*shared memory.*\bfedalloy-"):
         chaos("zygote").nothing_shared()
     del kept
 
@@ -416,7 +416,7 @@ def test_a_pipe_in_the_place_of_the_records_is_not_waited_for(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("resume", "fault"),
     [
-        (lambda *_, **__: None, "it was accepted, and then"),
+        (lambda *_, **__: None, "it was accepted, but"),
         (lambda *_, **__: {}["nothing"], "KeyError: 'nothing'"),
         (lambda *_, **__: _refuse("two\nlines"), "the refusal is not one line"),
         (lambda folder, **_: ((folder / "more").touch(), _refuse("no")), "but something was written"),
@@ -532,7 +532,9 @@ def test_a_command_that_breaks_is_a_failure(chaos: Any, tmp_path: Path, monkeypa
     monkeypatch.setattr("fedalloy.report.listing.listing", lambda *_, **__: 1 / 0)
     with chaos("checkpoints").prepared(tmp_path), commands.quick():
         report = chaos("harness").trials("commands", 1, 0, commands.command_trial)
-    assert "left with 1" in report["examples"][0]["what"]
+    what = report["examples"][0]["what"]
+    assert "'list' exited with status 1" in what
+    assert "ZeroDivisionError" in what
 
 
 def test_hostile_evaluations_stay_within_the_limits(chaos: Any) -> None:
