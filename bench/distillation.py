@@ -37,7 +37,7 @@ from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Message, State, act, initial
 from fedalloy.federation.setting import Setting
 from fedalloy.methods.fedgen import FedGen
-from fedalloy.methods.fedkf import FedKFMinus
+from fedalloy.methods.fedkf_minus import FedKFMinus
 from fedalloy.methods.kdia import KDIA
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.train.fit import batches, one_thread, params

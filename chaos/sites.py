@@ -57,7 +57,8 @@ METHOD = FedAvg(aggregation=Aggregation(weights="disco"))  # its clients send th
 EXPERIMENT = {
     "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
     "model": {"name": "mlp"},
-    "method": {"name": "fedavg", "weights": "disco"},
+    "method": {"name": "fedavg"},
+    "aggregation": {"weights": "disco"},
 }
 METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "forward_samples")
 METER = (*METER, "backward_samples")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import dataclasses
 import random
 import typing
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import fedalloy.methods  # noqa: F401  # registers them
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.options import options_of, sections_of
+from fedalloy.config.experiment import experiment, make_method
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
@@ -21,10 +26,13 @@ SIZES = {"lenet5": 28, "simple-cnn": 28, "selective-cnn": 28}
 NUMBERS: dict[str, tuple[float, ...]] = {
     "adversarial": (0.5, 2.0),
     "bn_eps": (1e-5, 0.8),
+    "cap": (0.2, 0.5, 1.0),
     "clip": (0.5, 5.0),
     "clip_logits": (1.0, 10.0),
     "decay": (0.9, 1.0),
     "distil_lr": (0.001, 0.01),
+    "eps": (0.0, 1e-6),
+    "exact_up_to": (1, 3),
     "generator_lr": (1e-4, 1e-3),
     "generator_lr_decay": (0.9, 1.0),
     "generator_weight_decay": (0.0, 1e-3),
@@ -33,6 +41,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "kd_weight": (0.5, 1.0),
     "l2": (0.0, 1e-4),
     "lam": (0.01, 0.1),
+    "max_distance": (10.0, 1000.0),
     "max_share": (0.5, 0.9),
     "momentum": (0.0, 0.5),
     "samples": (4, 16),
@@ -43,22 +52,12 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "tau_server": (0.5, 1.0),
     "validation": (0.1, 0.2),
 }
-# What options, of all methods or of one, require; None means absent.
-KNFU = {"mode": "knfu", **dict.fromkeys(("digest_batch", "pretrain_public", "pretrain_private", "private_batch"))}
+# What options, of all methods or of one, require beyond what they declare themselves; None means absent.
 NEEDS: dict[str, dict[str, Any]] = {
-    "trim": {"combine": "trimmed"},
     "policy": {"samples": 8},
-    "fedmd.mode": KNFU,
-    "fedmd.tune_epochs": KNFU,
-    "fedmd.temperature": KNFU,
-    "fedmd.kd_weight": KNFU,
-    "fedmd.ce_on": KNFU,
-    "fedmd-global.beta": {"lwof": True},
-    "fedmd-global.rho": {"lwof": True},
     "selective-fd.client_selector": {"auxiliary": None},
-    "selective-fd.temperature": {"kd": "kl"},
-    "selective-fd.max_entropy": {"server_selector": "entropy"},
 }
+SECTIONS: dict[str, type[Any]] = {"aggregation": Aggregation, "cache": Cache}
 TRIES = 20  # to find options that a method accepts together
 SMALL: dict[str, dict[str, Any]] = {"resnet8": {"width": 8}, "wrn": {"depth": 10}, "mlp": {"hidden": [16]}}
 
@@ -74,7 +73,7 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
         "engine": dice.choice(("serial", "threads")),
         "data": {"name": "tiny", "size": size},
         "partition": _partition(dice, clients),
-        "method": _method(dice, cls),
+        **_method(dice, cls),
         "training": _training(dice),
         "participation": _participation(dice, clients),
         **several,
@@ -86,7 +85,6 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
     if cls.card.private and dice.random() < 0.2:
         values["privacy"] = _privacy(dice)
     for key, made in (
-        ("aggregation", lambda: {"cap": dice.choice((0.2, 0.5, 1.0)), "max_distance": dice.choice((10.0, 100.0))}),
         ("quorum", lambda: {"fraction": dice.choice((0.0, 0.5, 1.0)), "skips": dice.randrange(1, 4)}),
         ("stop", lambda: _stop(dice, values["partition"])),
         ("memory", lambda: dice.choice((0, "4GB"))),
@@ -113,26 +111,38 @@ def _networks(dice: random.Random, cls: type[Method]) -> tuple[int, dict[str, An
 
 
 def _method(dice: random.Random, cls: type[Method]) -> dict[str, Any]:
-    """Return a method with fast options, and sometimes other values that its types allow."""
+    """Return a method with fast options and its sections, and sometimes other values that their types allow."""
     for _ in range(TRIES):
-        options = _options(dice, cls)
+        parts = {"method": {"name": cls.name, **_options(dice, cls, cls.card.quick)}}
+        sections = {name: _options(dice, SECTIONS[name], {}) for name in sections_of(cls)}
+        place = parts["method"] if dice.random() < 0.3 else parts  # those of this method alone, or common ones
+        place |= {name: drawn for name, drawn in sections.items() if drawn}
         with suppress(UsageError):  # options that do not go together; wrong experiments are tested elsewhere
-            cls(**options)
-            return {"name": cls.name, **options}
-    return {"name": cls.name, **cls.card.quick}
+            make_method(experiment(parts))
+            return parts
+    return {"method": {"name": cls.name, **cls.card.quick}}
 
 
-def _options(dice: random.Random, cls: type[Method]) -> dict[str, Any]:
-    options = dict(cls.card.quick)
+def _options(dice: random.Random, cls: type[Any], quick: Mapping[str, Any]) -> dict[str, Any]:
+    options = dict(quick)
     hints = typing.get_type_hints(cls)
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]  # @method makes it one
-        usual = cls.card.quick.get(f.name, f.default)
-        words = [] if f.name in cls.card.quick else _choices(hints[f.name])
-        values = [value for value in words + _numbers(hints[f.name], f.name, usual) if value != usual]
+    for option in options_of(cls):
+        usual = quick.get(option.name, option.default)
+        words = [] if option.name in quick else _choices(hints[option.name])
+        values = [value for value in words + _numbers(hints[option.name], option.name, usual) if value != usual]
         if values and dice.random() < 0.1:
-            options[f.name] = dice.choice(values)
-            options |= NEEDS.get(f.name, {}) | NEEDS.get(f"{cls.name}.{f.name}", {}) | {f.name: options[f.name]}
+            options[option.name] = dice.choice(values)
+            options |= _needs(dice, cls, option.name) | {option.name: options[option.name]}
     return {name: value for name, value in options.items() if value is not None}
+
+
+def _needs(dice: random.Random, cls: type[Any], name: str) -> dict[str, Any]:
+    """Return what an option has no effect without."""
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    other, *values = fields[name].metadata.get("only_with") or ("",)
+    some = [value for value in values if value is not None]
+    declared = {other: dice.choice(some)} if other in fields and some else {}
+    return declared | NEEDS.get(name, {}) | NEEDS.get(f"{getattr(cls, 'name', '')}.{name}", {})
 
 
 def _choices(hint: Any) -> list[Any]:

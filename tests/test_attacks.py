@@ -13,6 +13,7 @@ from torch import nn
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.text import MISSING
+from fedalloy.check import attack_bench
 from fedalloy.check.attack_bench import (
     DEFAULT,
     Score,
@@ -62,6 +63,7 @@ TINY = {
     "public": {"samples": 40, "labelled": True},
 }
 QUICK_MD = {"pretrain_public": 1, "pretrain_private": 1}
+TRIMMED = {"combine": "trimmed", "trim": 0.1}
 NAMES = ("fedprox", "kdia", "fedmd", "ds-fl", "knfu", "dafkd")
 
 
@@ -299,10 +301,21 @@ def test_every_method_gets_the_defences_that_it_has():
         "dafkd": ["none", "krum", "capped shares"],
     }
     assert defences(Choice(name="dafkd"), 3, 10)["capped shares"].max_share == 0.2
-    own = Choice(name="fedprox", options={"mu": 0.5, "clip": 3.0})
-    assert [(m.mu, m.clip) for m in defences(own, 3, 10).values()] == [(0.5, 3.0)] * 4 + [(0.5, "median")]
-    bounded = Choice(name="ds-fl", options={"combine": "trimmed", "trim": 0.1})
-    assert [m.combine for m in defences(bounded, 3, 10).values()] == ["trimmed", "trimmed", "median", "krum"]
+    own = Choice(name="fedprox", options={"mu": 0.5}, aggregation={"clip": 3.0})
+    assert [(m.mu, m.aggregation.clip) for m in defences(own, 3, 10).values()] == [(0.5, 3.0)] * 4 + [(0.5, "median")]
+    shares = {"none": 0.1, "trimmed mean": 0.3, "median": Aggregation().trim, "krum": 0.3}
+    own, common = Choice(name="ds-fl", aggregation=TRIMMED), experiment({"aggregation": TRIMMED})
+    for found in (defences(own, 3, 10), defences(Choice(name="ds-fl"), 3, 10, common)):
+        assert {name: m.aggregation.trim for name, m in found.items()} == shares
+        assert [m.aggregation.combine for m in found.values()] == ["trimmed", "trimmed", "median", "krum"]
+
+
+def test_the_experiments_own_rule_and_cache_hold_for_all_lines(monkeypatch):
+    seen = []
+    monkeypatch.setattr(attack_bench, "_reached", lambda method, *_: (seen.append(method), ("aca", 1.0))[1])
+    bench_attacks({**TINY, "aggregation": {"cap": 0.5}, "cache": {"oca": False}}, ["fedavg", "local"], ["nan"], 0.4)
+    assert {m.aggregation.cap for m in seen} == {0.5}
+    assert {m.cache.oca for m in seen if m.name == "fedavg"} == {False}
 
 
 def test_ds_fl_is_defended():
@@ -315,7 +328,7 @@ def test_ds_fl_is_defended():
 @pytest.mark.parametrize(("attackers", "clients"), [(1, 3), (3, 10), (5, 11), (7, 100), (499, 1000)])
 def test_trimming_drops_all_attackers_at_either_end(attackers, clients):
     method = defences(Choice(name="fedavg"), attackers, clients)["trimmed mean"]
-    assert math.floor(method.trim * clients + 1e-9) >= attackers
+    assert math.floor(method.aggregation.trim * clients + 1e-9) >= attackers
 
 
 def test_scores_compare_each_line_with_itself():
@@ -415,7 +428,7 @@ def test_a_trimmed_mean_withstands_three_flippers_of_ten_and_a_plain_mean_does_n
         "rounds": 8,
         "partition": {"name": "iid", "clients": 10, "test": "global"},
         "training": {"work": "fixed_steps", "steps": 4, "batch": 128, "lr": 0.1},
-        "methods": {"plain": {"name": "fedavg", "oca": False}},
+        "methods": {"plain": {"name": "fedavg", "cache": {"oca": False}}},
     }
     kept = {s.defence: s.kept for s in bench_attacks(exp, ["plain"], ["sign-flip"], 0.3) if s.attack == "sign-flip"}
     assert kept["trimmed mean"] >= 0.9

@@ -10,6 +10,8 @@ import torch
 
 import fedalloy.methods  # noqa: F401  # registers them all
 from fedalloy.aggregation.averaging import average
+from fedalloy.aggregation.cache import Cache
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.check import method as check
 from fedalloy.check.method import Case, ContractError, check_method, checks_passed, rule_name, rule_text, small_settings
 from fedalloy.errors import UsageError
@@ -30,8 +32,8 @@ def test_registering_a_method_is_being_tested(name):
 @pytest.mark.parametrize(
     "method",
     [
-        FedAvg(oca=False),
-        FedAvg(weights="uniform", cache_init="init_model"),
+        FedAvg(cache=Cache(oca=False)),
+        FedAvg(aggregation=Aggregation(weights="uniform"), cache=Cache(unseen="init_model")),
         QFFL(q=1.0, sampling="size"),
     ],
     ids=repr,
@@ -51,9 +53,12 @@ class NotADataclass(FedAvg):
     pass
 
 
-@dataclass(kw_only=True)
-class NotFrozen(Method):
-    name, label, card = "not-frozen", "Not frozen", FedAvg.card
+def test_a_method_that_is_not_frozen_cannot_be_written():
+    with pytest.raises(TypeError, match="non-frozen"):
+
+        @dataclass(kw_only=True)
+        class NotFrozen(Method):
+            name, label, card = "not-frozen", "Not frozen", FedAvg.card
 
 
 @bad
@@ -448,8 +453,7 @@ class ReadsOutputs(FedAvg):
 
 
 FAULTS = [
-    (NotADataclass(), check.check_is_a_frozen_dataclass, "put @method"),
-    (NotFrozen(), check.check_is_a_frozen_dataclass, "class NotFrozen is not a frozen dataclass"),
+    (NotADataclass(), check.check_is_a_frozen_dataclass, "class NotADataclass .*put @method"),
     (NoDefault(mu=1.0), check.check_is_a_frozen_dataclass, "the hyper-parameter 'mu' has no default"),
     (NoLabel(), check.check_is_a_frozen_dataclass, "class NoLabel has no label; give it one in @method"),
     (BlankCard(), check.check_is_a_frozen_dataclass, "the card's 'paper' is empty"),

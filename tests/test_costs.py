@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedalloy.aggregation.cache import Cache
 from fedalloy.base.tree import encode
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import run
@@ -34,7 +35,7 @@ def ledger_of(method, setting, rounds=1):
     return ledgers
 
 
-AVERAGING = [FedAvg(), FedAvg(oca=False), FedProx(mu=0.1), FedAvgM(), QFFL(q=1.0)]
+AVERAGING = [FedAvg(), FedAvg(cache=Cache(oca=False)), FedProx(mu=0.1), FedAvgM(), QFFL(q=1.0)]
 
 
 @pytest.mark.parametrize("method", AVERAGING, ids=repr)

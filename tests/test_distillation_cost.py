@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from fedalloy.methods.fedgen import FedGen
-from fedalloy.methods.fedkf import FedKFMinus
+from fedalloy.methods.fedkf_minus import FedKFMinus
 from fedalloy.train.fit import one_thread
 
 

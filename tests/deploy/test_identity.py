@@ -37,7 +37,7 @@ TINY = {
     "training": {"batch": 16},
     "quorum": {"fraction": 0.5, "deadline": 20.0},
 }
-DISCO = {**TINY, "method": {"name": "fedavg", "weights": "disco"}}
+DISCO = {**TINY, "aggregation": {"weights": "disco"}}
 Change = Callable[[dict[str, Any], Any], Any]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedalloy.aggregation.rule import Aggregation
 from fedalloy.federation.core import State
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.trifreqs import tri_freqs
@@ -12,7 +13,8 @@ from fedalloy.methods import KDIA, QFFL, FedAvg, FedAvgM, FedGKD, FedProx
 from fedalloy.nets.models import create
 from fedalloy.train.fit import LocalWork
 
-AVERAGING = [FedAvg(), FedAvg(weights="uniform"), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
+UNIFORM = Aggregation(weights="uniform")
+AVERAGING = [FedAvg(), FedAvg(aggregation=UNIFORM), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
 SIZES = [3, 6]
 
 
@@ -27,7 +29,7 @@ def wrn():
 def norms_hold(method, setting, play):
     """Check one round; returns the names of the averaged statistics."""
     start, after = play(method, setting, 1).states
-    weights = [0.5, 0.5] if method.weights == "uniform" else [1 / 3, 2 / 3]
+    weights = [0.5, 0.5] if method.aggregation.weights == "uniform" else [1 / 3, 2 / 3]
     clients = [after["cache"][k] for k in ("0", "1")]
     trainable = {name for name, _ in setting.networks[0]().named_parameters()}
     statistics = []

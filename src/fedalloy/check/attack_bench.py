@@ -104,8 +104,8 @@ def bounds(attackers: int, clients: int) -> dict[str, dict[str, Any]]:
 RULE = frozenset(f.name for f in fields(Aggregation))
 
 
-def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
-    """A method as it is, and with each of `bounds` that it has.
+def defences(choice: Choice, attackers: int, clients: int, exp: Experiment | None = None) -> dict[str, Method]:
+    """A method as it is in an experiment, and with each of `bounds` that it has.
 
     Options that a method refuses, because its server would get around them, are left out; a method may have none.
 
@@ -113,15 +113,16 @@ def defences(choice: Choice, attackers: int, clients: int) -> dict[str, Method]:
     >>> list(found), found["trimmed mean"].aggregation.trim
     (['none', 'trimmed mean', 'median', 'krum', 'clipped'], 0.3)
     """
-    found = {NONE: make_method(Experiment(), choice)}
+    exp = exp or Experiment()
+    found = {NONE: make_method(exp, choice)}
     for name, given in bounds(attackers, clients).items():
         rule = {key: value for key, value in given.items() if key in RULE}
         own = {key: value for key, value in given.items() if key not in RULE}
-        # A share that was given belongs to the `combine` that was given with it.
-        kept = {key: value for key, value in choice.aggregation.items() if key != "trim" or "combine" not in rule}
+        if "combine" in rule:  # a share that was given belongs to the `combine` that was given with it
+            rule = {"trim": Aggregation().trim, **rule}
         with suppress(UsageError):  # the method does not have this defence
-            options = {**choice.options, **own}
-            found[name] = make_method(Experiment(), replace(choice, options=options, aggregation={**kept, **rule}))
+            options, rule = {**choice.options, **own}, {**choice.aggregation, **rule}
+            found[name] = make_method(exp, replace(choice, options=options, aggregation=rule))
     return found
 
 
@@ -177,7 +178,7 @@ def _bench(
     lines = [
         (method.label if key == choice.name else key, defence, method)
         for key, choice in choices.items()
-        for defence, method in defences(choice, len(hostile), len(setting.sites)).items()
+        for defence, method in defences(choice, len(hostile), len(setting.sites), exp).items()
     ]
     for _, _, method in lines:
         setting.check(method)

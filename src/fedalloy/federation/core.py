@@ -309,10 +309,11 @@ class Method:
     aggregation: Aggregation = section(Aggregation)
 
     def __post_init__(self) -> None:
-        resolve(self, self.name)
+        name = getattr(self, "name", type(self).__name__)  # a class that nobody has registered has no name of its own
+        resolve(self, name)
         for key in _KEYS:
             if not self._uses(key, value := getattr(self.aggregation, key)):
-                raise UsageError(f"{self.name} does not use aggregation.{key} = {value!r}; leave it out")
+                raise UsageError(f"{name} does not use aggregation.{key} = {value!r}; leave it out")
         if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
 

@@ -77,8 +77,9 @@ class DaFKD(Game, Teaching, FedAvg):
 
     def init(self, fed: Federation) -> Tree:
         """One model and one generator for all (line 2)."""
-        head = {"head": self.example("head", fed)} if self.common_head else {}
-        return {**super().init(fed), "generator": self.example("generator", fed), **head}
+        head = self.example("head", fed)  # refuses what no discriminator can share, before any client has worked
+        common = {"head": head} if self.common_head else {}
+        return {**super().init(fed), "generator": self.example("generator", fed), **common}
 
     def round(self, s: State, fed: Federation) -> State:
         """Send, train, average, distil (Algorithm 1, lines 3 to 14)."""
