@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fedalloy import compare
 from fedalloy.errors import UsageError
 from fedalloy.storage.differences import differing, told_apart, unequal
 from fedalloy.storage.results import Run
@@ -101,3 +102,11 @@ def test_values_that_would_fill_a_sentence_are_counted_and_not_cut() -> None:
     assert sentence.endswith("compare: speeds is 100 values (FedAvg), 100 values (Local).")
     (sentence,) = unequal([run(tiers=[0, 1]), run("Local", tiers=[], start="a" * 70)])
     assert sentence.endswith(f"tiers is [0, 1] (FedAvg), [] (Local); start is not set (FedAvg), {'a' * 57}... (Local).")
+
+
+def test_how_a_method_aggregates_is_part_of_the_method():
+    runs = compare(
+        {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 3, "alpha": 1.0}},
+        ["fedavg", "qffl", "feddisco", "local"],
+    )
+    assert unequal(runs) == []

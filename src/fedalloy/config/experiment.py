@@ -27,6 +27,7 @@ from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
 from fedalloy.storage.spill import parse_size
+from fedalloy.storage.store import METHOD_PARTS
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import Privacy
 
@@ -362,9 +363,6 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
     if isinstance(common, Aggregation) and choice is not exp.method:
         common = cls.usable(common)
     return construct(type(common), {**dataclasses.asdict(common), **own}, name) if own else common
-
-
-METHOD_PARTS = frozenset({"method", "aggregation", "cache"})  # of an experiment: all that a method is made of
 
 
 def made_from(values: Mapping[str, Any]) -> Method:

@@ -10,13 +10,13 @@ from typing import Any
 
 from fedalloy.base.checked import construct
 from fedalloy.base.plugins import load_file, load_installed
-from fedalloy.config.experiment import METHOD_PARTS, Experiment, made_from, make_method, read, read_toml
+from fedalloy.config.experiment import Experiment, made_from, make_method, read, read_toml
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
-from fedalloy.storage.store import FREE
+from fedalloy.storage.store import FREE, METHOD_PARTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedalloy.errors import UsageError
 from fedalloy.storage.results import Run
-from fedalloy.storage.store import FREE
+from fedalloy.storage.store import FREE, METHOD_PARTS
 
 # The keys in which the runs of one line in a table may differ. The number of rounds is not one of them: a longer run
 # has another last round.
@@ -58,10 +58,12 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     []
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
     'The methods ran with different settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
+
+    How a method combines what clients send, by [aggregation] and [cache], is part of the method.
     """
     if len({run.label for run in runs}) < 2:
         return []
-    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | {"method"})
+    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
     told = [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
     if not told:
         return []

@@ -41,6 +41,7 @@ Say = Callable[[str], None]
 
 PRIVATE_FOLDER = 0o700
 FREE = frozenset({"rounds", "engine", "workers", "memory", "methods", "published"})  # do not change any bit of a run
+METHOD_PARTS = frozenset({"method", "aggregation", "cache"})  # of an experiment: all that a method is made of
 DAMAGE = (DataError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 
 

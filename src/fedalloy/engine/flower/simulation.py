@@ -29,7 +29,7 @@ from flwr.simulation import run_simulation
 from fedalloy.base.files import as_json
 from fedalloy.base.plugins import load_file, loaded_files
 from fedalloy.config.build import build
-from fedalloy.config.experiment import METHOD_PARTS, Experiment, experiment
+from fedalloy.config.experiment import Experiment, experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app
@@ -38,7 +38,7 @@ from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Message, Method, State
 from fedalloy.federation.engine import Answer, Failure
 from fedalloy.federation.setting import Setting
-from fedalloy.storage.store import FREE, Say
+from fedalloy.storage.store import FREE, METHOD_PARTS, Say
 
 # Ray replaces 127.0.0.1 by the machine's own address, where others could reach it, unless it is told that there will be
 # no cluster; it reads this on import.
