@@ -239,8 +239,9 @@ class DrawsFromPython(FedAvg):
 
 @bad
 class DrawsFromNumpy(FedAvg):
-    def weigh(self, sizes, counts):
-        return list(np.random.rand(len(sizes)))  # noqa: NPY002  # on purpose
+    def aggregate(self, s, replies, fed):
+        weights = list(np.random.rand(len(replies)))  # noqa: NPY002  # on purpose
+        return average([r["model"] for r in replies], weights, s["model"])
 
 
 TICKS = Counter()
@@ -336,8 +337,9 @@ class SendsBesideTheWire(FedAvg):
         SIDE_CHANNEL[me.id] = me.n
         return super().train(me, msg)
 
-    def weigh(self, sizes, counts):
-        return [sum(SIDE_CHANNEL.values()) + n for n in sizes]
+    def aggregate(self, s, replies, fed):
+        weights = [sum(SIDE_CHANNEL.values()) + r["n"] for r in replies]
+        return average([r["model"] for r in replies], weights, s["model"])
 
 
 @bad

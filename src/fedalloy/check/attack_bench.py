@@ -285,7 +285,7 @@ def report_attacks(
     say: Callable[[str], None],
 ) -> None:
     """Run the benchmark with a live display, print its table, and write its figures if asked for."""
-    lines = sum(len(defences(choice, 1, 10)) for choice in chosen(exp, methods).values())
+    lines = sum(len(defences(choice, 1, 10, exp)) for choice in chosen(exp, methods).values())
     columns = 1 + len(ATTACKS if attacks is None else attacks)
     with Display(lines * len(seeds), columns, console) as display:
         scores = bench_attacks(exp, methods, attacks, fraction, seeds=seeds, begin=display.begin, say=say)
