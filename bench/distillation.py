@@ -213,7 +213,7 @@ def _teaching(setting: Setting, method: KDIA | FedGen, heads: int) -> Timed:
     ]
 
     def teach(_: int) -> None:
-        method.teach(state, replies, fed)
+        method.step(state, state["model"], replies, fed)
 
     return teach
 

@@ -110,3 +110,11 @@ def test_how_a_method_aggregates_is_part_of_the_method():
         ["fedavg", "qffl", "feddisco", "local"],
     )
     assert unequal(runs) == []
+
+
+def test_a_bound_that_not_all_methods_have_is_told():
+    said: list[str] = []
+    small = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 3, "alpha": 1.0}}
+    runs = compare({**small, "aggregation": {"combine": "median"}}, ["fedavg", "qffl"], say=said.append)
+    assert any("q-FFL" in line and "combine = 'median'" in line for line in said)
+    assert "aggregation.combine is median (FedAvg), mean (q-FFL)" in unequal(runs)[0]

@@ -84,7 +84,7 @@ def machine() -> str:
 GOLDEN = json.loads(FILE.read_text()) if FILE.exists() else {"machine": "", "cases": {}}
 
 
-@pytest.mark.parametrize(("name", "method"), cases(), ids=[name for name, _ in cases()])
+@pytest.mark.parametrize(("name", "method"), list(cases()), ids=[name for name, _ in cases()])
 def test_the_numbers_are_what_they_were(name: str, method: dict[str, Any]) -> None:
     if machine() != GOLDEN["machine"]:
         pytest.skip(f"written where torch's arithmetic differs: {GOLDEN['machine']}, here {machine()}")

@@ -25,6 +25,7 @@ from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
 from fedalloy.nets.architectures import Budget, ModelPart
 from fedalloy.nets.models import models
+from fedalloy.report.listing import used
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import Privacy
 
@@ -137,7 +138,8 @@ def section(name: str, cls: type[Method]) -> str:
     remembers = f"Between rounds a client remembers: {cls.card.remembers}."
     readings = DOCS / "readings" / f"{name}.md"
     more = [f"[Readings and differences](readings/{name}.md)"] if readings.exists() else []
-    parts = [f"## {name}", f"**{cls.label}.** {prose}", remembers, *more]
+    rule = f"Of [[aggregation]](experiments.md#aggregation) it uses {used(cls)}."
+    parts = [f"## {name}", f"**{cls.label}.** {prose}", remembers, rule, *more]
     return "\n\n".join([*parts, options_table(cls)] if options_of(cls) else parts)
 
 

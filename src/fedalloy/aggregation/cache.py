@@ -27,7 +27,8 @@ class Cache:
     Where it is only a view, it never touches the training, so one run gives both rows of a table, `aca` and `oca`.
 
     FedKF's Algorithm 1 fills the places of clients not yet seen with the first model, its code leaves them out (in the
-    first rounds the former is mostly an untrained network). Models are combined as [aggregation] says.
+    first rounds the former is mostly an untrained network). Models are combined as [aggregation] says, and kept as they
+    are after `clip`. With `unseen = "init_model"`, a median is the first model until half of the clients were seen.
 
     Up to `exact_up_to` clients the sum is computed exactly, in ascending id. Beyond, a running sum is updated by what
     the active clients changed; it is as reproducible, but differs from the exact one in the last bits. `bfloat16`

@@ -39,9 +39,9 @@ class ByVariant:
     usual: Any
     others: Mapping[str, Any]
 
-    def of(self, variant: str) -> Any:
+    def of(self, variant: object) -> Any:
         """The default of a variant."""
-        return self.others.get(variant, self.usual)
+        return self.others.get(variant, self.usual) if isinstance(variant, str) else self.usual
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def resolve(thing: Any, where: str) -> None:
             object.__setattr__(thing, f.name, value.of(variant))
     for f in fields:
         hint = hints.get(f.name, Any)
-        if "meaning" in f.metadata or get_origin(hint) is Literal:
+        if "meaning" in f.metadata or any(get_origin(part) is Literal for part in (hint, *get_args(hint))):
             typed_value(hint, getattr(thing, f.name), f"{place}{f.name}")
     for f in fields:
         if f.metadata.get("only_with") and getattr(thing, f.name) != _default(f, variant):

@@ -22,7 +22,7 @@ from fedalloy.base.layout import Layout
 from fedalloy.base.options import Count, Positive, Share, option, options_of, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Method, hyper_parameters, methods
+from fedalloy.federation.core import GROUPS, Method, hyper_parameters, methods
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -261,6 +261,8 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built["partition"], options={"alpha": 0.1, **built["partition"].options}
         )
     exp = construct(Experiment, built, "")
+    for key in ("aggregation", "cache"):
+        refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
     for choice in (exp.method, *exp.methods.values()):
         make_method(exp, choice)
     return exp
@@ -328,6 +330,9 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 def _refuse_moved(cls: type[Method], choice: Choice) -> None:
     """Refuse an option that is a key of a section, and name the section."""
     own = [found.name for found in options_of(cls)]
+    for section in ("aggregation", "cache"):
+        if (given := getattr(choice, section)) and section not in sections_of(cls):
+            raise UsageError(f"{choice.name} does not use [{section}]; leave out {section}.{next(iter(given))}")
     for section in sections_of(cls):
         for key in (f.name for f in dataclasses.fields(_CLOSED[section])):
             if key in choice.options and key not in own:
@@ -362,7 +367,11 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
     common, own = getattr(exp, name), getattr(choice, name)
     if isinstance(common, Aggregation) and choice is not exp.method:
         common = cls.usable(common)
-    return construct(type(common), {**dataclasses.asdict(common), **own}, name) if own else common
+    if not own:
+        return common
+    plain = dataclasses.asdict(type(common)())
+    replaced = {part: plain[part] for key, parts in GROUPS.items() if key in own for part in parts if part in plain}
+    return construct(type(common), {**dataclasses.asdict(common), **replaced, **own}, name)
 
 
 def made_from(values: Mapping[str, Any]) -> Method:
@@ -378,17 +387,23 @@ def naming(exp: Experiment, method: Method) -> Experiment:
     2.0
     """
     choice = Choice(name=method.name, options=hyper_parameters(method))
-    return dataclasses.replace(exp, method=choice, **{name: getattr(method, name) for name in sections_of(method)})
+    sections = {name: getattr(method, name) for name in sections_of(method)}
+    return dataclasses.replace(exp, method=choice, methods={}, **sections)  # they are this method's alone
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:
-    """A method made in Python, with the experiment's sections in the place of those that it has by default."""
+    """A method made in Python, with the experiment's keys of [aggregation] and [cache] where it has none of its own."""
     if all(getattr(method, name) == getattr(exp, name) for name in sections_of(method)):
         return method
-    given: dict[str, Any] = {"aggregation": method.usable(exp.aggregation), "cache": exp.cache}
-    plain = dataclasses.replace(method, **{name: type(given[name])() for name in sections_of(method)})
-    untouched = [name for name in sections_of(method) if getattr(method, name) == getattr(plain, name)]
-    return dataclasses.replace(method, **{name: given[name] for name in untouched})
+    plain = dataclasses.replace(method, **{name: type(getattr(exp, name))() for name in sections_of(method)})
+    three = {name: [getattr(each, name) for each in (exp, method, plain)] for name in sections_of(method)}
+    return dataclasses.replace(method, **{name: _merged(*each) for name, each in three.items()})
+
+
+def _merged(common: T, own: T, plain: T) -> T:
+    """A section of the experiment with the keys in which a method's own section is not the plain one."""
+    keys = [f.name for f in dataclasses.fields(common) if getattr(own, f.name) != getattr(plain, f.name)]  # type: ignore[arg-type]
+    return dataclasses.replace(common, **{key: getattr(own, key) for key in keys})  # type: ignore[type-var]
 
 
 def check_options(

@@ -286,7 +286,7 @@ class Card:
 
 
 # Keys of [aggregation] that a method's server may or may not use, each with those that go with it.
-_KEYS = {
+GROUPS = {
     "weights": ("weights", "disco_a", "disco_b", "disco_metric", "disco_normalise"),
     "combine": ("combine", "trim"),
     "clip": ("clip",),
@@ -311,17 +311,22 @@ class Method:
     def __post_init__(self) -> None:
         name = getattr(self, "name", type(self).__name__)  # a class that nobody has registered has no name of its own
         resolve(self, name)
-        for key in _KEYS:
-            if not self._uses(key, value := getattr(self.aggregation, key)):
-                raise UsageError(f"{name} does not use aggregation.{key} = {value!r}; leave it out")
+        plain = Aggregation()
+        for key, parts in GROUPS.items():
+            unused = key not in {taken.partition("=")[0] for taken in self.takes}
+            idle = [p for p in parts[1:] if unused and getattr(self.aggregation, p) != getattr(plain, p)]
+            if idle or not self._uses(key, getattr(self.aggregation, key)):
+                given = (*idle, key)[0]
+                value = getattr(self.aggregation, given)
+                raise UsageError(f"{name} does not use aggregation.{given} = {value!r}; leave it out")
         if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
 
     @classmethod
     def usable(cls, rule: Aggregation) -> Aggregation:
         """A rule without the keys that this method's server does not use."""
-        plain, unused = Aggregation(), [key for key in _KEYS if not cls._uses(key, getattr(rule, key))]
-        idle = [part for key in unused for part in _KEYS[key]]
+        plain, unused = Aggregation(), [key for key in GROUPS if not cls._uses(key, getattr(rule, key))]
+        idle = [part for key in unused for part in GROUPS[key]]
         return replace(rule, **{key: getattr(plain, key) for key in idle}) if idle else rule
 
     @classmethod
@@ -368,17 +373,19 @@ class Method:
         declared = travels(type(self), message.action)
         if declared is None:
             return None
-        n, k = fed.sizes[message.client], message.client
+        known = self.known(message, fed)
+        return {
+            part.name: known.get(part.name) or as_check(self.example(part.name, fed))
+            for part in declared.up
+            if part.applies(self, fed.round)
+        }
 
-        def check(name: str) -> Check:
-            if name == "n":
-                return whole(n, n)
-            if name == "counts":
-                return counts(fed.label_counts(k))
-            sent = message.body.get(name)
-            return like(sent) if isinstance(sent, Mapping) else as_check(self.example(name, fed))
-
-        return {part.name: check(part.name) for part in declared.up if part.applies(self, fed.round)}
+    def known(self, message: Message, fed: Federation) -> dict[str, Check]:
+        """What the server knows of any reply: the client's numbers of samples, and the networks that it sent."""
+        told = {"counts": counts(fed.label_counts(message.client))} if self.tells_counts else {}
+        n = fed.sizes[message.client]
+        sent = {key: like(value) for key, value in message.body.items() if isinstance(value, Mapping)}
+        return {"n": whole(n, n), **told, **sent}
 
     def accepts(self, action: str, me: Client) -> Contract | None:
         """What a client must be sent with an action; None if the action does not declare it.

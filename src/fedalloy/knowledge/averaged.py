@@ -12,6 +12,7 @@ from fedalloy.aggregation.cache import Cache, Unseen
 from fedalloy.base.options import section
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Client, Federation, Message, Method, State
+from fedalloy.federation.gate import Contract
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,11 @@ class Averaged(Method):
     def about(self, me: Client) -> dict[str, Any]:
         """What the server is told of a client's data."""
         return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
+
+    def expects(self, message: Message, fed: Federation) -> Contract:
+        """As the action declares; one that declares nothing answers as FedAvg's clients do."""
+        usual = {name: check for name, check in self.known(message, fed).items() if name in ("model", "n", "counts")}
+        return super().expects(message, fed) or usual
 
     def leaves(self) -> str:
         """What leaves a client, in words."""

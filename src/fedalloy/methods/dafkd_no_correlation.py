@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from fedalloy.federation.core import Federation, Message, method
 from fedalloy.knowledge.averaged import models
 from fedalloy.methods.dafkd import CARD, DaFKD
 
+LEAVES = CARD.leaves_client.replace("how like its data a sample is, ", "")
 
-@method("dafkd-no-correlation", label="DaFKD (no correlation)", card=CARD)
+
+@method("dafkd-no-correlation", label="DaFKD (no correlation)", card=replace(CARD, leaves_client=LEAVES))
 class DaFKDNoCorrelation(DaFKD):
     """The ablation of the paper's Table 3: the discriminators still train with the classifiers, but weigh nothing.
 

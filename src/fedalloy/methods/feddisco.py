@@ -30,6 +30,8 @@ class FedDisco(FedAvg):
     ('disco', 0.5)
     """
 
+    takes = frozenset({"weights=disco", "clip"})
+
     @property
     def usual_weights(self) -> Weights:
         """FedDisco's."""

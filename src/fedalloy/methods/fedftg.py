@@ -44,7 +44,7 @@ class FedFTG(FedAvg):
 
         L_md  = mean sum_k alpha_{k,y} KL(softmax(w_k(x)) || softmax(w(x)))
         L_cls = mean sum_k alpha_{k,y} CE(w_k(x), y)
-        L_div = exp(-mean_ij |z_i - z_j| |x_i - x_j|)
+        L_div = exp(-mean_ij |z_i - z_j|^2 |x_i - x_j|), without the square if `norms`
 
     The generator lasts over the rounds and is never sent. The view `oca` is not fine-tuned.
 

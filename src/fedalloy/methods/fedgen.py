@@ -40,8 +40,8 @@ from fedalloy.train.losses import ce, kl
 class FedGen(FedAvg):
     """FedAvg whose clients train their heads also on features that the server generates.
 
-    After each round the server teaches its generator z = G(eps, y), from noise and a label to a feature, to please the
-    heads of the clients that replied. In the next round, clients train on its features too:
+    The server's generator z = G(eps, y) makes a feature from noise and a label, to please the heads of the clients that
+    replied. In the next round, clients train on its features too:
 
         server:  CE(sum_k a_k head_k(z), y) + diversity exp(-mean_ij |eps_i - eps_j|^2 |z_i - z_j|)
         client:  CE(h(x), y) + weight CE(head(G(eps, y~)), y~)
@@ -77,14 +77,15 @@ class FedGen(FedAvg):
         "counts", "labels follow the counts, counts times sizes, or are uniform if held", reference="counts_by_size"
     )
 
+    def init(self, fed: Federation) -> Tree:
+        """FedAvg's start; the generator comes with the first replies."""
+        self.new_generator(fed)  # refuses now a network without a head of its own
+        return super().init(fed)
+
     def round(self, s: State, fed: Federation) -> State:
         """Send, train, average, teach the generator."""
         sent = {name: s[name] for name in ("model", "generator", "labels") if name in s.body}
         return self.averaged(s, fed.ask("train", fed.sample(), **sent), fed)
-
-    def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
-        """The average, and a generator that has learned from the replies."""
-        return {"model": mean, **self.teach(s, replies, fed)}
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """The generator, and the shares of the labels."""
@@ -102,10 +103,8 @@ class FedGen(FedAvg):
         stream, dropout = me.rng("generated"), me.rng("generated/dropout")
         alpha = _decayed(10.0, me.round) if self.latent_kl else 1.0
 
-        @torch.no_grad()
         def generated(labels: Tensor) -> Tensor:
-            features: Tensor = generator(self.noise_for(labels, stream), labels)
-            return features
+            return generator(self.noise_for(labels, stream), labels).detach()  # type: ignore[no-any-return]
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
@@ -121,8 +120,8 @@ class FedGen(FedAvg):
         fit(net, me, loss)
         return reply(model=params(net), **self.about(me))
 
-    def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
-        """The generator after `generator_steps` steps of its Adam, whose moments last, against the replies' heads."""
+    def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
+        """The average, and the generator after steps of its Adam, whose moments last, against the replies' heads."""
         received = self.aggregation.clipped(models(replies), s["model"])
         heads = stacked_heads(in_two_parts(fed.build(), self.name), received)
         sizes, counts, cap = [r["n"] for r in replies], label_counts(replies), self.aggregation.cap
@@ -143,7 +142,7 @@ class FedGen(FedAvg):
             together = average_ce(answers, y, a) if self.server_loss == "avg_logits" else weighted_ce(answers, y, held)
             generator.step(together + self.diversity * diversity_loss(eps, z))
             fed.meter.steps += 1
-        return {**generator.kept("generator"), "labels": labels}
+        return {"model": mean, **generator.kept("generator"), "labels": labels}
 
     def new_generator(self, where: Client | Federation) -> nn.Module:
         """The untrained generator of features, at a client or at the server."""

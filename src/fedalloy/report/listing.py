@@ -63,6 +63,7 @@ def one_method(name: str) -> Group:
         f"leaves the client: {card.leaves_client}",
         _needs(card),
         f"a client remembers: {card.remembers}",
+        f"uses of [aggregation]: {used(cls)}",
     ]
     options = options_of(cls)
     if not options:
@@ -72,6 +73,18 @@ def one_method(name: str) -> Group:
         variants = "".join(f"\n{variant}: {toml(value)}" for variant, value in found.variants.items())
         table.add_row(Text(found.name, style="bold"), toml(found.default) + variants, kind(found.hint), found.meaning)
     return Group(Text("\n".join(facts)), table)
+
+
+def used(cls: type[Method]) -> str:
+    """The keys of [aggregation] that a method's server uses.
+
+    >>> used(methods["dafkd"])
+    'weights, combine = "krum", cap, max_distance'
+    """
+    order = {"weights": 0, "combine": 1, "clip": 2}
+    keys = sorted((key.partition("=") for key in cls.takes), key=lambda parts: (order[parts[0]], parts[2]))
+    named = [f'{key} = "{value}"' if value else key for key, _, value in keys]
+    return ", ".join([*named, "cap", "max_distance"])
 
 
 def _methods(filters: Sequence[str]) -> Table:

@@ -63,6 +63,10 @@ def run_methods(
     """Run what `examined` has approved, on what it built for each seed."""
     made = {key: make_method(exp, choice) for key, choice in choices.items()}
     runs = []
+    for key, method in made.items():
+        for name in ("combine", "clip"):
+            if (asked := getattr(exp.aggregation, name)) != getattr(method.aggregation, name):
+                say(f"{label_of(key, choices[key])} does not use aggregation.{name} = {asked!r}")
     for seed, built in settings.items():
         one = dataclasses.replace(exp, seed=seed, methods={})
         # Finished runs are only read again, which needs no workers.

@@ -59,17 +59,23 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
     'The methods ran with different settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
 
-    How a method combines what clients send, by [aggregation] and [cache], is part of the method.
+    What clients are weighed by, and the cache, are part of a method; bounds on one client are not.
     """
     if len({run.label for run in runs}) < 2:
         return []
-    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
+    found = differing([_bounds(_experiment(run)) for run in runs], OF_ONE_LINE | METHOD_PARTS - {"aggregation"})
     told = [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
     if not told:
         return []
     more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
     told = [*told[: NAMED if more else None], *more]
     return [f"The methods ran with different settings, so they do not compare: {'; '.join(told)}."]
+
+
+def _bounds(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """An experiment whose [aggregation] has only the bounds on one client."""
+    bounds = {key: experiment.get("aggregation", {}).get(key) for key in ("combine", "clip", "cap", "max_distance")}
+    return {**experiment, "aggregation": bounds}
 
 
 def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
