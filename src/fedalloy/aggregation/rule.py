@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -17,6 +17,12 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 
 Weights = Literal["size", "uniform", "disco"]
+# The keys that a method's server may not use, each with those that go with it.
+GROUPS = {
+    "weights": ("weights", "disco_a", "disco_b", "disco_metric", "disco_normalise"),
+    "combine": ("combine", "trim"),
+    "clip": ("clip",),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +69,24 @@ class Aggregation:
                 f"aggregation.weights = 'disco' has no effect with combine = '{self.combine}', which gives "
                 "all clients the same weight; leave one of the two out"
             )
+
+    def idle(self, takes: Collection[str]) -> list[str]:
+        """The given keys that a server does not use; `takes` names those it uses, as `combine` or `combine=krum`.
+
+        >>> Aggregation(combine="trimmed", trim=0.3).idle({"weights", "combine=krum"})
+        ['combine', 'trim']
+        """
+        plain, found = Aggregation(), []
+        for key, parts in GROUPS.items():
+            untouched = getattr(self, key) == getattr(plain, key) and any(name.startswith(f"{key}=") for name in takes)
+            if not untouched and not {key, f"{key}={getattr(self, key)}"} & set(takes):
+                found += [part for part in parts if getattr(self, part) != getattr(plain, part)]
+        return found
+
+    def only(self, takes: Collection[str]) -> Aggregation:
+        """This rule without the keys that a server does not use."""
+        plain = Aggregation()
+        return replace(self, **{key: getattr(plain, key) for key in self.idle(takes)})
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> list[float]:
         """The weight of each client, neither capped nor normalised; only FedDisco's looks at label counts."""

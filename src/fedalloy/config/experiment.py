@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from annotated_types import Interval
 
 from fedalloy.aggregation.cache import Cache
-from fedalloy.aggregation.rule import Aggregation
+from fedalloy.aggregation.rule import GROUPS, Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
 from fedalloy.base.options import Count, Positive, Share, option, options_of, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import GROUPS, Method, hyper_parameters, methods
+from fedalloy.federation.core import Method, hyper_parameters, methods
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -366,7 +366,7 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
     """
     common, own = getattr(exp, name), getattr(choice, name)
     if isinstance(common, Aggregation) and choice is not exp.method:
-        common = cls.usable(common)
+        common = common.only(cls.takes)
     if not own:
         return common
     plain = dataclasses.asdict(type(common)())

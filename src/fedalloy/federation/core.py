@@ -285,14 +285,6 @@ class Card:
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
-# Keys of [aggregation] that a method's server may or may not use, each with those that go with it.
-GROUPS = {
-    "weights": ("weights", "disco_a", "disco_b", "disco_metric", "disco_normalise"),
-    "combine": ("combine", "trim"),
-    "clip": ("clip",),
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """A federated method: a server part and client actions, with hyper-parameters and no state of its own.
@@ -311,27 +303,11 @@ class Method:
     def __post_init__(self) -> None:
         name = getattr(self, "name", type(self).__name__)  # a class that nobody has registered has no name of its own
         resolve(self, name)
-        plain = Aggregation()
-        for key, parts in GROUPS.items():
-            unused = key not in {taken.partition("=")[0] for taken in self.takes}
-            idle = [p for p in parts[1:] if unused and getattr(self.aggregation, p) != getattr(plain, p)]
-            if idle or not self._uses(key, getattr(self.aggregation, key)):
-                given = (*idle, key)[0]
-                value = getattr(self.aggregation, given)
-                raise UsageError(f"{name} does not use aggregation.{given} = {value!r}; leave it out")
+        for key in self.aggregation.idle(self.takes):
+            value = getattr(self.aggregation, key)
+            raise UsageError(f"{name} does not use aggregation.{key} = {value!r}; leave it out")
         if self.aggregation.weights is None and {"weights", f"weights={self.usual_weights}"} & self.takes:
             object.__setattr__(self, "aggregation", replace(self.aggregation, weights=self.usual_weights))
-
-    @classmethod
-    def usable(cls, rule: Aggregation) -> Aggregation:
-        """A rule without the keys that this method's server does not use."""
-        plain, unused = Aggregation(), [key for key in GROUPS if not cls._uses(key, getattr(rule, key))]
-        idle = [part for key in unused for part in GROUPS[key]]
-        return replace(rule, **{key: getattr(plain, key) for key in idle}) if idle else rule
-
-    @classmethod
-    def _uses(cls, key: str, value: Any) -> bool:
-        return value in (None, "mean") or bool({key, f"{key}={value}"} & cls.takes)
 
     @property
     def usual_weights(self) -> Weights:
