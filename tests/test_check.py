@@ -476,7 +476,7 @@ FAULTS = [
     (StandsStill(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
     (Leaps(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
     (ReturnsNothing(), check.check_leaves_trees_and_advances_by_one, r"returned no State of round 1; return s.next\("),
-    (Explodes(), check.check_expects_what_it_gets, "client 3, because model .* is not finite; mend the action, or"),
+    (Explodes(), check.check_expects_what_it_gets, "client 3, because model .* is not finite; fix the action, or"),
     (SetsAnAttribute(), check.check_leaves_trees_and_advances_by_one, "FrozenInstanceError: .* 'best'"),
     (ForcesAnAttribute(), check.check_has_no_state_of_its_own, r"self.best changed during a run; keep .* reply\(keep"),
     (CountsOnItsClass(), check.check_has_no_state_of_its_own, "CountsOnItsClass.seen changed during a run"),
@@ -522,8 +522,8 @@ FAULTS = [
     (
         SendsMoreThanItAccepts(),
         check.check_accepts_what_it_is_sent,
-        r"round 1, action 'train' of client 3: accepts\(\) refuses .* because it holds 'more', which nobody asked for; "
-        "mend round",
+        r"round 1, action 'train' of client 3: accepts\(\) refuses .* because it has the unexpected key 'more'; "
+        "fix round",
     ),
     (AcceptsLessThanItSends(), check.check_accepts_what_it_is_sent, r"bytes travel .* more than accepts\(\) allows"),
     (ExpectsAnything(), check.check_survives_bad_replies, "(cache|model)/.* is not finite"),

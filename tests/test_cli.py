@@ -371,7 +371,7 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     assert "FedAvg, training.lr = 0.5   ACA" in answer.out
     assert "compare:" not in answer.out
     assert "FedAvg, training.lr = 0.5 (ACA)" in Path("report.html").read_text()
-    sentence = "do not compare: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
+    sentence = "not comparable: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
     assert sentence in fed("report", str(run), "2").out
     assert sentence in Path("report.html").read_text()
     answer = fed("report", str(run), "1", "1")
@@ -491,7 +491,7 @@ def test_a_run_of_a_plugin_says_that_it_needs_it_again(
         forget()
         answer = quick(command, "out")
         assert answer.code == 2
-        assert "method 'halfway' is none of fedalloy's; a plug-in's method needs --plugin" in answer.out + answer.err
+        assert "method 'halfway' is not built in; a plug-in's method needs --plugin" in answer.out + answer.err
         told = quick(command, "out", *plugin)
         assert "halfway has no pictures" in told.err if command == "draw" else told.code == 0
     forget()

@@ -99,7 +99,7 @@ def test_values_that_would_fill_a_sentence_are_counted_and_not_cut() -> None:
     assert sentence.endswith("models is not set (FedAvg), 1 table (Local).")
     speeds = [float(n) for n in range(100)]
     (sentence,) = unequal([run(speeds=speeds), run("Local", speeds=[*speeds[:-1], 7.5])])  # not one and the same
-    assert sentence.endswith("compare: speeds is 100 values (FedAvg), 100 values (Local).")
+    assert sentence.endswith("comparable: speeds is 100 values (FedAvg), 100 values (Local).")
     (sentence,) = unequal([run(tiers=[0, 1]), run("Local", tiers=[], start="a" * 70)])
     assert sentence.endswith(f"tiers is [0, 1] (FedAvg), [] (Local); start is not set (FedAvg), {'a' * 57}... (Local).")
 

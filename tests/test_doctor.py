@@ -84,17 +84,17 @@ def test_a_healthy_run_gets_no_complaint_and_stays_as_it_is(folder: Path) -> Non
         *("run.json", "records", "checkpoint 2", "checkpoint 1", "lock", "resume")
     ]
     assert of(findings, "records").sentence == "2 of 2 rounds, none is missing"
-    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds goes further"
+    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds adds more"
     assert exit_code(findings) == 0
     assert content(folder) == before
 
 
 def test_it_says_what_resume_does(folder: Path) -> None:
     interrupt(folder)
-    assert of(run(folder), "resume").sentence == "would go on after round 2; 5 rounds are planned"
+    assert of(run(folder), "resume").sentence == "would continue after round 2; 5 rounds are planned"
     (folder / "checkpoints" / "000002.json").unlink()
     assert (
-        of(run(folder), "resume").sentence == "would go on after round 1, making later ones again; 5 rounds are planned"
+        of(run(folder), "resume").sentence == "would continue after round 1, repeating later ones; 5 rounds are planned"
     )
     said: list[str] = []
     assert len(resume(folder, watch=lambda record: said.append(record["round"])).rounds) == 5
@@ -165,19 +165,19 @@ def own_data(folder: Path) -> None:
             other_method,
             "run.json",
             2,
-            "method 'fedavgg' is none of fedalloy's; a plug-in's method needs --plugin FILE.py",
+            "method 'fedavgg' is not built in; a plug-in's method needs --plugin FILE.py",
         ),
         (write("rounds.jsonl", 'no record\n{"round": 2}\n'), "records", 3, "line 1 of"),
         (lambda folder: change(folder, versions=[1]), "run.json", 3, "versions"),
-        (lambda folder: change(folder, versions={}, status=""), "resume", 5, "made with fedalloy None, here is"),
-        (drop_first_record, "records", 3, "rounds.jsonl lacks round 1; resume mends it if its second copy is whole"),
+        (lambda folder: change(folder, versions={}, status=""), "resume", 5, "made with fedalloy None, but this is"),
+        (drop_first_record, "records", 3, "rounds.jsonl lacks round 1; resume repairs it if its second copy is intact"),
         (cut("checkpoints/000002.safetensors"), "checkpoint 2", 5, "the hash of 000002.safetensors is not the one"),
         (cut("checkpoints/000001.safetensors"), "checkpoint 1", 5, "the hash of 000001.safetensors is not the one"),
         (remove("checkpoints/000002.safetensors"), "checkpoint 2", 5, "No such file"),
-        (write("checkpoints/000002.json", "[]"), "checkpoint 2", 5, "resume passes over it"),
+        (write("checkpoints/000002.json", "[]"), "checkpoint 2", 5, "resume skips it"),
         (write("checkpoints/000003.json", "{}"), "checkpoint 3", 5, "000003.json is not a manifest"),
         (other_seed, "resume", 5, "the checkpoint of round 2 cannot be used"),
-        (other_torch, "resume", 5, "would be refused: the run was made with torch 1.0, here is 2."),
+        (other_torch, "resume", 5, "would be refused: the run was made with torch 1.0, but this is 2."),
         (own_data, "data", 3, "there is no file 'gone.npz' here"),
     ],
 )
@@ -198,8 +198,8 @@ def test_a_description_is_taken_from_its_copy(folder: Path) -> None:
     (folder / "run.json").write_text("{")
     findings = run(folder)
     assert [finding.what for finding in wrong(findings)] == [f"{folder} run.json"]
-    assert of(findings, "run.json").sentence.endswith("resume puts its copy in its place")
-    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds goes further"
+    assert of(findings, "run.json").sentence.endswith("resume restores it from its copy")
+    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds adds more"
     resume(folder, rounds=2)
     assert not wrong(run(folder))
 
@@ -208,7 +208,7 @@ def test_records_are_taken_from_their_second_copy(folder: Path) -> None:
     (folder / "rounds.jsonl").write_text("no record\nno record\n")
     findings = run(folder)
     assert [finding.what for finding in wrong(findings)] == [f"{folder} records"]
-    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds goes further"
+    assert of(findings, "resume").sentence == "nothing is left to do after round 2; --rounds adds more"
     assert len(resume(folder, rounds=3).rounds) == 3
     assert not wrong(run(folder))
 
@@ -258,7 +258,7 @@ def test_who_holds_the_lock_is_said(folder: Path, tmp_path: Path) -> None:
         assert doctor._lock(folder, tmp_path / "none").sentence.startswith(f"process {os.getpid()} writes here, or was")
     assert of(run(folder), "lock").sentence == "no process writes here"
     (folder / "run.lock").write_text("123\n")
-    assert of(run(folder), "lock").sentence == "a process that was killed left run.lock, which stops nobody"
+    assert of(run(folder), "lock").sentence == "a killed process left run.lock behind, which does no harm"
 
 
 def test_a_strangers_text_is_one_harmless_line(folder: Path) -> None:
@@ -395,7 +395,7 @@ def test_extras_and_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(plugins, "load_installed", fail)
     assert doctor._plugins() == Finding(
-        "wrong", "plug-ins", "the installed plug-in 'x' failed: oh; mend or uninstall it", 2
+        "wrong", "plug-ins", "the installed plug-in 'x' failed: oh; fix or uninstall it", 2
     )
 
 

@@ -117,13 +117,13 @@ INTRODUCTION = """\
 
 <!-- Made by tools/make_docs.py from the methods' cards and docstrings; edit those instead. -->
 
-Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows the same table, and
-`fedalloy list --where any_network=yes` only the methods that let clients have different networks; of a text, `yes`
-means that there is one, `no` that there is none, and any other word is searched for in it. "Up" and "down" say what
-travels in a round, to the server and to a client; the bytes of a run are counted, see [metrics](metrics.md#costs).
-"What leaves a client" is what training sends. Evaluation sends counts besides, also under `local`:
-`fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which. "Public set" says whether the
-experiment needs one ([how to give it](experiments.md#a-public-set)).
+Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows them all,
+`fedalloy list kdia` shows one with its options, and `fedalloy list --where any_network=yes` shows only the methods that
+let clients have different networks. For a text entry, `yes` means that it is not empty, `no` that it is empty, and any
+other word is a substring search. "Up" and "down" say what travels in a round, to the server and to a client; the bytes
+of a run are counted, see [metrics](metrics.md#costs). "What leaves a client" is what training sends. Evaluation also
+sends counts, even under `local`: `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which.
+"Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
 
 Options are keys of `[method]`, or of the method's own table under `[methods]`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FedalloyError(Exception):
-    """Anything fedalloy refuses; the command line prints the sentence and leaves with `code`."""
+    """Anything fedalloy refuses; the command line prints the sentence and exits with `code`."""
 
     code = 1
 

@@ -409,7 +409,7 @@ def test_a_client_refuses_numbers_that_are_none(setting, federation):
         (lambda model: {"model": {k: w.int() for k, w in model.items()}}, "is int32, not float32"),
         (lambda model: {"model": {k: w.double() for k, w in model.items()}}, "bytes; at most"),
         (lambda model: {"model": {k: w[:1] for k, w in model.items()}}, "has the shape"),
-        (lambda model: {"model": {}}, "model has other names"),
+        (lambda model: {"model": {}}, "model has the wrong keys"),
         (lambda model: {"model": {k: w.expand(50, *w.shape) for k, w in model.items()}}, "bytes; at most"),
     ],
 )

@@ -23,7 +23,7 @@ Weights = Literal["size", "uniform", "disco"]
 class Aggregation:
     """The server's rule for combining what clients send, the same under every method.
 
-    `combine` takes the weighted `mean`, or a robust rule that weighs all clients alike, since a size is only what a
+    `combine` takes the weighted `mean`, or a robust rule with equal weights, since a size is only what a
     client reports: the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), or `krum`, the mean without
     the clients that lie farthest from the others (multi-Krum, Blanchard et al., NeurIPS 2017). With fewer than 1 /
     `trim` clients, nobody is dropped and nothing is bounded. See `fedalloy.aggregation.robust`.
@@ -39,11 +39,11 @@ class Aggregation:
     [0.25, 0.5, 0.25]
     """
 
-    weights: Weights | None = option(None, "what clients are weighed by; unset: as the method's paper does")
+    weights: Weights | None = option(None, "what clients are weighted by; unset: as the method's paper does")
     disco_a: NotNegative = option(
         0.5, "how much a client's label discrepancy counts", only_with=("weights", "disco", None)
     )
-    disco_b: NotNegative = option(0.1, "what every client has on top", only_with=("weights", "disco", None))
+    disco_b: NotNegative = option(0.1, "constant that is added for every client", only_with=("weights", "disco", None))
     disco_metric: Discrepancy = option("kl", "how the discrepancy is measured", only_with=("weights", "disco", None))
     disco_normalise: bool = option(True, "divide discrepancies by their sum", only_with=("weights", "disco", None))
     combine: Combine = option("mean", "the weighted mean, or a robust rule")
@@ -53,15 +53,15 @@ class Aggregation:
     clip: Positive | Literal["median"] | None = option(None, "longest update; longer ones are scaled down to it")
     cap: Share | None = option(None, "largest share of the weight that one client's size can give it")
     max_distance: Positive = option(
-        100.0, "refuse a network farther than so many times the norm of the one that was sent"
+        100.0, "refuse a network farther from the one that was sent than this many times its norm"
     )
 
     def __post_init__(self) -> None:
         resolve(self, "aggregation")
         if self.combine != "mean" and self.weights == "disco":
             raise UsageError(
-                f"aggregation.weights = 'disco' has no effect with combine = '{self.combine}', which weighs "
-                "all clients alike; leave one of the two out"
+                f"aggregation.weights = 'disco' has no effect with combine = '{self.combine}', which gives "
+                "all clients the same weight; leave one of the two out"
             )
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> list[float]:

@@ -14,7 +14,7 @@ from fedalloy.errors import UsageError
 
 T = TypeVar("T")
 
-LONGEST = 100  # letters of an unknown name that are looked at and shown
+LONGEST = 100  # characters of an unknown name that are looked at and shown
 
 
 class Registry(Mapping[str, T], Generic[T]):

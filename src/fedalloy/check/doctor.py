@@ -107,7 +107,7 @@ def machine() -> list[Finding]:
         _cores(usable_cores(), Path("/sys/fs/cgroup/cpu.max")),
         _memory(usable_cores()),
         _room("disk here", Path(), "runs are written below this folder unless --out names another"),
-        _room("temporary files", Path(tempfile.gettempdir()), "let TMPDIR name a folder with more"),
+        _room("temporary files", Path(tempfile.gettempdir()), "set TMPDIR to a folder with more space"),
         _shared(Path("/dev/shm")),
         _malloc(),
         _plugins(),
@@ -173,8 +173,8 @@ def _plugins() -> Finding:
     try:
         plugins.load_installed()
     except UsageError as error:
-        return _wrong("plug-ins", UsageError(f"{error}; mend or uninstall it"))
-    return Finding("ok", "plug-ins", "whatever is installed can be loaded")
+        return _wrong("plug-ins", UsageError(f"{error}; fix or uninstall it"))
+    return Finding("ok", "plug-ins", "all that are installed can be loaded")
 
 
 def _extras() -> list[Finding]:
@@ -303,7 +303,7 @@ def _description(folder: Path, meta: Mapping[str, Any]) -> Finding:
     try:
         read_one_meta(folder / "run.json")
     except DataError as error:
-        return _wrong("run.json", DataError(f"{str(error).split(';')[0]}; resume puts its copy in its place"))
+        return _wrong("run.json", DataError(f"{str(error).split(';')[0]}; resume restores it from its copy"))
     return Finding("ok", "run.json", f"{meta['label']}, seed {meta['seed']}, {meta.get('status', 'of unknown status')}")
 
 
@@ -312,7 +312,7 @@ def _records(folder: Path, planned: int) -> Finding:
         rounds = _recorded(folder)
         lacking = next((number for number in range(1, max(rounds, default=0)) if number not in rounds), None)
         if lacking is not None:
-            raise DataError(f"rounds.jsonl lacks round {lacking}; resume mends it if its second copy is whole")
+            raise DataError(f"rounds.jsonl lacks round {lacking}; resume repairs it if its second copy is intact")
     except BROKEN as error:
         return _wrong("records", error)
     try:
@@ -333,11 +333,11 @@ def _checkpoints(folder: Path) -> list[Finding]:
         try:
             read_checkpoint(manifest)
         except BROKEN as error:
-            findings.append(_wrong(what, CheckpointError(f"{_said(error)}; resume passes over it")))
+            findings.append(_wrong(what, CheckpointError(f"{_said(error)}; resume skips it")))
         else:
-            findings.append(Finding("ok", what, "whole, every hash is right"))
+            findings.append(Finding("ok", what, "intact, every hash is right"))
     if (folder / "quarantine").exists():
-        findings.append(Finding("warn", "quarantine", "what was found damaged when the run went on; it may be deleted"))
+        findings.append(Finding("warn", "quarantine", "damaged checkpoints, found on resuming; it can be deleted"))
     return findings
 
 
@@ -349,16 +349,16 @@ def _ingredients(exp: Experiment) -> list[Finding]:
             findings.append(_set(name))
         elif name.endswith(".npz"):
             there = Path(name).is_file()
-            lacking = _wrong("data", DataError(f"there is no file '{name}' here; call from where the run was started"))
+            lacking = _wrong("data", DataError(f"there is no file '{name}' here; run doctor where the run began"))
             findings.append(Finding("ok", "data", f"{name} is there") if there else lacking)
         elif name not in datasets:
             findings.append(
-                Finding("warn", "data", f"'{name}' is no data set of fedalloy's; give --plugin, or resume in Python")
+                Finding("warn", "data", f"'{name}' is not a built-in data set; add --plugin, or resume in Python")
             )
     for name in [exp.model.name, *(part.name for part in exp.models)]:
         if name not in models:
             findings.append(
-                Finding("warn", "model", f"'{name}' is no network of fedalloy's; give --plugin, or resume in Python")
+                Finding("warn", "model", f"'{name}' is not a built-in network; add --plugin, or resume in Python")
             )
     return findings
 
@@ -370,12 +370,12 @@ def _lock(folder: Path, table: Path = Path("/proc/locks")) -> Finding:
         return Finding("ok", "lock", "no process writes here")
     if not table.exists():
         name = file.read_text(errors="replace")[:20].strip()
-        return Finding("warn", "lock", f"process {name} writes here, or was killed when it did; see whether it lives")
+        return Finding("warn", "lock", f"process {name} writes here, or was killed; check whether it is running")
     for line in table.read_text().splitlines():
         *_, process, where, _, _ = line.split()
         if where == _address(file):
             return Finding("warn", "lock", f"process {process} writes here; leave the folder to it until it ends")
-    return Finding("ok", "lock", "a process that was killed left run.lock, which stops nobody")
+    return Finding("ok", "lock", "a killed process left run.lock behind, which does no harm")
 
 
 def _address(path: Path) -> str:
@@ -396,18 +396,18 @@ def _resume(opened: Opened) -> Finding:
     then = meta["versions"]
     for key, now in versions(private="opacus" in then).items():
         if then.get(key) != now:
-            sentence = f"would be refused: the run was made with {key} {then.get(key)}, here is {now}"
+            sentence = f"would be refused: the run was made with {key} {then.get(key)}, but this is {now}"
             level: Literal["warn", "wrong"] = "warn" if finished else "wrong"
-            return Finding(level, "resume", f"{sentence}; use the old one, or start anew", CheckpointError.code)
+            return Finding(level, "resume", f"{sentence}; use that version, or start a new run", CheckpointError.code)
     if not finished and not os.access(folder, os.W_OK):
         return _wrong("resume", StorageError(f"nothing can be written to '{folder}'; change its owner or mode"))
     done, latest = saved[0].round if saved is not None else 0, 0
     with contextlib.suppress(*BROKEN):  # resume has a second copy of the records
         latest = max(_recorded(folder), default=0)
     if finished and done >= latest:
-        return Finding("ok", "resume", f"nothing is left to do after round {done}; --rounds goes further")
-    begun = f"go on after round {done}" if done else "begin with round 1"
-    plan = f"would {begun}{', making later ones again' if latest > done else ''}; {planned} rounds are planned"
+        return Finding("ok", "resume", f"nothing is left to do after round {done}; --rounds adds more")
+    begun = f"continue after round {done}" if done else "begin with round 1"
+    plan = f"would {begun}{', repeating later ones' if latest > done else ''}; {planned} rounds are planned"
     if passed_over:
         return _wrong("resume", CheckpointError("; ".join([*passed_over, plan])))
     return Finding("ok", "resume", plan)

@@ -272,7 +272,7 @@ class _Undrawn(Probe):
 def _check_undrawn(before: dict[str, object], where: str, instead: str) -> None:
     for name, stream in global_streams().items():
         if stream != before[name]:
-            raise ContractError(f"{where}: {name}'s global stream was drawn from; use {instead} instead")
+            raise ContractError(f"{where}: {name}'s global stream was used; use {instead} instead")
 
 
 def check_draws_from_no_global_stream(case: Case) -> None:
@@ -351,13 +351,13 @@ def check_resumes(case: Case) -> None:
     state, memories = case.plain.saved(2)
     resumed = trace(fresh, Probe(case.setting, memories), 4, state)
     require_same(case.plain, resumed, f"it was resumed after round 2: {KEEP}")
-    with located("the evaluation after round 4", "mend models() or personal()"):
+    with located("the evaluation after round 4", "fix models() or personal()"):
         views = [
             evaluate(case.setting, method, run.state, run.engine.memories)
             for method, run in ((case.method, case.plain), (fresh, resumed))
         ]
     if views[0] != views[1]:
-        raise ContractError(f"round 4: the resumed run is evaluated otherwise; {KEEP}")
+        raise ContractError(f"round 4: the resumed run gives another evaluation; {KEEP}")
 
 
 class _Weighed(Probe):

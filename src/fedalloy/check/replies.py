@@ -50,7 +50,7 @@ def check_expects_what_it_gets(case: Case) -> None:
         for bad in fed.quarantined:
             raise ContractError(
                 f"round {fed.round}: expects() refuses the honest answer to '{bad['action']}' of client "
-                f"{bad['client']}, because {bad['reason']}; mend the action, or expects()"
+                f"{bad['client']}, because {bad['reason']}; fix the action, or expects()"
             )
 
 
@@ -62,7 +62,7 @@ class _Looking(_Gated):
         if (fault := refusal(message.body, down)) is not None:
             raise ContractError(
                 f"{place(me, message)}: accepts() refuses what the server honestly sent, because {fault}; "
-                "mend round(), or accepts()"
+                "fix round(), or accepts()"
             )
         answer = super().act(method, me, message)
         for where, body, contract in (

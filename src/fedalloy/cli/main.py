@@ -359,7 +359,7 @@ def draw_command(
 ) -> None:
     """Draw what a run produces besides a model.
 
-    Generated images by class (FedKF, DaFKD), and the clients' weights in the teacher (KDIA, DaFKD).
+    Generated images by class (FedKF, DaFKD), and the clients' weights (KDIA, DaFKD, KnFu).
     """
     load_plugins(plugins)
     from fedalloy.report.draw import draw

@@ -269,7 +269,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a key that belongs into a section, and name the section."""
+    """Refuse a key that belongs in a section, and name the section."""
     sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
     for key in values:
         homes = [
@@ -287,7 +287,7 @@ def recorded(meta: Mapping[str, Any]) -> Experiment:
     name = part.get("name") if isinstance(part, Mapping) else part
     if isinstance(name, str) and name not in methods:
         raise UsageError(
-            f"the run's method {name[:LONGEST]!r} is none of fedalloy's; a plug-in's method needs --plugin FILE.py, "
+            f"the run's method {name[:LONGEST]!r} is not built in; a plug-in's method needs --plugin FILE.py, "
             "and in Python its file must be imported first"
         )
     return experiment(meta["experiment"])
@@ -454,7 +454,7 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{name} is not TOML: {error}") from error
     except RecursionError as error:
-        raise UsageError(f"{name} has too many brackets within each other") from error
+        raise UsageError(f"{name} is nested too deeply") from error
     except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits, a path that cannot be one
         raise UsageError(f"{name} cannot be read: {error}") from error
 

@@ -1,4 +1,7 @@
-"""Data sets by name, from files or from your own arrays; the samples of a client; public sets; augmentation."""
+"""Data sets by name, from files or from your own arrays; partitions, samples, public sets, augmentation.
+
+May import base.
+"""
 
 from fedalloy.data.arrays import from_arrays, from_torch
 from fedalloy.data.augment import augmentation

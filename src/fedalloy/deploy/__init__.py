@@ -1,1 +1,4 @@
-"""Deployment: an experiment at real sites, by Flower's SuperLink and SuperNodes, each site keeping its data."""
+"""Deployment: an experiment at real sites, with Flower's SuperLink and SuperNodes; each site keeps its data.
+
+May import everything up to check.
+"""

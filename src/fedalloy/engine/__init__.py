@@ -1,1 +1,4 @@
-"""Engines carry messages between a method and its clients."""
+"""Engines carry messages between a method and its clients.
+
+May import everything up to config.
+"""

@@ -140,7 +140,7 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
     site = setting.sites[client]
     contract: dict[str, Check] = {
         "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
-        # A model that diverged has a loss that is no number, or endless; none has a negative one.
+        # A model that diverged has a loss that is NaN or infinite; none has a negative one.
         "loss": lambda value: None if isinstance(value, float) and not value < 0 else "is not a loss",
         **({"validation": real(0, 1)} if site.validation else {}),
     }
@@ -152,17 +152,17 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
         return fault
 
     def views(value: Any) -> str | None:
-        return refusal(value, dict.fromkeys(value, counts)) if isinstance(value, Mapping) else "is no table"
+        return refusal(value, dict.fromkeys(value, counts)) if isinstance(value, Mapping) else "is not a table"
 
     wanted: dict[str, Check] = {
         "models": views,
         PERSONAL: lambda value: counts(value) if value else None,
         "stages": lambda value: views(value) or _unnamed(value),
-        "order": lambda value: None if isinstance(value, str) else "is no text",
+        "order": lambda value: None if isinstance(value, str) else "is not text",
     }
     fault = refusal(found, wanted)
     if fault is None and found["models"].keys() != set(models):
-        return "models has other names than it should"
+        return "models has the wrong keys"
     if fault is None and sorted(found["order"].split("\n", STAGES)) != sorted(found["stages"] or [""]):
         return "order does not name its stages"
     return fault
@@ -171,7 +171,7 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
 def _unnamed(stages: Mapping[str, Any]) -> str | None:
     """What is wrong with the names of a client's stages, which become those of views."""
     sound = all(name.isprintable() and 0 < len(name) <= LONGEST for name in stages)
-    return None if sound and len(stages) <= STAGES else f"has more than {STAGES} names, or strange ones"
+    return None if sound and len(stages) <= STAGES else f"has more than {STAGES} names, or invalid ones"
 
 
 def _counted(setting: Setting, counts: Mapping[int, Tree], *, exact: bool = False) -> dict[str, Any]:

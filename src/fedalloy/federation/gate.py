@@ -28,8 +28,8 @@ Check = Callable[[Any], str | None]
 
 Contract = Mapping[str, Check]
 SLACK = 1e-3  # by which the sum of a row of probabilities may miss 1
-LONGEST = 300  # letters of a reason, which may quote what a stranger wrote
-DEEPEST = 32  # tables within tables, where no contract says how many there are
+LONGEST = 300  # characters of a reason, which may quote what a stranger wrote
+DEEPEST = 32  # levels of nested tables, where no contract says how many there are
 MOST = (1 << 63) - 1  # a whole number beyond it could be neither written nor computed with
 LARGEST = 1 << 30  # numbers in a tensor, where no contract says its shape
 OUTLYING = 10  # times the median distance; honest clients of 20 to 502 samples were seen up to 4 times
@@ -95,7 +95,7 @@ def refusal(
     >>> refusal({"n": -3}, {"n": whole(1)})
     'n is -3, below 1'
     >>> refusal({"n": 3, "extra": 1}, {"n": whole(1)})
-    "it holds 'extra', which nobody asked for"
+    "it has the unexpected key 'extra'"
     >>> refusal({"model": {"w": torch.ones(4) * 9}}, None, {"model": {"w": torch.ones(4)}}, max_distance=5)
     'model lies 8 times the norm of what was sent from it; aggregation.max_distance is 5'
     >>> refusal(None, {"n": whole(1)})
@@ -124,7 +124,7 @@ def _fault(body: Any, contract: Contract | None) -> str | None:
             return f"it lacks '{key}'"
     for key in body:
         if key not in contract:
-            return f"it holds '{_short(key)}', which nobody asked for"
+            return f"it has the unexpected key '{_short(key)}'"
     for key, check in contract.items():
         if key in body and (fault := check(body[key])) is not None:
             return f"{key} {fault}"
@@ -134,7 +134,7 @@ def _fault(body: Any, contract: Contract | None) -> str | None:
 def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
     """What is wrong with a table of which only this is known, that its numbers must be finite."""
     if depth == 0:
-        return f"it has more than {DEEPEST} tables within tables"
+        return f"it is nested more than {DEEPEST} levels deep"
     for key, value in body.items():
         name = f"{place}{key}"
         if isinstance(value, Mapping):
@@ -332,7 +332,7 @@ def _unlike(value: Any, example: Any, place: str) -> str | None:
         if not isinstance(value, Mapping):
             return f"{place}is a {type(value).__name__}, not a table"
         if value.keys() != example.keys():
-            return f"{place}has other names than it should ({_difference(value, example)})"
+            return f"{place}has the wrong keys ({_difference(value, example)})"
         found = (
             _unlike(value[key], part, f"{key} " if not place else f"{place.rstrip()}/{key} ")
             for key, part in sorted(example.items())  # as a restored state has them: the first fault goes on record
@@ -361,14 +361,14 @@ def _impossible(value: Tensor, place: str) -> str | None:
     if name == "running_var" and value.numel() and value.min().item() < 0:
         return f"{place}is a negative variance"
     if name == "num_batches_tracked" and not 0 <= value.item() <= MOST_BATCHES:
-        return f"{place}is {value.item()}, which is no number of batches"
+        return f"{place}is {value.item()}, which is not a number of batches"
     return None
 
 
 def _unreadable(value: Tensor, place: str) -> str | None:
     """Why a tensor's numbers cannot be used, if so; shape and kind are right."""
     if value.layout != torch.strided or value.is_meta:
-        return f"{place}holds no plain numbers"
+        return f"{place}is not a plain tensor of numbers"
     return None if finite(value) else f"{place}is not finite"
 
 
@@ -412,6 +412,6 @@ def _short(name: object) -> str:
 
 
 def _line(text: str) -> str:
-    """A text for records and screens: not too long, and without letters that end a line or move the cursor."""
+    """A text for records and screens: not too long, and without characters that end a line or move the cursor."""
     cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
     return "".join(letter if letter.isprintable() else "?" for letter in cut)

@@ -51,7 +51,7 @@ class DataFree:
     lambda_1: NotNegative = option(0.1, "weight of L_OH, which makes the teacher sure of every image")
     lambda_2: NotNegative = option(0.1, "weight of L_A, which makes the teacher's features large")
     generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")
-    noise: Count = option(100, "how many random numbers an image is made from")
+    noise: Count = option(100, "length of an image's noise vector")
     width: Several = option(128, "channels of the generator")
     bn_eps: Positive = option(0.8, "epsilon of the generator's inner BatchNorms")
     entropy: Literal["normalised", "plain"] = by_variant(

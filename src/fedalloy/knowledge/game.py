@@ -36,7 +36,7 @@ class Game(Method):
         "first layers with weights that the discriminator shares with the classifier; unset: all but the last",
         only_with=("makes", "images"),
     )
-    noise: Count = option(100, "numbers of noise that the generator is given for a sample")
+    noise: Count = option(100, "length of a sample's noise vector")
     generator_width: Several = option(128, "width of the generator of images", only_with=("makes", "images"))
     generator_kind: Kind = by_variant(
         "conditional",
@@ -46,11 +46,13 @@ class Game(Method):
     )
     generator_lr: Positive = by_variant(1e-3, "learning rate of the generator's Adam", reference=1e-4)
     generator_weight_decay: NotNegative = by_variant(1e-3, "weight decay of the generator's Adam", reference=1e-4)
-    adversarial: NotNegative = by_variant(1.0, "weight of L_adv; 2: a mean over real plus one over made", reference=2.0)
+    adversarial: NotNegative = by_variant(
+        1.0, "weight of L_adv; 2: mean over real plus mean over generated", reference=2.0
+    )
     saturating: bool = by_variant(True, "whether the generator minimises log(1 - f), else -log f", reference=False)
     gradient_penalty: NotNegative = by_variant(0.0, "weight of the discriminator's gradient penalty", reference=0.3)
     gan_window: Literal["always", "early"] = by_variant(
-        "always", "when they play; early: rounds 1 to 3 (generator: 5), epochs 1 to 5", reference="early"
+        "always", "when the two train; early: rounds 1 to 3 (generator: 5), epochs 1 to 5", reference="early"
     )
 
     def two_heads(self, where: Client | Federation, kind: type[TwoHeads] = TwoHeads) -> TwoHeads:

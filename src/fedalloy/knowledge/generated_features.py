@@ -33,7 +33,7 @@ class GeneratedFeatures(Method):
     labels: Literal["uniform", "batch"] = option(
         "uniform", "labels of generated features: balanced, or the batch's own"
     )
-    noise: Count = option(100, "numbers of noise that a feature is made from")
+    noise: Count = option(100, "length of a feature's noise vector")
     generator_width: Annotated[int, Ge(4)] = option(512, "channels of the generator's first layer")
     generator_batch: Even = option(64, "features in a step of the generator; its two halves are compared")
     generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")

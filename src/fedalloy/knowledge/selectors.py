@@ -30,7 +30,7 @@ class Selectors(Method):
         0.25, "quantile of its own samples' density ratios that a sample must exceed", only_with=KULSIF
     )
     width: Width = option(
-        REFERENCE_WIDTH, "of the kernel: a number, or a part of the median distance", only_with=KULSIF
+        REFERENCE_WIDTH, "width of the kernel: a number, or a part of the median distance", only_with=KULSIF
     )
     lam: Positive | None = option(None, "KuLSIF's regulariser; unset: 1 / sqrt(auxiliary)", only_with=KULSIF)
     auxiliary: Count = option(250, "uniform samples that the density is compared with", only_with=KULSIF)
@@ -38,12 +38,14 @@ class Selectors(Method):
         0.05, "share of a client's samples that the ratio is fitted to; the others calibrate", only_with=KULSIF
     )
     known_least: Count = option(50, "fewest samples that it is fitted to, up to half of a client's", only_with=KULSIF)
-    server_selector: Literal["l1", "entropy", "none"] = option("l1", "what a clear ensemble label is told by")
+    server_selector: Literal["l1", "entropy", "none"] = option("l1", "how clear ensemble labels are recognised")
     tau_server: Annotated[float, Interval(ge=0, le=2)] = option(
         2.0, "largest L1 distance from a one-hot vector; 2 keeps everything", only_with=("server_selector", "l1")
     )
     max_entropy: Probability = option(
-        0.5, "largest entropy, as a share of a guess's; 1 keeps everything", only_with=("server_selector", "entropy")
+        0.5,
+        "largest entropy, as a share of the largest possible; 1 keeps everything",
+        only_with=("server_selector", "entropy"),
     )
 
     def familiar(self, me: Client) -> Tensor:

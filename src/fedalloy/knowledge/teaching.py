@@ -31,8 +31,8 @@ class Teaching(Method):
     distil_steps: Number = by_variant(200, "steps of distillation; 0: none", reference=1600)
     distil_optimiser: Literal["sgd", "adam"] = by_variant("sgd", "optimiser of the distillation", reference="adam")
     distil_lr: Positive = by_variant(0.01, "learning rate of the distillation", reference=1e-4)
-    max_share: Share = option(1.0, "largest share of a sample that one client's scores can give it")
-    ensemble: Ensemble = by_variant("prob", "whether probabilities or logits are weighed", reference="logit")
+    max_share: Share = option(1.0, "largest weight that one client can have for a sample")
+    ensemble: Ensemble = by_variant("prob", "whether probabilities or logits are averaged", reference="logit")
     tau: Positive = by_variant(1.0, "temperature of teachers and student", reference=20.0)
     kd_scale: Scaling = by_variant(
         "plain", "KL, times tau^2, or also a mean over classes instead of their sum", reference="tau2_mean"

@@ -1,4 +1,7 @@
-"""One file per method, each to be read beside its paper's algorithm; importing this package registers them all."""
+"""One file per method, each to be read beside its paper's algorithm; importing this package registers them all.
+
+May import everything up to knowledge.
+"""
 
 from fedalloy.federation.core import methods
 from fedalloy.methods.centralised import Centralised

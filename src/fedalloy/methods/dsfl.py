@@ -29,7 +29,7 @@ from fedalloy.train.losses import soft_ce
     ),
 )
 class DSFL(SoftLabels):
-    """Every client, and a model on the server, learns from the mean answer of all, made more certain than it was.
+    """Every client, and a model on the server, learns from the sharpened mean answer of all clients.
 
     A round, for the clients k that take part:
 
@@ -47,10 +47,10 @@ class DSFL(SoftLabels):
 
     ensemble: Literal["era", "mean"] = option("era", "sharpen the mean answer (ERA), or take it as it is")
     temperature: Positive = option(
-        0.1, "of the sharpening: the smaller, the more certain", only_with=("ensemble", "era")
+        0.1, "temperature of the sharpening; smaller values sharpen more", only_with=("ensemble", "era")
     )
     kd_weight: NotNegative = option(1.0, "weight of the soft labels beside those of ce_on")
-    ce_on: Literal["public", "local", "none"] = option("none", "labels that clients learn besides (not in the paper)")
+    ce_on: Literal["public", "local", "none"] = option("none", "labels that clients also learn from (not in the paper)")
 
     def init(self, fed: Federation) -> Tree:
         """The server's own model starts like a client's of its architecture."""

@@ -47,7 +47,7 @@ class FedDF(Method):
 
     takes = frozenset({"weights=size", "weights=uniform"})
 
-    ensemble: Rule = option("logits", "mean logits, centred ones, mean probabilities, or these by how sure each is")
+    ensemble: Rule = option("logits", "mean logits, centred logits or probabilities; or these by certainty")
     steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group")
     batch: Count = option(128, "public inputs in a step")
     lr: Positive = option(1e-3, "Adam's first learning rate, which falls to 0 along a cosine")

@@ -59,11 +59,11 @@ class FedGen(FedAvg):
     variant: Variant = option("recommended", "whose choices: ours, the paper's, or those of FedKF's code")
     weight: NotNegative = option(1.0, "weight of generated features in a client's loss; 0 is FedAvg")
     diversity: NotNegative = option(1.0, "weight of the diversity of generated features")
-    noise: Count = option(32, "numbers of noise that the generator is given for a feature")
+    noise: Count = option(32, "length of a feature's noise vector")
     hidden: Count = option(256, "width of the generator's hidden layer")
     relu: bool = option(True, "whether generated features have passed a ReLU, as real ones mostly have")
     generator_lr: Positive = option(1e-4, "learning rate of the generator's Adam")
-    generator_lr_decay: Positive = option(1.0, "what it is multiplied by from round to round")
+    generator_lr_decay: Positive = option(1.0, "factor of this learning rate from one round to the next")
     generator_weight_decay: NotNegative = option(0.0, "weight decay of the generator's Adam")
     generator_steps: Count = option(50, "steps of the generator in a round")
     generator_batch: Several = option(64, "features of a step of the generator")
@@ -74,7 +74,7 @@ class FedGen(FedAvg):
     latent_weight: Positive = option(1.0, "first weight of that KL", only_with=("latent_kl", True))
     distribution: Literal["uniform", "normal"] = by_variant("uniform", "distribution of the noise", paper="normal")
     labels: Literal["counts", "counts_by_size", "uniform"] = by_variant(
-        "counts", "labels follow the counts, counts times sizes, or are uniform if held", reference="counts_by_size"
+        "counts", "labels by counts, by counts times sizes, or uniform over held classes", reference="counts_by_size"
     )
 
     def init(self, fed: Federation) -> Tree:

@@ -25,7 +25,7 @@ from fedalloy.methods.soft_labels import CARD, SoftLabels
     ),
 )
 class KnFu(SoftLabels):
-    """Each client learns most from itself, and from others the more, the more alike their average answers are.
+    """Each client learns most from itself, and more from clients with similar average answers than from others.
 
     A round (Algorithm 1), for the clients n that take part:
 

@@ -29,7 +29,7 @@ from fedalloy.train.losses import ce
     ),
 )
 class LocalConverged(Alone):
-    """Every client trains alone until its own held-out samples are answered no better.
+    """Every client trains alone until its accuracy on held-out samples stops rising.
 
     All clients train in round 1, and the run ends with it: the result depends on split and seed, not on `rounds` or
     [participation]. A client first trains without its held-out samples, to find out how many rounds of local work help

@@ -51,7 +51,7 @@ class QFFL(FedAvg):
         1e-4, "how much more a larger loss counts; 0 is FedAvg with equal weights"
     )
     sampling: Literal["uniform", "size"] = option(
-        "uniform", "how clients are drawn where participation.policy = 'fraction': alike, or by size as in the paper"
+        "uniform", "how clients are drawn if participation.policy = 'fraction': uniformly, or by size as in the paper"
     )
 
     @property

@@ -54,7 +54,7 @@ class SelectiveFD(Selectors, SoftLabels):
     0.5
     """
 
-    ce_on: Literal["public", "local", "none"] = option("none", "whose labels are learned besides")
+    ce_on: Literal["public", "local", "none"] = option("none", "whose labels are also learned from")
     kd: Literal["ce", "kl"] = option(
         "ce", "loss towards soft labels: CE(q, own) or KL(q || own)", only_with=("labels", "soft")
     )

@@ -1,1 +1,4 @@
-"""Finished runs as tables, plots and one HTML page."""
+"""Finished runs as tables, plots and one HTML page.
+
+May import everything up to run.
+"""

@@ -57,7 +57,7 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.1)])
     []
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
-    'The methods ran with different settings, so they do not compare: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
+    'The methods ran with different settings, so they are not comparable: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
 
     What clients are weighed by, and the cache, are part of a method; bounds on one client are not.
     """
@@ -69,7 +69,7 @@ def unequal(runs: Sequence[Run]) -> list[str]:
         return []
     more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
     told = [*told[: NAMED if more else None], *more]
-    return [f"The methods ran with different settings, so they do not compare: {'; '.join(told)}."]
+    return [f"The methods ran with different settings, so they are not comparable: {'; '.join(told)}."]
 
 
 def _bounds(experiment: Mapping[str, Any]) -> dict[str, Any]:

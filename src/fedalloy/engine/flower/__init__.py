@@ -2,7 +2,7 @@
 
 `codec` converts trees to Flower's records, `memory` stores a client's memory in files, `client` is the code that runs
 at a client, `carrier` is the server's side with `roster` (who is connected) and `claims` (checks of what a client says
-about itself), `simulation` runs both on one machine or a Ray cluster. Nothing else in the library imports flwr.
+about itself), `simulation` runs both on one machine or a Ray cluster. Only this package and `deploy` import flwr.
 """
 
 from __future__ import annotations
