@@ -170,13 +170,8 @@ def kind(hint: Any) -> str:
     if isinstance(hint, types.UnionType) or origin is Union:
         return " or ".join(map(kind, inner))
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        words = kind(inner[0])
-        return (
-            f"list of {words.replace('number', 'numbers', 1).replace('text', 'texts', 1).replace('list', 'lists', 1)}"
-        )
-    return (
-        "a table" if isinstance(origin, type) and issubclass(origin, Mapping) else getattr(hint, "__name__", str(hint))
-    )
+        return f"list ({kind(inner[0])} each)"
+    return getattr(hint, "__name__", str(hint))
 
 
 _WORDS: Mapping[Any, str] = {int: "whole number", float: "number", str: "text", bool: "true or false"}

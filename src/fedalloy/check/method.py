@@ -272,7 +272,7 @@ class _Undrawn(Probe):
 def _check_undrawn(before: dict[str, object], where: str, instead: str) -> None:
     for name, stream in global_streams().items():
         if stream != before[name]:
-            raise ContractError(f"{where}: {name}'s global random stream was used; use {instead} instead")
+            raise ContractError(f"{where}: {name}'s global stream was used; use {instead} instead")
 
 
 def check_draws_from_no_global_stream(case: Case) -> None:

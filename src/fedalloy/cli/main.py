@@ -282,6 +282,8 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
     from fedalloy.report.listing import KINDS, listing, one_method
 
     if what not in KINDS:
+        if filters or privacy:
+            raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
         screen().print(one_method(what))
         return
     table = listing(what, filters, privacy=privacy)

@@ -23,6 +23,7 @@ from fedalloy.base.options import Count, Positive, Share, option, options_of, re
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
+from fedalloy.federation.metrics import PublishedMetric, StopMetric
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -117,7 +118,7 @@ class Stop:
     The metric is a share of 1, that of the best of the method's views.
     """
 
-    metric: Literal["amp", "wlp", "alma", "test", "validation"] = option("amp", "the metric of `target` and `patience`")
+    metric: StopMetric = option("amp", "the metric of `target` and `patience`")
     target: Share | None = option(None, "stop as soon as the metric reaches this share of 1")
     patience: Count | None = option(None, "stop when this many evaluations in a row brought no new best")
     bytes: Count | None = option(None, "stop when this many bytes were sent, up and down, framing included")
@@ -135,7 +136,7 @@ class Published:
     """
 
     source: str
-    metrics: tuple[Literal["amp", "alma", "fm", "wlp", "test"], ...]
+    metrics: tuple[PublishedMetric, ...]
     rows: tuple[tuple[str, ...], ...]
     where: Mapping[str, str | int | float] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedalloy.base.checked import type_hints
 from fedalloy.base.options import kind, options_of, toml
-from fedalloy.base.registry import suggest
+from fedalloy.base.registry import LONGEST, suggest
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
@@ -54,6 +54,8 @@ def one_method(name: str) -> Group:
     >>> len(one_method("fedprox").renderables)
     2
     """
+    if name not in methods:
+        raise UsageError(f"there is no list or method {name[:LONGEST]!r}; {suggest(name, [*KINDS, *methods])}")
     cls = methods[name]
     card = cls.card
     facts = [
@@ -62,6 +64,7 @@ def one_method(name: str) -> Group:
         f"up: {card.up}; down: {card.down}",
         f"leaves the client: {card.leaves_client}",
         _needs(card),
+        *([f"distils: {card.distils}"] if card.distils != "no" else []),
         f"a client remembers: {card.remembers}",
         f"uses of [aggregation]: {used(cls)}",
     ]
@@ -72,6 +75,8 @@ def one_method(name: str) -> Group:
     for found in options:
         variants = "".join(f"\n{variant}: {toml(value)}" for variant, value in found.variants.items())
         table.add_row(Text(found.name, style="bold"), toml(found.default) + variants, kind(found.hint), found.meaning)
+    table.columns[0].no_wrap = True  # a name must not be cut
+    table.columns[0].min_width = max(len(found.name) for found in options)
     return Group(Text("\n".join(facts)), table)
 
 
@@ -90,10 +95,8 @@ def used(cls: type[Method]) -> str:
 def _methods(filters: Sequence[str]) -> Table:
     table = _table()
     for name, cls in _chosen(filters):
-        card = cls.card
-        options = ", ".join(found.name for found in options_of(cls))
-        _add(table, name, f"{cls.label}: {card.paper}", _first_line(cls), _needs(card), options)
-    table.caption = Text("`fedalloy list NAME` says what a method's options mean.")
+        _add(table, name, f"{cls.label}: {cls.card.paper}", _first_line(cls), _needs(cls.card), "")
+    table.caption = Text("`fedalloy list METHOD` describes one method and its options.")
     table.caption_justify = "left"
     return table
 
@@ -104,7 +107,6 @@ def _needs(card: Card) -> str:
             "clients may have different networks" if card.any_network else "all clients have the same network",
             *(["needs a public set"] if card.public else []),
             *(["needs networks with features and a head"] if card.features else []),
-            *([f"distils: {card.distils}"] if card.distils != "no" else []),
         ]
     )
 

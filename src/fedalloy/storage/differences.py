@@ -63,8 +63,11 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     """
     if len({run.label for run in runs}) < 2:
         return []
-    found = differing([_bounds(_experiment(run)) for run in runs], OF_ONE_LINE | METHOD_PARTS - {"aggregation"})
-    told = [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
+    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
+    averaging = [run for run in runs if "weights" in _experiment(run).get("aggregation", {})]
+    bounds = differing([_bounds(run) for run in averaging])
+    told = [f"{key} is {_whose(averaging, values)}" for key, values in bounds.items()]
+    told += [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
     if not told:
         return []
     more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
@@ -72,10 +75,10 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     return [f"The methods ran with different settings, so they are not comparable: {'; '.join(told)}."]
 
 
-def _bounds(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment whose [aggregation] has only the bounds on one client."""
-    bounds = {key: experiment.get("aggregation", {}).get(key) for key in ("combine", "clip", "cap", "max_distance")}
-    return {**experiment, "aggregation": bounds}
+def _bounds(run: Run) -> dict[str, Any]:
+    """The bounds on one client that a run had."""
+    rule = _experiment(run)["aggregation"]
+    return {"aggregation": {key: rule.get(key) for key in ("combine", "clip", "cap", "max_distance")}}
 
 
 def _whose(runs: Sequence[Run], values: Sequence[Any]) -> str:
