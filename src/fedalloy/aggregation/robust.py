@@ -148,7 +148,7 @@ def clip_norm(
     The norm is taken over all floating-point entries together. It includes BatchNorm's statistics: the server averages
     them like parameters, so leaving them out would allow bypassing the bound. When scaled, a variance stays between the
     server's and the client's. An update within the bound is unchanged, bit for bit. An update whose norm is not finite
-    has no direction: it is replaced by no update, and counts as infinitely long in the median.
+    has no direction: it is replaced by a zero update, and counts as infinitely long in the median.
 
     >>> [m["w"] for m in clip_norm([{"w": torch.tensor([3.0, 4.0])}], {"w": torch.zeros(2)}, 1.0)]
     [tensor([0.6000, 0.8000])]

@@ -50,7 +50,7 @@ DEFAULT: Mapping[str, Any] = {
         "fedmd": {"pretrain_public": 3, "pretrain_private": 3, "digest_epochs": 5, "digest_batch": 32},
         "knfu": {},
         "ds-fl": {},
-        "dafkd-scores": {  # in which clients report their own influence, and small
+        "dafkd-scores": {  # clients report their own influence; a small configuration
             "noise": 16,
             "generator_width": 8,
             "distil_samples": 256,
@@ -60,7 +60,7 @@ DEFAULT: Mapping[str, Any] = {
 }
 NONE = "none"  # no defence, or no attack
 LOGITS_WITHIN = 10.0
-EQUAL_SHARES = 2.0  # how far one client's share may exceed an equal one
+EQUAL_SHARES = 2.0  # factor by which one client's share may exceed an equal one
 WELL = 0.9  # results that keep less of their accuracy are shown in red
 
 
@@ -139,8 +139,8 @@ def bench_attacks(
     """Run each method with each of its defences, once without attackers and once under each attack.
 
     The same clients attack in all runs of a seed. If only some clients take part in a round, the attackers among them
-    may be more than a trimmed mean drops. `begin` is called with the name of each line and returns the progress of its
-    runs: for each attack, one "round".
+    may be more than a trimmed mean drops. `begin` is called with the name of each line and returns a watcher of its
+    runs, which sees each attack as one "round".
 
     >>> quick = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 4, "alpha": 1.0}}
     >>> scores = bench_attacks(quick, ["fedavg"], ["rank-flip"], fraction=0.25)
