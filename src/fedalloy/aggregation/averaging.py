@@ -1,4 +1,4 @@
-"""Averages of models: ascending client id, weights in float64, one accumulation dtype (float64), cast once."""
+"""Averages of models: in ascending client id, with weights and accumulation in float64, cast once at the end."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def shares(weights: Iterable[float]) -> list[float]:
 def average(
     models: Sequence[Mapping[str, Tensor]], weights: Iterable[float], server: Mapping[str, Tensor]
 ) -> dict[str, Any]:
-    """Weighted mean of whole state dicts, float buffers included; integer buffers stay the server's.
+    """Weighted mean of whole state dicts, including float buffers; integer buffers are taken from the server.
 
-    The models come in ascending client id. One model alone is returned bit for bit.
+    The models are in ascending client id. A single model is returned bit for bit.
 
     >>> average([{"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])}], [10, 20], {"w": torch.zeros(1)})
     {'w': tensor([1.6667])}
@@ -63,7 +63,7 @@ def disco_weights(
     """FedDisco's weights p_k ~ relu(n_k - a d_k + b): less for clients whose labels are far from uniform, in float64.
 
     n_k is a client's share of the samples, d_k the discrepancy of its label distribution from the uniform one; both are
-    relative to the clients given here. If no weight is left positive, the sizes are the weights.
+    relative to the clients given here. If no weight is positive, the sizes are used as weights.
 
     >>> halves, nearly, alone = torch.tensor([5, 5]), torch.tensor([9, 1]), torch.tensor([1, 0])
     >>> [round(p, 6) for p in shares(disco_weights([50, 30, 20], [halves, nearly, alone]))]
@@ -83,7 +83,7 @@ def _discrepancy(counts: Tensor, metric: Discrepancy) -> float:
     if metric == "kl":
         return float(torch.special.xlogy(labels, labels / uniform).sum())
     if metric == "cosine":
-        # Half the squared distance of the directions: exactly 0 where labels are uniform, which 1 - cos is not.
+        # Half the squared distance of the directions: exactly 0 for uniform labels, unlike 1 - cos.
         return float((F.normalize(labels, dim=0) - F.normalize(uniform, dim=0)).square().sum()) / 2
     return float(torch.linalg.vector_norm(labels - uniform, ord=1 if metric == "l1" else 2))
 

@@ -16,7 +16,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 
 Unseen = Literal["seen_only", "init_model", "global"]
-REFRESH = 100  # rounds after which a running sum is computed anew
+REFRESH = 100  # rounds after which a running sum is recomputed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,16 +24,16 @@ class Cache:
     """The last known model of every client, in the server's state: [cache] of an experiment.
 
     Its average, the overall client average (OCA), is a teacher in some methods and a view in all that average models.
-    Where it is only a view, it never touches the training, so one run gives both rows of a table, `aca` and `oca`.
+    If it is only a view, it does not affect the training, so one run gives both rows of a table, `aca` and `oca`.
 
-    FedKF's Algorithm 1 fills the places of clients not yet seen with the first model, its code leaves them out (in the
-    first rounds the former is mostly an untrained network). Models are combined as [aggregation] says, and kept as they
-    are after `clip`. With `unseen = "init_model"`, a median is the first model until half of the clients were seen.
+    For clients not yet seen, FedKF's Algorithm 1 uses the first model, while its code leaves them out (in the
+    first rounds the former is mostly an untrained network). Models are combined as [aggregation] says, and stored as
+    they are after `clip`. With `unseen = "init_model"`, a median is the first model until half the clients were seen.
 
-    Up to `exact_up_to` clients the sum is computed exactly, in ascending id. Beyond, a running sum is updated by what
-    the active clients changed; it is as reproducible, but differs from the exact one in the last bits. `bfloat16`
-    halves the memory; OCA then carries rounding errors of about 0.2 % of each weight, and no longer equals ACA when all
-    clients take part.
+    With up to `exact_up_to` clients the sum is computed exactly, in ascending id. With more, a running sum is updated
+    by the changes of the active clients; it is just as reproducible, but differs from the exact sum in the last bits.
+    `bfloat16` halves the memory; OCA then has rounding errors of about 0.2 % of each weight, and no longer equals ACA
+    when all clients take part.
 
     >>> Cache(unseen="global").dtype
     'float32'
@@ -78,14 +78,14 @@ class Cache:
         *,
         weighed_anew: bool = False,
     ) -> dict[str, Any]:
-        """c_k <- w_k for the active clients; `weighed_anew` is for methods that give `overall` weights of their own."""
+        """c_k <- w_k for the active clients; `weighed_anew` is for methods that pass their own weights to `overall`."""
         if not self.oca:
             return {}
         fresh = {str(k): self._stored(model) for k, model in models.items()}
         cache = {**s["cache"], **fresh}
         if weighed_anew:
             return {"cache": cache}
-        if rule.weights == "disco":  # depends on who is there, so that no sum can be carried on
+        if rule.weights == "disco":  # depends on which clients are present, so a running sum cannot be continued
             return {"cache": cache, "counts": {**s["counts"], **{str(k): c for k, c in counts.items()}}}
         if len(cache) <= self.exact_up_to:
             return {"cache": cache}
@@ -97,7 +97,7 @@ class Cache:
         rule: Aggregation,
         weigh: Callable[[Sequence[int]], Sequence[float]] | None = None,
     ) -> Tree:
-        """OCA: the average over the last known model of every client; `weigh` gives clients other weights."""
+        """OCA: the average over the last known model of every client; `weigh` replaces the clients' weights."""
         model: Tree = s["model"]
         seen = sorted(int(k) for k in s["cache"])
         if not seen:
@@ -124,7 +124,7 @@ class Cache:
         return {name: t.bfloat16() if t.is_floating_point() else t for name, t in model.items()}
 
     def _running_sum(self, s: Mapping[str, Any], round: int, rule: Aggregation, cache: Tree, fresh: Tree) -> Tree:
-        """sum_k n_k c_k, moved by what the active clients changed; computed anew every `REFRESH` rounds."""
+        """sum_k n_k c_k, updated by what the active clients changed; recomputed every `REFRESH` rounds."""
         weights = rule.weigh(s["sizes"].tolist())
         if "sum" not in s or round % REFRESH == 0:
             seen = sorted(int(k) for k in cache)

@@ -1,4 +1,4 @@
-"""Bounds on what one client can do: medians, trimmed means and multi-Krum, clipped updates and logits, capped shares.
+"""Limits on the influence of one client: medians, trimmed means, multi-Krum, clipped updates and logits, capped shares.
 
 All take models as dicts of tensors, in ascending client id, and compute in float64; exchanged logits or probabilities
 are a dict with one tensor.
@@ -18,7 +18,7 @@ from fedalloy.aggregation.averaging import average
 from fedalloy.errors import UsageError
 
 Combine = Literal["mean", "median", "trimmed", "krum"]
-BLOCK = 1 << 22  # numbers that are sorted at a time, so that memory does not grow with the clients
+BLOCK = 1 << 22  # numbers sorted at a time, so that memory does not grow with the number of clients
 
 
 def combined(
@@ -42,10 +42,10 @@ def combined(
 
 
 def median(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The median of each coordinate (Yin et al., ICML 2018); of an even number, the mean of the two in the middle.
+    """The median of each coordinate (Yin et al., ICML 2018); for an even number, the mean of the two middle values.
 
-    Float buffers are combined like parameters, integer buffers stay the server's. NaN counts as larger than any number:
-    a minority of clients that send it moves the result no further than one that sends infinity.
+    Float buffers are combined like parameters, integer buffers are the server's. NaN counts as larger than any number:
+    a minority of clients that send NaN moves the result no further than one that sends infinity.
 
     >>> median([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}], {"w": torch.zeros(1)})
     {'w': tensor([2.5000])}
@@ -56,7 +56,7 @@ def median(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor])
 def trimmed(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], trim: float = 0.2) -> dict[str, Any]:
     """The plain mean of each coordinate without its floor(trim * K) largest and as many smallest values (Yin et al.).
 
-    With fewer than 1 / trim clients nothing is dropped, and nothing bounded. Buffers and NaN are as for `median`.
+    With fewer than 1 / trim clients nothing is dropped or limited. Buffers and NaN are handled as in `median`.
 
     >>> trimmed([{"w": torch.tensor([w])} for w in (-1e30, 1.0, 2.0, 6.0, 1e30)], {"w": torch.zeros(1)}, trim=0.2)
     {'w': tensor([3.])}
@@ -65,18 +65,18 @@ def trimmed(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]
 
 
 def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], trim: float = 0.2) -> dict[str, Any]:
-    """The plain mean of all but the f = floor(trim * K) models that lie farthest from the others (multi-Krum).
+    """The plain mean of all but the f = floor(trim * K) models that are farthest from the others (multi-Krum).
 
-    A model's place is the sum of its squared distances from its K - f - 2 nearest neighbours, at least one, over all
-    floating-point entries (Blanchard et al., NeurIPS 2017; its guarantee needs K >= 2 f + 3). Of equally lonely ones
-    the smaller id is kept. Where the others bound every coordinate, this drops whole clients: all that the honest ones
-    among the rest have learnt stays. A model that is not finite is infinitely far away. The work grows with the square
-    of K.
+    A model's score is the sum of its squared distances from its K - f - 2 nearest neighbours, at least one, over all
+    floating-point entries (Blanchard et al., NeurIPS 2017; its guarantee needs K >= 2 f + 3). In a tie
+    the smaller id is kept. The other rules limit every coordinate, but this one drops whole clients: everything that
+    the remaining honest clients have learnt is kept. A model that is not finite is infinitely far away. The cost grows
+    with the square of K.
 
-    Of up to f models that are equal in every entry one is kept at most, and the others are the first of the f (not in
-    the paper): attackers that echo what they were sent would else be each other's nearest, and honest clients would go
-    in their place. Honest clients, who train on data of their own, do not send the same; where more than f do, before
-    any training, they cannot all be attackers and count each. An echo with some noise of its own is no copy.
+    Of up to f models that are equal in every entry, at most one is kept, and the others are dropped first (not in
+    the paper): attackers that echo what they were sent would otherwise be each other's nearest neighbours, and honest
+    clients would be dropped instead. Honest clients train on different data and do not send equal models; if more than
+    f do, before any training, they cannot all be attackers, and each counts. An echo with added noise is not a copy.
 
     >>> krum([{"w": torch.tensor([w])} for w in (1.0, 2.0, 3.0, 14.0)], {"w": torch.zeros(1)}, trim=0.25)
     {'w': tensor([2.])}
@@ -85,7 +85,7 @@ def krum(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], t
 
 
 def nearest(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], trim: float = 0.2) -> list[int]:
-    """The places of the models that multi-Krum keeps, in ascending order; see `krum`.
+    """The indices of the models that multi-Krum keeps, in ascending order; see `krum`.
 
     >>> nearest([{"w": torch.tensor([w])} for w in (14.0, 1.0, 2.0, 3.0)], {"w": torch.zeros(1)}, trim=0.25)
     [1, 2, 3]
@@ -103,7 +103,7 @@ def _dropped(trim: float, clients: int) -> int:
 
 
 def _squared_distances(models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor]) -> list[list[float]]:
-    """Between every two models, over all floating-point entries; infinite where it is not finite, 0 from itself."""
+    """Distances between all pairs of models, over all floating-point entries; inf if not finite, 0 on the diagonal."""
     apart = [[0.0] * len(models) for _ in models]
     for name in sorted(name for name, old in server.items() if old.is_floating_point()):
         flat = [m[name].reshape(-1) for m in models]
@@ -134,7 +134,7 @@ def _middle(tensors: Sequence[Tensor], drop: int) -> Tensor:
         ordered = torch.stack([row.double() for row in block]).sort(0).values
         kept = ordered[drop : len(tensors) - drop]
         total = kept[0]
-        for row in kept[1:]:  # torch's own sum may take another order in another block
+        for row in kept[1:]:  # torch's own sum may use a different order in a different block
             total = total + row
         parts.append(total / len(kept))
     return torch.cat(parts).reshape(tensors[0].shape)
@@ -143,12 +143,12 @@ def _middle(tensors: Sequence[Tensor], drop: int) -> Tensor:
 def clip_norm(
     models: Sequence[Mapping[str, Tensor]], server: Mapping[str, Tensor], bound: float | Literal["median"]
 ) -> list[Mapping[str, Tensor]]:
-    """The models, with every update w_k - w_server scaled to a norm of at most `bound`; "median": that of the norms.
+    """The models, with every update w_k - w_server scaled to a norm of at most `bound`; "median": the median norm.
 
-    The norm is that of all floating-point entries together. BatchNorm's statistics are among them: the server averages
-    them like parameters, so that left out they would be a way around the bound. Scaled, a variance stays between the
-    server's and the client's. An update within the bound is not touched, to the bit. One whose norm is not finite
-    has no direction: it counts as none, and as infinitely long in the median.
+    The norm is taken over all floating-point entries together. It includes BatchNorm's statistics: the server averages
+    them like parameters, so leaving them out would allow bypassing the bound. When scaled, a variance stays between the
+    server's and the client's. An update within the bound is unchanged, bit for bit. An update whose norm is not finite
+    has no direction: it is replaced by a zero update, and counts as infinitely long in the median.
 
     >>> [m["w"] for m in clip_norm([{"w": torch.tensor([3.0, 4.0])}], {"w": torch.zeros(2)}, 1.0)]
     [tensor([0.6000, 0.8000])]
@@ -164,7 +164,7 @@ def clip_norm(
 
 
 def _norm(model: Mapping[str, Tensor], server: Mapping[str, Tensor]) -> float:
-    # By name and in one layout: neither what bytes do to the order of keys nor strides may touch the last bit.
+    # By name and in one layout: neither the key order after (de)serialisation nor strides may affect the last bit.
     squares = [
         float((model[name].reshape(-1).double() - server[name].reshape(-1).double()).square().sum())
         for name in sorted(server)
@@ -186,7 +186,7 @@ def _shortened(model: Mapping[str, Tensor], server: Mapping[str, Tensor], scale:
 def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
     """Shares of at most `cap` that sum to 1, in float64; the excess goes to the others, in proportion.
 
-    Shares (K) or columns of shares (K, N) are given, or weights in their place. Where the others have none, they get
+    The input is shares (K), columns of shares (K, N), or unnormalised weights. If the others have no weight, they get
     equal parts. With cap * K <= 1 all shares are equal.
 
     >>> capped([0.6, 0.35, 0.05], 0.45)
@@ -197,7 +197,7 @@ def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
         return torch.full_like(weights, 1 / len(weights))
     parts = _normalised(weights, torch.ones_like(weights))
     full = torch.zeros_like(weights, dtype=torch.bool)
-    for _ in range(len(weights) - 1 if cap < 1 else 0):  # each pass fills one more client of a column that is not done
+    for _ in range(len(weights) - 1 if cap < 1 else 0):  # each pass caps one more client of every unfinished column
         full |= parts > cap
         room = 1 - cap * full.sum(0, dtype=torch.float64)  # a whole number times cap would be float32
         parts = torch.where(full, cap, room * _normalised(weights * ~full, (~full).double()))
@@ -205,10 +205,10 @@ def capped(shares: Tensor | Sequence[float], cap: float) -> Tensor:
 
 
 def bounded(weights: Sequence[float], cap: float | None) -> Sequence[float]:
-    """Clients' weights, of which none is more than `cap` of the whole; without a cap, just these.
+    """Clients' weights, none of them more than `cap` of the total; without a cap, unchanged.
 
-    A client without any weight gets none from the others. What a method makes of the sizes that clients report belongs
-    here, with the federation's `cap`.
+    A client with zero weight gets none from the others. Use it, with the federation's `cap`, for anything that a method
+    derives from the sizes that clients report.
 
     >>> bounded([48, 1_000_000, 48], cap=0.5)
     [0.25, 0.5, 0.25]
@@ -221,9 +221,9 @@ def bounded(weights: Sequence[float], cap: float | None) -> Sequence[float]:
 
 
 def bounded_counts(counts: Sequence[Tensor], cap: float | None) -> Sequence[Tensor]:
-    """Clients' label counts, of which no client's are more than `cap` of all; without a cap, just these.
+    """Clients' label counts, none of them more than `cap` of the total; without a cap, unchanged.
 
-    The counts of one that reports too many are scaled down, and stay in proportion.
+    The counts of a client that reports too many are scaled down, in proportion.
 
     >>> bounded_counts([torch.tensor([3, 1]), torch.tensor([0, 100])], cap=0.5)
     [tensor([3., 1.], dtype=torch.float64), tensor([0., 4.], dtype=torch.float64)]
@@ -236,16 +236,16 @@ def bounded_counts(counts: Sequence[Tensor], cap: float | None) -> Sequence[Tens
 
 
 def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Columns that sum to 1; one without any weight takes the other weights, and stays 0 if these are 0 too."""
-    least = torch.finfo(weights.dtype).tiny  # below it quotients lose their bits
+    """Columns normalised to sum to 1; a column of zeros uses the other weights, and stays 0 if these are 0 too."""
+    least = torch.finfo(weights.dtype).tiny  # below it quotients lose precision
     weights = torch.where(weights.sum(0) >= least, weights, otherwise)
     return weights / weights.sum(0).clamp_min(least)
 
 
 def clipped(logits: Tensor, bound: float) -> Tensor:
-    """Logits less their row's mean, which changes no probability, and then within [-bound, bound].
+    """Logits minus their row's mean, which changes no probability, then clipped to [-bound, bound].
 
-    A row with a number that is not finite says nothing: it becomes zeros, that is, equal probabilities.
+    A row with a number that is not finite carries no information: it becomes zeros, that is, equal probabilities.
 
     >>> clipped(torch.tensor([[1.0, 3.0, 1e9]]), 10.0)
     tensor([[-10., -10.,  10.]])

@@ -1,4 +1,4 @@
-"""How much each client counts, and what bounds one client's influence: [aggregation] of an experiment."""
+"""How much each client counts, and what limits one client's influence: [aggregation] of an experiment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 
 Weights = Literal["size", "uniform", "disco"]
-# The keys that a method's server may not use, each with those that go with it.
+# The keys that a method's server may not use, each with its dependent keys.
 GROUPS = {
     "weights": ("weights", "disco_a", "disco_b", "disco_metric", "disco_normalise"),
     "combine": ("combine", "trim"),
@@ -29,10 +29,10 @@ GROUPS = {
 class Aggregation:
     """The server's rule for combining what clients send, the same under every method.
 
-    `combine` takes the weighted `mean`, or a robust rule with equal weights, since a size is only what a
-    client reports: the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), or `krum`, the mean without
-    the clients that lie farthest from the others (multi-Krum, Blanchard et al., NeurIPS 2017). With fewer than 1 /
-    `trim` clients, nobody is dropped and nothing is bounded. See `fedalloy.aggregation.robust`.
+    `combine` takes the weighted `mean`, or a robust rule with equal weights, since clients report their own
+    sizes: the coordinate-wise `median` or `trimmed` mean (Yin et al., ICML 2018), or `krum`, the mean without
+    the clients that are farthest from the others (multi-Krum, Blanchard et al., NeurIPS 2017). With fewer than 1 /
+    `trim` clients, no client is dropped and nothing is limited. See `fedalloy.aggregation.robust`.
 
     `weights = "disco"` lowers the weight of clients whose labels are far from uniform (FedDisco, Ye et al., ICML 2023):
     p_k ~ relu(n_k - a d_k + b), where n_k is a client's share of the samples and d_k its discrepancy. The paper's
@@ -71,7 +71,7 @@ class Aggregation:
             )
 
     def idle(self, takes: Collection[str]) -> list[str]:
-        """The given keys that a server does not use; `takes` names those it uses, as `combine` or `combine=krum`.
+        """The given keys that a server does not use; `takes` names those that it uses, as `combine` or `combine=krum`.
 
         >>> Aggregation(combine="trimmed", trim=0.3).idle({"weights", "combine=krum"})
         ['combine', 'trim']
@@ -89,13 +89,13 @@ class Aggregation:
         return replace(self, **{key: getattr(plain, key) for key in self.idle(takes)})
 
     def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> list[float]:
-        """The weight of each client, neither capped nor normalised; only FedDisco's looks at label counts."""
+        """The weight of each client, neither capped nor normalised; only FedDisco's weights use label counts."""
         if self.weights == "disco":
             return disco_weights(sizes, counts, self.disco_a, self.disco_b, self.disco_metric, self.disco_normalise)
         return [1.0] * len(sizes) if self.weights == "uniform" else [float(n) for n in sizes]
 
     def bounded(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> Sequence[float]:
-        """The weight of each client, none of them more than `cap` of the whole."""
+        """The weight of each client, none of them more than `cap` of the total."""
         return robust.bounded(self.weigh(sizes, counts), self.cap)
 
     def clipped(self, models: Sequence[Tree], server: Tree) -> Sequence[Tree]:
@@ -103,7 +103,7 @@ class Aggregation:
         return models if self.clip is None else robust.clip_norm(models, server, self.clip)
 
     def combined(self, models: Sequence[Tree], weights: Sequence[float], server: Tree) -> dict[str, Any]:
-        """One model of several, by `combine`."""
+        """Several models combined into one, by `combine`."""
         return robust.combined(models, weights, server, self.combine, self.trim)
 
     def average(
@@ -114,5 +114,5 @@ class Aggregation:
 
     @property
     def needs_every_model(self) -> bool:
-        """Whether the cached models must be seen one by one, because no sum of them is enough."""
+        """Whether the cached models are needed one by one, because their sum is not enough."""
         return self.combine != "mean" or (self.cap is not None and self.weights != "uniform")

@@ -1,4 +1,4 @@
-"""How much accuracy methods keep when some clients attack, with and without the options that bound an attacker."""
+"""How much accuracy methods keep when some clients attack, with and without options that limit an attacker."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from fedalloy.storage.results import VIEWS
 from fedalloy.storage.store import Say
 from fedalloy.train.fit import one_thread
 
-# Attackers can only spoil what an exchange gives, so that it must give something: everybody is tested on all classes,
-# and FedMD digests in many steps; with one step a round, or local tests, it looks immune. `local` is the floor.
-# Mild skew: where clients hold few classes, honest ones look like outliers, and trimming costs by itself.
+# Attackers can only spoil what an exchange gains, so it must gain something: everyone is tested on all classes,
+# and FedMD digests in many steps; with one step per round, or local tests, it looks immune. `local` is the baseline.
+# Mild skew: if clients hold few classes, honest ones look like outliers, and trimming alone costs accuracy.
 DEFAULT: Mapping[str, Any] = {
     "rounds": 20,
     "data": {"name": "fashion-mini"},
@@ -50,7 +50,7 @@ DEFAULT: Mapping[str, Any] = {
         "fedmd": {"pretrain_public": 3, "pretrain_private": 3, "digest_epochs": 5, "digest_batch": 32},
         "knfu": {},
         "ds-fl": {},
-        "dafkd-scores": {  # in which clients say themselves how much they count, and small
+        "dafkd-scores": {  # clients report their own influence; a small configuration
             "noise": 16,
             "generator_width": 8,
             "distil_samples": 256,
@@ -60,8 +60,8 @@ DEFAULT: Mapping[str, Any] = {
 }
 NONE = "none"  # no defence, or no attack
 LOGITS_WITHIN = 10.0
-EQUAL_SHARES = 2.0  # by which one client's share may exceed an equal one
-WELL = 0.9  # what keeps less of its accuracy is shown in red
+EQUAL_SHARES = 2.0  # factor by which one client's share may exceed an equal one
+WELL = 0.9  # results that keep less of their accuracy are shown in red
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class Score:
     """What honest clients reach with a method, a defence and an attack.
 
     `accuracy` is the AMP of their test samples after the last round, with the model that they would use: their own if
-    the method gives them one, else the server's. `kept` is its share of what the same method and defence reach when
-    nobody attacks. Both are None where the method sends nothing that the attack could change.
+    the method gives them one, else the server's. `kept` is this accuracy as a share of what the same method and defence
+    reach without attackers. Both are None if the method sends nothing that the attack could change.
     """
 
     method: str
@@ -83,7 +83,7 @@ class Score:
 
 
 def bounds(attackers: int, clients: int) -> dict[str, dict[str, Any]]:
-    """The options that bound what attackers can do, by the name of the defence.
+    """The options that limit attackers, by the name of the defence.
 
     Trimming drops as many of the largest and smallest values as there are attackers, Krum as many clients.
 
@@ -105,9 +105,9 @@ RULE = frozenset(f.name for f in fields(Aggregation))
 
 
 def defences(choice: Choice, attackers: int, clients: int, exp: Experiment | None = None) -> dict[str, Method]:
-    """A method as it is in an experiment, and with each of `bounds` that it has.
+    """A method as configured in an experiment, and with each of `bounds` that it supports.
 
-    Options that a method refuses, because its server would get around them, are left out; a method may have none.
+    Options that a method refuses, because its server would bypass them, are left out; a method may support none.
 
     >>> found = defences(Choice(name="fedavg"), 3, 10)
     >>> list(found), found["trimmed mean"].aggregation.trim
@@ -118,9 +118,9 @@ def defences(choice: Choice, attackers: int, clients: int, exp: Experiment | Non
     for name, given in bounds(attackers, clients).items():
         rule = {key: value for key, value in given.items() if key in RULE}
         own = {key: value for key, value in given.items() if key not in RULE}
-        if "combine" in rule:  # a share that was given belongs to the `combine` that was given with it
+        if "combine" in rule:  # a given share belongs to the `combine` that was given with it
             rule = {"trim": Aggregation().trim, **rule}
-        with suppress(UsageError):  # the method does not have this defence
+        with suppress(UsageError):  # the method does not support this defence
             options, rule = {**choice.options, **own}, {**choice.aggregation, **rule}
             found[name] = make_method(exp, replace(choice, options=options, aggregation=rule))
     return found
@@ -138,9 +138,9 @@ def bench_attacks(
 ) -> list[Score]:
     """Run each method with each of its defences, once without attackers and once under each attack.
 
-    The same clients attack in all runs of a seed. Where only some clients take part in a round, more of them may be
-    attackers than a trimmed mean drops. `begin` is called with the name of each line and returns what is told of its
-    runs: for each attack, one "round".
+    The same clients attack in all runs of a seed. If only some clients take part in a round, the attackers among them
+    may be more than a trimmed mean drops. `begin` is called with the name of each line and returns a watcher of its
+    runs, which sees each attack as one "round".
 
     >>> quick = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 4, "alpha": 1.0}}
     >>> scores = bench_attacks(quick, ["fedavg"], ["rank-flip"], fraction=0.25)
@@ -171,7 +171,7 @@ def _bench(
     begin: Begin | None,
     say: Say,
 ) -> list[Score]:
-    """All lines for one seed."""
+    """All lines of the table for one seed."""
     setting = build(exp).setting
     tried(setting)
     hostile = choose_attackers(len(setting.sites), fraction, setting.seed)
@@ -185,7 +185,7 @@ def _bench(
     work = [method for _, _, method in lines] * (1 + len(plans))
     scores = []
     with ExitStack() as stack:
-        # An engine carries one setting: poisoned data needs an engine of its own.
+        # An engine carries one setting, so poisoned data needs a separate engine.
         settings = [setting, *(plan.poison(setting, hostile) for plan in plans if plan.poison is not None)]
         engines = [
             stack.enter_context(engine_for(work, each, exp.rounds, exp.engine, exp.workers, say)) for each in settings
@@ -209,7 +209,7 @@ def _bench(
 
 
 def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[int]) -> tuple[str, float]:
-    """The view that clients would use, and its AMP over the honest ones after the last round."""
+    """The view that clients would use, and its AMP over the honest clients after the last round."""
     engine.begin(None)
     state = run(method, engine, rounds)
     views = engine.evaluate(method, state)
@@ -221,7 +221,7 @@ def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[in
 
 
 def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:
-    """One line for each method and defence, one column for each attack: accuracy, and the share that is kept.
+    """One line for each method and defence, one column for each attack: the accuracy, and the share that is kept.
 
     Several seeds are averaged.
 
@@ -266,7 +266,7 @@ def _cell(scores: Sequence[Score]) -> Text:
 
 
 def bench_experiment(file: str | None, overrides: Sequence[str]) -> Experiment:
-    """The experiment of a file, or else the default one, with overrides.
+    """The experiment from a file, or the default one, with overrides.
 
     >>> bench_experiment(None, ["rounds=3", "model=mlp"]).rounds
     3
@@ -284,7 +284,7 @@ def report_attacks(
     console: Console,
     say: Callable[[str], None],
 ) -> None:
-    """Run the benchmark with a live display, print its table, and write its figures if asked for."""
+    """Run the benchmark with a live display, print its table, and write its figures if requested."""
     lines = sum(len(defences(choice, 1, 10, exp)) for choice in chosen(exp, methods).values())
     columns = 1 + len(ATTACKS if attacks is None else attacks)
     with Display(lines * len(seeds), columns, console) as display:

@@ -1,8 +1,8 @@
-"""Attacks: what hostile clients send, or learn from, in the place of what honest ones would.
+"""Attacks: what hostile clients send, or learn from, instead of what honest clients would.
 
 Most attacks are functions of what an honest client would send and of what it was sent; one changes its labels instead.
-`Attacked` puts them between the clients and the server, so that methods and engines stay as they are. Attackers train
-and remember like everybody; what they say is the only difference.
+`Attacked` inserts them between the clients and the server, so that methods and engines stay unchanged. Attackers train
+and remember like everyone else; only what they send differs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Forge = Callable[[Tree, Tree], Tree]
 """From what an honest client would send, and the newest of everything that it was sent, to what an attacker sends."""
 
 ANSWERS = ("logits", "soft")  # the names under which logits and probabilities travel
-BOOST = 4.0  # by which a flipped update is longer than an honest one
+BOOST = 4.0  # factor by which a flipped update is longer than an honest one
 LARGE = 1e4  # a logit that no honest network reaches
 
 
 def parameters(body: Tree, sent: Tree) -> list[str]:
-    """The names under which tables of tensors come back that were sent: models, and perhaps generators.
+    """The names under which tables of tensors are both sent and returned: models, and perhaps generators.
 
     >>> parameters({"model": {"w": torch.ones(1)}, "n": 5}, {"model": {"w": torch.zeros(1)}})
     ['model']
@@ -46,7 +46,7 @@ def parameters(body: Tree, sent: Tree) -> list[str]:
 
 
 def answers(body: Tree) -> list[str]:
-    """The names of logits and probabilities among what is sent.
+    """The names of logits and probabilities in what is sent.
 
     >>> answers({"soft": torch.ones(1, 1), "n": 5})
     ['soft']
@@ -55,9 +55,9 @@ def answers(body: Tree) -> list[str]:
 
 
 def claims(body: Tree) -> list[str]:
-    """The names of what says how much the client's answers should count, in each form in which DaFKD sends it.
+    """The names of entries that say how much the client's answers should count, in each form that DaFKD sends.
 
-    These are scores, the discriminator's head that gives them, or probabilities times scores, which do not sum to 1.
+    These are scores, the discriminator's head that computes them, or probabilities times scores, which do not sum to 1.
 
     >>> claims({"scores": torch.ones(1)}), claims({"soft": torch.tensor([[0.25, 0.25]])})
     (['scores'], ['soft'])
@@ -72,9 +72,9 @@ def claims(body: Tree) -> list[str]:
 
 
 def sign_flip(body: Tree, sent: Tree, boost: float = BOOST) -> Tree:
-    """Parameters moved the other way: w_server - boost (w_k - w_server).
+    """Parameters moved in the opposite direction: w_server - boost (w_k - w_server).
 
-    Flipped updates that are no longer than honest ones only slow a mean down while attackers are a minority.
+    Flipped updates that are no longer than honest ones only slow down a mean while attackers are a minority.
 
     >>> sign_flip({"model": {"w": torch.tensor([3.0])}}, {"model": {"w": torch.tensor([1.0])}}, boost=1.0)
     {'model': {'w': tensor([-1.])}}
@@ -90,9 +90,9 @@ def sign_flip(body: Tree, sent: Tree, boost: float = BOOST) -> Tree:
 
 
 def scaled_logits(body: Tree, _: Tree) -> Tree:
-    """All certainty on the class that the client holds for least likely: a logit of 1e4 there, or a probability of 1.
+    """All certainty on the class that the client considers least likely: a logit of 1e4 there, or a probability of 1.
 
-    This is LMA, the loss maximisation attack (Roux et al., ICLR 2025), by an attacker that knows its own answer only.
+    This is LMA, the loss maximisation attack (Roux et al., ICLR 2025), by an attacker that knows only its own answer.
 
     >>> scaled_logits({"logits": torch.tensor([[0.5, 3.0, -1.0]])}, {})
     {'logits': tensor([[    0.,     0., 10000.]])}
@@ -106,7 +106,7 @@ def _one_hot(rows: Tensor, height: float) -> Tensor:
 
 
 def rank_flip(body: Tree, _: Tree) -> Tree:
-    """Every row turned upside down: the likeliest class gets the smallest number, and so on (FDLA).
+    """Every row reversed by rank: the likeliest class gets the smallest number, and so on (FDLA).
 
     >>> rank_flip({"soft": torch.tensor([[0.5, 0.375, 0.125]])}, {})
     {'soft': tensor([[0.1250, 0.3750, 0.5000]])}
@@ -120,11 +120,11 @@ def _upside_down(rows: Tensor) -> Tensor:
 
 
 def inflated_scores(body: Tree, _: Tree) -> Tree:
-    """Every sample is claimed with the highest score there is, for a classifier that answers upside down.
+    """Claim every sample with the highest possible score, for a classifier whose answers are reversed.
 
-    Where the server computes the score itself, the discriminator's head has a bias that no sample outweighs. The
-    classifier's output layer is negated, and so are its logits; products of scores and probabilities are turned upside
-    down, with a sum of 1.
+    If the server computes the score itself, the discriminator's head gets a bias that no sample outweighs. The
+    classifier's output layer is negated, and so are its logits; products of scores and probabilities are reversed
+    by rank, with a sum of 1.
 
     >>> inflated_scores({"scores": torch.tensor([0.1, 0.7])}, {})
     {'scores': tensor([1., 1.])}
@@ -143,20 +143,20 @@ def inflated_scores(body: Tree, _: Tree) -> Tree:
 
 
 def _last_layer(weights: Tree, change: Callable[[str, Tensor], Tensor]) -> Tree:
-    """A network's weights after a change of its last layer, if they say which is its head."""
+    """A network's weights after a change to its last layer, if they show which layer is the head."""
     last = [name.rpartition(".")[0] for name in weights if name.startswith("head.")][-1:]
     layers = {name: name.rpartition(".") for name in weights}
     return {name: change(layers[name][2], t) if layers[name][0] in last else t for name, t in weights.items()}
 
 
 def _certain(rows: Tensor) -> Tensor:
-    """Rows that sum to 1; those that sum to nothing become equal probabilities."""
+    """Rows that sum to 1; rows that sum to zero become equal probabilities."""
     mass = rows.sum(1, keepdim=True)
     return torch.where(mass > 0, rows / torch.where(mass > 0, mass, 1), 1 / rows.shape[1])
 
 
 def nan(body: Tree, sent: Tree) -> Tree:
-    """No number is one; the gate must set this aside.
+    """Every number is NaN; the gate must set this aside.
 
     >>> nan({"model": {"w": torch.tensor([3.0])}, "n": 5}, {})
     {'model': {'w': tensor([nan])}, 'n': 5}
@@ -173,9 +173,9 @@ def nan(body: Tree, sent: Tree) -> Tree:
 
 
 def free_rider(body: Tree, sent: Tree) -> Tree:
-    """The echo of one that does not work: the model it was sent, the last consensus, or equal probabilities.
+    """What a client that does no work echoes: the model it was sent, the last consensus, or equal probabilities.
 
-    What it was never sent it makes as an honest client does, such as DaFKD's head.
+    It computes what it was never sent, such as DaFKD's head, as an honest client does.
 
     >>> free_rider({"logits": torch.tensor([[0.5, 3.0]])}, {})
     {'logits': tensor([[0., 0.]])}
@@ -192,8 +192,8 @@ def _echo(body: Tree, sent: Tree, name: str) -> Tensor:
 
 
 def label_flip(setting: Setting, attackers: Collection[int]) -> Setting:
-    """The setting in which attackers learn that y is classes - 1 - y; nobody's test or validation samples change."""
-    flipped: dict[int, Tensor] = {}  # one for each pool of labels, which clients share
+    """The setting in which attackers learn y as classes - 1 - y; no test or validation samples change."""
+    flipped: dict[int, Tensor] = {}  # one for each pool of labels; clients share pools
 
     def wrong(samples: Samples) -> Samples:
         y = flipped.setdefault(id(samples.y), setting.classes - 1 - samples.y)
@@ -210,9 +210,9 @@ def honest(body: Tree, _: Tree) -> Tree:
 
 @dataclass(frozen=True)
 class Attack:
-    """A way to attack: what it changes (`on`), and how - what is sent, by `forge`, or the data, by `poison`.
+    """A kind of attack: what it changes (`on`), and how - what is sent, with `forge`, or the data, with `poison`.
 
-    It is of use against methods that send such things, and leaves others as they are.
+    It works against methods that send such things, and leaves others unchanged.
     """
 
     name: str
@@ -236,7 +236,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 def how_many(clients: int, fraction: float) -> int:
-    """How many of the clients attack: round(fraction * K).
+    """Number of clients that attack: round(fraction * K).
 
     >>> how_many(10, 0.25)
     3
@@ -245,7 +245,7 @@ def how_many(clients: int, fraction: float) -> int:
 
 
 def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
-    """Who attacks, ascending: the first round(fraction * K) of a permutation; fewer than half, and at least one.
+    """The attackers in ascending order: the first round(fraction * K) of a permutation; at least 1, fewer than half.
 
     >>> choose_attackers(10, 0.3, seed=0), choose_attackers(10, 0.1, seed=0)
     ([1, 8, 9], [1])
@@ -261,9 +261,9 @@ def choose_attackers(clients: int, fraction: float, seed: int) -> list[int]:
 
 
 class Attacked:
-    """An engine some of whose clients attack: their replies are changed on the way to the server, before the gate.
+    """An engine with some attacking clients: their replies are changed on the way to the server, before the gate.
 
-    `kinds` collects what has been sent up by anybody, so that one knows which attacks could change it.
+    `kinds` collects what any client has sent up, to show which attacks could change it.
     """
 
     def __init__(self, engine: Engine, forge: Forge = honest, attackers: Collection[int] = ()) -> None:
@@ -283,7 +283,7 @@ class Attacked:
 
     @property
     def trusted(self) -> Generation | None:
-        """What the run can go back to."""
+        """The generation to which the run can roll back."""
         return self.engine.trusted
 
     @trusted.setter
@@ -296,7 +296,7 @@ class Attacked:
         return self.engine.remote
 
     def begin(self, folder: Path | None) -> None:
-        """Begin a run."""
+        """Start a run."""
         self.engine.begin(folder)
 
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
@@ -304,11 +304,11 @@ class Attacked:
         return self.engine.evaluate(method, state)
 
     def open(self, method: Method, round: int) -> Round:
-        """Begin a round."""
+        """Start a round."""
         return Round(self, method, round)
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Let clients act, and attackers change what they say."""
+        """Let clients act, and let attackers change their replies."""
         sent = {message.client: message.body for message in messages}
         for k in self.attackers & sent.keys():
             self._sent[k] = {**self._sent.get(k, {}), **sent[k]}

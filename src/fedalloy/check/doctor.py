@@ -1,7 +1,7 @@
-"""What is right and what is wrong with this machine, a folder of data sets, or the folder of a run; it only reads.
+"""What works and what is wrong with this machine, a folder of data sets, or the folder of a run; read-only.
 
-Each check is one finding: ok, warn (it works, but not as well as it could) or wrong, with what to do about it. Text
-that comes from a file is printed without control characters, since somebody else may have written it.
+Each check gives one finding: ok, warn (it works, but not as well as it could) or wrong, with what to do about it. Text
+from a file is printed without control characters, since the file may be untrusted.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from fedalloy.run.runner import versions
 from fedalloy.storage.checkpoints import Checkpoints, read_checkpoint
 from fedalloy.storage.results import read, read_one_meta
 
-WORKER = 500_000_000  # bytes of memory that a worker may need: torch takes most of it
-LITTLE, TOO_LITTLE = 1_000_000_000, 50_000_000  # bytes of room on a disk
+WORKER = 500_000_000  # bytes of memory that a worker may need, most of it for torch
+LITTLE, TOO_LITTLE = 1_000_000_000, 50_000_000  # bytes of free disk space
 
-# What reading a file that somebody else has written may raise.
+# What reading an untrusted file may raise.
 BROKEN = (FedalloyError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check has found; `code` is the exit code of its kind if something is wrong.
+    """The result of one check; `code` is the exit code of its kind if something is wrong.
 
     >>> print(Finding("warn", "memory", "1.0 GB is free\\x1b"))
     warn  memory: 1.0 GB is free?
@@ -62,7 +62,7 @@ class Finding:
 
 
 def examine(paths: Iterable[str | Path] = ()) -> list[Finding]:
-    """Check folders, each that of a run, of several runs or of data sets; without any, this machine and its data."""
+    """Check folders, each of a run, of several runs or of data sets; without any, this machine and its data."""
     folders = [Path(path) for path in paths]
     if not folders:
         return [*machine(), *data()]
@@ -70,7 +70,7 @@ def examine(paths: Iterable[str | Path] = ()) -> list[Finding]:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """The code of the first thing that is wrong, or 0.
+    """The exit code of the first wrong finding, or 0.
 
     >>> exit_code([Finding("warn", "a", ""), Finding("wrong", "b", "", 5), Finding("wrong", "c", "", 3)])
     5
@@ -100,7 +100,7 @@ def _said(error: BaseException) -> str:
 
 
 def machine() -> list[Finding]:
-    """Check what every run needs, and what is there besides."""
+    """Check what every run needs, and what is available in addition."""
     return [
         Finding("ok", "Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} threads; a worker uses one"),
@@ -131,7 +131,7 @@ def _memory(workers: int, table: Path = Path("/proc/meminfo")) -> Finding:
     try:
         lines = dict(line.split(":") for line in table.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, LookupError):  # Linux alone says it there
+    except (OSError, ValueError, LookupError):  # only Linux reports it there
         return Finding("ok", "memory", "this system does not say how much is free")
     if free < WORKER * workers:
         fewer = max(1, free // WORKER)
@@ -209,7 +209,7 @@ def _version(package: str) -> str | None:
 
 
 def data(folder: Path | None = None) -> list[Finding]:
-    """Check which data sets are in a folder, or where a run looks for them; say how to get the others."""
+    """Check which data sets are in a folder, or where a run looks for them; say how to get the missing ones."""
     own = os.environ.get("FEDALLOY_DATA")
     if folder is None and own and not Path(own).expanduser().is_dir():
         return [_wrong("FEDALLOY_DATA", DataError(f"names '{own}', which is not a folder; correct or unset it"))]
@@ -275,7 +275,7 @@ def _is_published(path: Path, file: RemoteFile) -> bool:
 
 
 def run(folder: Path) -> list[Finding]:
-    """Check that a run's folder is whole, who is at work in it, and say what `fedalloy resume` would do."""
+    """Check that a run's folder is complete, which process is using it, and what `fedalloy resume` would do."""
     return [
         Finding(found.level, f"{folder} {found.what}", found.sentence, found.code) for found in _run_findings(folder)
     ]
@@ -287,7 +287,7 @@ def _run_findings(folder: Path) -> list[Finding]:
     except BROKEN as error:
         return [_wrong("run.json", error), *_checkpoints(folder), _lock(folder)]
     exp, description, lock = opened.experiment, _description(folder, opened.meta), _lock(folder)
-    if lock.level == "warn":  # what is being written need not be whole at this moment
+    if lock.level == "warn":  # a file that is being written may be incomplete at this moment
         return [description, lock]
     return [
         description,
@@ -342,7 +342,7 @@ def _checkpoints(folder: Path) -> list[Finding]:
 
 
 def _ingredients(exp: Experiment) -> list[Finding]:
-    """The data sets that the run needs again, unless they came with fedalloy, and networks that have no name here."""
+    """The data sets that the run needs again, unless they come with fedalloy, and networks that have no name here."""
     findings = []
     for name in [exp.data.name, *([exp.public.data] if exp.public is not None and exp.public.data != "own" else [])]:
         if name in files.SETS:
@@ -364,7 +364,7 @@ def _ingredients(exp: Experiment) -> list[Finding]:
 
 
 def _lock(folder: Path, table: Path = Path("/proc/locks")) -> Finding:
-    """Who holds the lock, as the kernel lists it: to try it would be to take it, and to stop whoever wants it then."""
+    """Who holds the lock, from the kernel's list: trying the lock would take it, and block a process that needs it."""
     file = folder / "run.lock"
     if not file.exists():
         return Finding("ok", "lock", "no process writes here")

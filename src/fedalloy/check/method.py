@@ -1,7 +1,7 @@
-"""The contract of a method: what ours and a user's must keep, so that any engine can carry it, exactly.
+"""The contract of a method: the rules that built-in and user methods must follow, so that any engine runs them exactly.
 
-`check_method` puts a method through two small federations and breaks something on the way: the order in which clients
-run, the objects behind the messages, the run itself, the replies. A method that keeps the contract does not notice.
+`check_method` runs a method in two small federations and changes something on the way: the order in which clients
+run, the objects behind the messages, the run itself, the replies. The results of a correct method do not change.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from fedalloy.train.fit import one_thread
 
 
 def check_method(method: Method, setting: Setting | None = None) -> None:
-    """Put a method through all rules of the contract; the first one that it breaks is raised as a ContractError.
+    """Check a method against all rules of the contract; the first violation is raised as a ContractError.
 
-    Without a setting it makes two small ones itself: a perceptron, and a network with BatchNorm and dropout.
+    Without a setting it creates two small ones: a perceptron, and a network with BatchNorm and dropout.
 
     >>> from fedalloy.methods import FedAvg
     >>> check_method(FedAvg())
@@ -68,7 +68,7 @@ def check_method(method: Method, setting: Setting | None = None) -> None:
 
 
 def checks_passed(method: Method, setting: Setting | None = None) -> list[str]:
-    """Check a method and tell what was checked, one line a rule."""
+    """Check a method and report what was checked, one line per rule."""
     cases = [Case(method, s) for s in ([setting] if setting is not None else small_settings())]
     with one_thread(), global_streams_restored():
         for check in CHECKS:
@@ -91,7 +91,7 @@ def rule_name(check: Rule) -> str:
 
 
 def rule_text(check: Rule) -> str:
-    """What a rule asks for, in one line."""
+    """What a rule requires, in one line."""
     return (check.__doc__ or "").splitlines()[0].rstrip(".")
 
 
@@ -155,7 +155,7 @@ def _check_models(method: Method, run: Trace) -> None:
 
 
 def _check_own(method: Method, run: Trace, client: int) -> set[str]:
-    """The names of the models that a client has of its own; that of personal() is empty."""
+    """The names of the client's own models; that of personal() is empty."""
     me = run.engine.setting.client(client, run.state.round, run.engine.memories.get(client, {}))
     before = tree.encode(me.memory)
     found: dict[str, Tree] = {}
@@ -203,7 +203,7 @@ def check_tells_outputs_from_classes(case: Case) -> None:
 
 
 class _Guarded(Probe):
-    """Compares what an action and the server were given with what it is afterwards."""
+    """Compares the inputs of an action and of the server with what they are afterwards."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -235,8 +235,8 @@ class _Guarded(Probe):
 def check_changes_nothing_in_place(case: Case) -> None:
     """Actions leave message, memory and data as they were; the server leaves its old state and the replies' owners so.
 
-    To send or keep a tensor that one was given is fine: only a change through such a shared tensor is a fault, and it
-    shows here, or when everything goes through bytes.
+    Sending or keeping a received tensor is allowed. Only a change through such a shared tensor is a fault; it is found
+    here, or when everything goes through bytes.
     """
     trace(case.method, _Guarded(case.setting), 2)
 
@@ -252,7 +252,7 @@ def _check_unchanged(before: bytes, body: Tree, what: str) -> None:
 
 
 class _Undrawn(Probe):
-    """Looks at the global random streams after every action and every round."""
+    """Checks the global random streams after every action and every round."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -303,7 +303,7 @@ def check_does_not_depend_on_the_order_of_clients(case: Case) -> None:
 
 
 class _Wired(Probe):
-    """Everything goes through bytes, as between machines and through a checkpoint."""
+    """Sends everything through bytes, as between machines and through a checkpoint."""
 
     advice = "after bytes, keys come sorted and no two tensors share memory: rely on neither"
 
@@ -323,7 +323,7 @@ def check_survives_bytes(case: Case) -> None:
 
 
 class _Elsewhere(Probe):
-    """Clients act as in another process: on the setting that a worker of the pool unpacks, by a copy of the method."""
+    """Runs clients as in another process: on the setting that a pool worker unpacks, with a copy of the method."""
 
     advice = "a client in another process has a copy of the method and of `me`, and nothing else of this one"
 
@@ -361,7 +361,7 @@ def check_resumes(case: Case) -> None:
 
 
 class _Weighed(Probe):
-    """Weighs what is really sent against the ledger; replies that are lost do not arrive and do not count."""
+    """Compares what is really sent with the ledger; lost replies do not arrive and do not count."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -392,7 +392,7 @@ class _Weighed(Probe):
 
 
 class _Pooled(Round):
-    """Pooled data is no message: what the ledger counts for it is taken as sent."""
+    """Pooled data is not a message: its size in the ledger is taken as sent."""
 
     def pool(self) -> Samples:
         assert isinstance(self.engine, _Weighed)

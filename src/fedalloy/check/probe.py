@@ -1,4 +1,4 @@
-"""Small federations and a run under observation, with which the rules of a method's contract are tried."""
+"""Small federations and an observed run, used to check the rules of a method's contract."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ COPY = "work on a copy (params, clone, a new dict)"
 
 
 class ContractError(FedalloyError):
-    """A method that breaks the contract: which rule, where, and what to do."""
+    """A method violates the contract: says which rule, where, and what to do."""
 
 
 def small_settings() -> list[Setting]:
     """Six clients with 1 to 33 samples of 4 classes, half of them active: once a perceptron, once with BatchNorm.
 
-    Everybody holds a public set with labels; that a method can do without it is a rule of its own.
+    All hold a public set with labels; a separate rule checks that a method works without it.
     """
     sizes = [9, 1, 12, 17, 20, 33]
     pool = _noise("private", sum(sizes) + 4 * len(sizes))
@@ -63,7 +63,7 @@ def small_settings() -> list[Setting]:
 
 
 def setting_with_public_classes() -> Setting:
-    """The small setting with the perceptron, whose public samples are of four other classes: networks know eight."""
+    """The small setting with the perceptron, with public samples of four other classes: networks have eight outputs."""
     setting = small_settings()[0]
     public = _noise("public", 24)
     return replace(
@@ -87,19 +87,19 @@ def perceptron(outputs: int = 4) -> nn.Module:
 def with_batch_norm() -> nn.Module:
     """A small network with BatchNorm and dropout."""
     features = nn.Sequential(nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
-    # Dropout and BatchNorm show whether anything but the addressed streams and the data has a say.
+    # Dropout and BatchNorm reveal any influence other than the addressed streams and the data.
     return FeatureNet(features, nn.Sequential(nn.Dropout(0.2), nn.Linear(64, 4)), (64,))
 
 
 def without_features(network: Network) -> Network:
-    """The same network without its `features` and `head`, under other names."""
+    """The same network without `features` and `head`, under other names."""
     return lambda: nn.Sequential(network())
 
 
 class Probe(Serial):
-    """The serial engine, noting what is asked and answered; each rule changes one of its steps."""
+    """The serial engine, recording what is asked and answered; each rule changes one of its steps."""
 
-    advice = ""  # what to do about a fault that shows only on this engine
+    advice = ""  # what to do about a fault that appears only on this engine
 
     def __init__(self, setting: Setting, memories: dict[int, Tree] | None = None) -> None:
         super().__init__(setting, memories)
@@ -107,7 +107,7 @@ class Probe(Serial):
         self.answers: dict[str, bytes] = {}
 
     def open(self, method: Method, round: int) -> Round:
-        """Begin a round that must not be skipped for what the method made of the replies."""
+        """Start a round that must not be skipped because of what the method made of the replies."""
         return Unskipped(self, method, round)
 
     def order(self, messages: Sequence[Message]) -> Iterable[Message]:
@@ -136,7 +136,7 @@ class Probe(Serial):
 
 
 class Unskipped(Round):
-    """A round whose state must be finite; in a run it would be skipped, and the method's fault be hidden."""
+    """A round whose state must be finite; a normal run would skip it and hide the method's fault."""
 
     def skip(self, reason: str) -> NoReturn:
         """End the round, or refuse the method."""
@@ -148,7 +148,7 @@ class Unskipped(Round):
 
 @dataclass(frozen=True)
 class Trace:
-    """All that a run left behind: for each round the answers, the state and the memories, as bytes."""
+    """Everything that a run left: for each round the answers, the state and the memories, as bytes."""
 
     engine: Probe
     state: State
@@ -163,7 +163,7 @@ class Trace:
 
 
 def trace(method: Method, engine: Probe, rounds: int, state: State | None = None) -> Trace:
-    """Run a method to the given round, checking after each that what it left is a tree of finite numbers."""
+    """Run a method to the given round, and check after each that what it left is a tree of finite numbers."""
     notes: dict[int, dict[str, bytes]] = {}
     before = looks(method)
     for t in range(0 if state is None else state.round + 1, rounds + 1):
@@ -182,10 +182,10 @@ def trace(method: Method, engine: Probe, rounds: int, state: State | None = None
 
 
 def require_same(plain: Trace, other: Trace, advice: str) -> None:
-    """Refuse two runs that differ in a round they share; the first difference is told."""
+    """Refuse two runs that differ in a common round, and report the first difference."""
     for t in sorted(plain.rounds.keys() & other.rounds.keys()):
         a, b = plain.rounds[t], other.rounds[t]
-        # Answers stand before the state and the memories that follow from them: the first difference is the cause.
+        # Answers precede the state and the memories that follow from them: the first difference is the cause.
         for what in [*a, *(set(b) - set(a))]:
             if a.get(what) != b.get(what):
                 key = first_difference(a.get(what), b.get(what))
@@ -202,14 +202,14 @@ def first_difference(a: bytes | None, b: bytes | None) -> str:
 
 
 def require_finite(body: Tree, where: str, advice: str = "") -> None:
-    """Refuse a tree with NaN or infinity in it."""
+    """Refuse a tree that contains NaN or infinity."""
     for key, leaf in tree.leaves(body):
         if not (leaf.isfinite().all() if isinstance(leaf, Tensor) else isinstance(leaf, str) or math.isfinite(leaf)):
             raise ContractError(f"{where}: key '{key}' is not finite; {advice or 'look for a division by zero'}")
 
 
 def looks(method: Method) -> dict[str, str]:
-    """The method object's and its classes' attributes, as text: none may change."""
+    """The attributes of the method object and its classes, as text: none may change."""
     own = {f"self.{name}": repr(value) for name, value in vars(method).items()}
     shared = {
         f"{cls.__name__}.{name}": repr(value)
@@ -222,7 +222,7 @@ def looks(method: Method) -> dict[str, str]:
 
 @contextmanager
 def located(where: str, advice: str) -> Iterator[None]:
-    """Turn whatever fails inside into a sentence that says where."""
+    """Turn any failure inside into a sentence that says where it happened."""
     try:
         yield
     except ContractError:
@@ -245,7 +245,7 @@ def memory_of(client: int) -> str:
 
 def global_streams() -> dict[str, object]:
     """The states of the global random streams."""
-    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # only looked at
+    kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  # only read
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": (kind, np.asarray(keys).tobytes(), *rest),
@@ -267,7 +267,7 @@ def global_streams_restored() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A method in a setting, with its plain run of four rounds, which the rules compare others with."""
+    """A method in a setting, with its plain run of four rounds, with which the rules compare other runs."""
 
     method: Method
     setting: Setting

@@ -1,4 +1,4 @@
-"""The rules about messages and replies: what either side expects, and that the server does without bad replies."""
+"""The rules about messages and replies: what each side expects, and that the server copes with bad replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedalloy.train.costs import Meter
 
 
 class _Gated(Probe):
-    """Keeps the rounds, which know what the gate set aside."""
+    """Keeps the rounds, which record what the gate set aside."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -55,7 +55,7 @@ def check_expects_what_it_gets(case: Case) -> None:
 
 
 class _Looking(_Gated):
-    """Clients look at what they are sent, and both sides at how much there is, as between machines."""
+    """Clients check what they are sent, and both sides check its size, as between machines."""
 
     def act(self, method: Method, me: Client, message: Message) -> Reply:
         down = method.accepts(message.action, replace(me, meter=Meter()))
@@ -89,7 +89,7 @@ def check_accepts_what_it_is_sent(case: Case) -> None:
 
 
 class _Lossy(Probe):
-    """Some clients act, but their replies are lost; or they were never there, and the server knows it."""
+    """Some clients act, but their replies are lost; or they were absent from the start, and the server knows it."""
 
     advice = "build on the replies that came, never on those asked, and return s.next() when there are none"
 
@@ -106,7 +106,7 @@ class _Lossy(Probe):
 
 
 class _Told(Round):
-    """The server does not even sample the clients whose replies would be lost."""
+    """The server does not sample the clients whose replies would be lost."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
         assert isinstance(self.engine, _Lossy)
@@ -131,12 +131,12 @@ def check_survives_lost_replies(case: Case) -> None:
 
 
 def half_lost(setting: Setting) -> Setting:
-    """A setting in which half of the replies get lost."""
+    """A setting in which half of the replies are lost."""
     return replace(setting, participation=replace(setting.participation, late_drop=0.5))
 
 
 def _check_unheard_do_not_count(case: Case, unheard: set[int]) -> None:
-    """That clients trained and were lost must be, to the server, the same as that they were never there."""
+    """To the server, clients that trained but were lost must look the same as clients that were never there."""
     real = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard), 1)
     without = trace(case.method, _Lossy(case.setting, lambda _, client: client in unheard, never_there=True), 1)
     a, b = real.rounds[1][STATE], without.rounds[1][STATE]
@@ -149,7 +149,7 @@ def _check_unheard_do_not_count(case: Case, unheard: set[int]) -> None:
 
 
 class _Tampering(_Gated):
-    """Some clients' numbers are not numbers."""
+    """Some clients' numbers are NaN."""
 
     def __init__(self, setting: Setting, liars: set[int]) -> None:
         super().__init__(setting)
@@ -187,7 +187,7 @@ def check_survives_bad_replies(case: Case) -> None:
     engine = _Tampering(case.setting, liars)
     bad = trace(case.method, engine, 1)
     if not engine.lied:
-        return  # its clients send no floating-point number
+        return  # its clients send no floating-point numbers
     without = trace(case.method, _Lossy(case.setting, lambda _, client: client in liars, never_there=True), 1)
     a, b = bad.rounds[1][STATE], without.rounds[1][STATE]
     if a != b:

@@ -35,7 +35,7 @@ from fedalloy.train.fit import load as load_weights
 
 @dataclass(frozen=True)
 class Built:
-    """A setting with what it was made from; `data` and `model` name what was used, also where it was the user's own."""
+    """A setting and what it was built from; `data` and `model` name what was used, even if the user provided it."""
 
     setting: Setting
     data: DataPart
@@ -47,15 +47,15 @@ class Built:
 
     @cached_property
     def network(self) -> nn.Module:
-        """The server's initial network; all networks have been tried by then."""
+        """The server's initial network; all networks have been tried before this."""
         return tried(self.setting)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """An experiment's data before anything is drawn from it: all its seeds share it.
+    """An experiment's data before anything is drawn from it; all its seeds share it.
 
-    `other` is the whole of another data set that gives the public samples, and what outputs then mean.
+    `other` is the complete other data set that provides the public samples, and what the outputs then mean.
     """
 
     data: Dataset
@@ -66,7 +66,7 @@ class Loaded:
 
 
 def loaded(exp: Experiment, dataset: Dataset | None = None) -> Loaded:
-    """Load what an experiment names; a data set of your own replaces the one it names."""
+    """Load the data that an experiment names, or use the given data set instead."""
     _refuse_other_kinds(dataset, None)
     data = _load(exp.data) if dataset is None else dataset
     pool, holdout = tensors(data, size=exp.data.size)
@@ -75,16 +75,16 @@ def loaded(exp: Experiment, dataset: Dataset | None = None) -> Loaded:
 
 
 class Shelf:
-    """Holds the data that was loaded last: experiments that follow each other mostly differ in something else."""
+    """Caches the data that was loaded last, since successive experiments mostly differ in something else."""
 
     def __init__(self) -> None:
         self._held: tuple[object, Loaded] | None = None
 
     def take(self, exp: Experiment, dataset: Dataset | None = None) -> Loaded:
-        """An experiment's data, which is loaded unless it is here."""
+        """An experiment's data, loaded unless it is cached."""
         wanted = (exp.data, exp.public, exp.device, id(dataset))
         if self._held is None or self._held[0] != wanted:
-            self._held = None  # two may not have room
+            self._held = None  # there may not be enough memory for two
             self._held = wanted, loaded(exp, dataset)
         return self._held[1]
 
@@ -95,9 +95,9 @@ def build(
     network: Network | None = None,
     given: Loaded | None = None,
 ) -> Built:
-    """Build what an experiment names; a data set or a network of your own replaces the one it names.
+    """Build what an experiment names; a given data set or network replaces the named one.
 
-    `given` is its data, where it was loaded before, perhaps for another seed.
+    `given` is its data, if it has been loaded before, possibly for another seed.
     """
     _refuse_other_kinds(dataset, network)
     given = loaded(exp, dataset) if given is None else given
@@ -144,7 +144,7 @@ def setting_of(
     network: Network | None = None,
     holdout: Samples | None = None,
 ) -> Setting:
-    """The setting of an experiment with these sites; of `data` and `pool` only the form of a sample matters."""
+    """The setting of an experiment with these sites; only the form of a sample matters in `data` and `pool`."""
     outputs = data.classes if space is None else space.outputs
     server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
     return Setting(
@@ -190,7 +190,7 @@ def _moved(samples: Samples, device: str) -> Samples:
 
 
 def check_names(exp: Experiment) -> None:
-    """Refuse names and options that do not exist; no data is loaded for it.
+    """Refuse names and options that do not exist, without loading any data.
 
     >>> check_names(Experiment(partition=PartitionPart(name="iid", options={"alhpa": 1.0})))
     Traceback (most recent call last):
@@ -234,8 +234,8 @@ def _read(name: str, options: Mapping[str, Any]) -> Dataset:
 
 
 def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
-    """Each client's network; equal ones are one object, by which they are told to be equal."""
-    exp.participation.check(clients)  # its tiers may say who has which
+    """Each client's network; equal networks are the same object, which is how they are recognised as equal."""
+    exp.participation.check(clients)  # its tiers may say which client has which
     makers = [network_of(part, data, pool, outputs, "models") for part in exp.models]
     costs: list[float] = []
     if exp.budget is not None:
@@ -247,7 +247,7 @@ def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, cli
 
 
 def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
-    """What makes the chosen network for these samples and this many outputs."""
+    """The factory of the chosen network for these samples and this number of outputs."""
     options = _model_options(choice, where)
     _, channels, height, width = pool.x.shape
 
@@ -256,7 +256,7 @@ def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs
             f"the images of '{data.name}' are {height} x {width}, but the model '{choice.name}' needs square ones; "
             f"write data.size = {max(height, width)}"
         )
-    # A partial, because it can be sent to another process and a nested function cannot.
+    # A partial can be sent to another process; a nested function cannot.
     return partial(_created, choice.name, classes=outputs, channels=channels, size=height, **options)
 
 
@@ -274,9 +274,9 @@ def _name(network: Network) -> str:
 
 
 def tried(setting: Setting) -> nn.Module:
-    """The server's initial network, after one sample went through it and through every client's.
+    """The server's initial network, after passing one sample through it and through every client's network.
 
-    What does not fit is thus found before a run begins.
+    This finds a mismatch before a run starts.
     """
     x = setting.sites[0].train.take([0])[0]
     if setting.augment is not None:
@@ -356,7 +356,7 @@ def _site(
 
 
 def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
-    """Rows of the private data for a public set: equally many of each class, drawn at random."""
+    """Rows of the private data for a public set: the same number from each class, drawn at random."""
     assert exp.public is not None
     _public_options(exp.public)
     wanted = exp.public.samples
@@ -378,9 +378,9 @@ def public_of(
     pool: Samples,
     aside: NDArray[np.int64] | None = None,
 ) -> tuple[PublicSet | None, LabelSpace | None]:
-    """The public set, of the rows set aside or drawn from another data set, and what the networks' outputs mean.
+    """The public set, from the rows set aside or from another data set, and what the networks' outputs mean.
 
-    Outputs mean more than the private classes only where the other data set has classes of its own.
+    Outputs mean more than the private classes only if the other data set has its own classes.
     """
     part = exp.public
     if part is None:
@@ -394,12 +394,12 @@ def public_of(
 
 
 def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, LabelSpace | None] | None:
-    """All samples of the data set that an experiment's public set comes from, if that is another one."""
+    """All samples of the data set that an experiment's public set comes from, if it is another one."""
     part = exp.public
     if part is None or part.data == "own":
         return None
     other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
-    if np.array_equal(other.x, data.x):  # another shape is seen without looking at a single sample
+    if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
             'would give theirs away; write public.data = "own", which sets rows of it aside, or name another data set'
@@ -413,7 +413,7 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, 
         raise UsageError(
             f"public.samples = {part.samples}, but '{part.data}' has {len(other.y)}; write that many or fewer"
         )
-    # Private statistics, so that all networks see one scale of inputs.
+    # Use the private statistics, so that all networks see inputs on one scale.
     size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
     everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)
     space = None

@@ -34,9 +34,9 @@ from fedalloy.train.privacy import Privacy
 
 T = TypeVar("T")
 
-# What numpy's legacy generator takes, which some published splits were made with.
+# The range of numpy's legacy generator, with which some published splits were made.
 Seed = Annotated[int, Interval(ge=0, lt=2**32)]
-LARGEST_FILE = 1_000_000  # bytes; the longest of our own has a few thousand
+LARGEST_FILE = 1_000_000  # bytes; our longest has a few thousand
 LEAST_MEMORY = 10**6  # bytes
 
 
@@ -57,9 +57,9 @@ class DataPart:
 class PartitionPart:
     """How the data is split among clients; other keys are options of that partition.
 
-    `test = "local"` keeps `test_fraction` of each client's rows for its local test; `"official"` draws each client's
-    local test from the data's own test split by the client's classes, `"global"` tests every client on all of it.
-    `seed` is the experiment's unless it is given.
+    `test = "local"` holds out `test_fraction` of each client's rows as its local test; `"official"` draws each client's
+    local test from the data's test split by the client's classes; `"global"` tests every client on all of that split.
+    `seed` defaults to the experiment's.
     """
 
     name: str = option("dirichlet", "a registered partition")
@@ -77,7 +77,7 @@ class PartitionPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A registered name and its options; a method may have keys of [aggregation] and [cache] of its own."""
+    """A registered name and its options; a method may also set its own keys of [aggregation] and [cache]."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -87,10 +87,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPart:
-    """A public set: another data set by name, or `data = "own"` to set rows of the private data aside.
+    """A public set: another data set by name, or `data = "own"` to set aside rows of the private data.
 
-    `classes = "added"` gives another data set's classes outputs of their own, after the private ones. A prediction on
-    private data is then the best of all outputs, or with `answers = "private"` of the private ones.
+    `classes = "added"` gives another data set's classes their own outputs, after the private ones. A prediction on
+    private data is then the best of all outputs, or of the private ones with `answers = "private"`.
     """
 
     data: str = option("own", 'a data set by name or path, or `"own"` for rows of the private data')
@@ -113,9 +113,9 @@ class PublicPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """When a run ends early: a target is met, nothing improved for `patience` rounds, or a budget is used up.
+    """When a run ends early: a target is met, nothing has improved for `patience` rounds, or a budget is used up.
 
-    The metric is a share of 1, that of the best of the method's views.
+    The metric is a fraction of 1, taken from the best of the method's views.
     """
 
     metric: StopMetric = option("amp", "the metric of `target` and `patience`")
@@ -130,9 +130,9 @@ class Stop:
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A paper's table, shown beside our figures; `where` says for which values of other keys it holds.
+    """A paper's table, shown next to our figures; `where` gives the values of other keys for which it holds.
 
-    Each row is a method's label, its view, and one text for each metric as the paper prints it, in our table's units.
+    Each row is a method's label, its view, and one text per metric as printed in the paper, in our table's units.
     """
 
     source: str
@@ -151,7 +151,7 @@ class Published:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that is needed to repeat a run.
+    """Everything needed to reproduce a run.
 
     >>> experiment({"method": {"name": "fedprox", "mu": 0.1}, "rounds": 5}).method.options
     {'mu': 0.1}
@@ -216,7 +216,7 @@ class Experiment:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The experiment as it would stand in a file, defaults written out."""
+        """The experiment as it would be written in a file, with all defaults."""
         return {key: value for key, value in _plain(self).items() if value not in (None, {}, [])}
 
 
@@ -236,7 +236,7 @@ _NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
-    """Check and build an experiment from nested values, as read from TOML; [[axes]] are left to `fedalloy table`."""
+    """Check and build an experiment from nested values, as read from TOML; `fedalloy table` handles [[axes]]."""
     refuse_unwritable(values, "the experiment")
     values = {key: value for key, value in values.items() if key != "axes"}
     known = [f.name for f in dataclasses.fields(Experiment)]
@@ -270,7 +270,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a key that belongs in a section, and name the section."""
+    """Refuse a key that belongs in a section, and name that section."""
     sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
     for key in values:
         homes = [
@@ -281,7 +281,7 @@ def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def recorded(meta: Mapping[str, Any]) -> Experiment:
-    """The experiment of a run as its `run.json` has it; a method that is unknown here was a plug-in's."""
+    """The experiment of a run as stored in `run.json`; a method that is unknown here came from a plug-in."""
     import fedalloy.methods  # noqa: F401  # registers the built-in methods
 
     part = meta["experiment"].get("method")
@@ -315,7 +315,7 @@ _LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _publis
 
 
 def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
-    """The experiment's method, or another choice, with its options checked and the experiment's sections.
+    """The experiment's method, or another choice, with checked options and the experiment's sections.
 
     >>> make_method(experiment({"method": {"name": "fedprox", "mu": 0.1}, "aggregation": {"clip": 1.0}})).mu
     0.1
@@ -329,7 +329,7 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 
 
 def _refuse_moved(cls: type[Method], choice: Choice) -> None:
-    """Refuse an option that is a key of a section, and name the section."""
+    """Refuse an option that is a key of a section, and name that section."""
     own = [found.name for found in options_of(cls)]
     for section in ("aggregation", "cache"):
         if (given := getattr(choice, section)) and section not in sections_of(cls):
@@ -341,7 +341,7 @@ def _refuse_moved(cls: type[Method], choice: Choice) -> None:
 
 
 class _Plan(NamedTuple):
-    """What a method is made of; equal plans are told by how they are written, where 1, 1.0 and True differ."""
+    """What a method is built from; plans are compared as written, so 1, 1.0 and True differ."""
 
     cls: type[Method]
     choice: Choice
@@ -356,14 +356,14 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _made(plan: _Plan) -> Method:
-    """A method, which is a frozen value: it is made once, whoever asks for it again."""
+    """A method; since it is a frozen value, it is built once and reused."""
     return construct(plan.cls, plan.choice.options, plan.choice.name, **plan.sections)
 
 
 def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) -> Any:
-    """A section of the experiment, with the keys that a method has of its own.
+    """A section of the experiment, with the keys that a method sets itself.
 
-    In a comparison, the common rule of aggregation holds for those methods that use it.
+    In a comparison, the common aggregation rule applies to the methods that use it.
     """
     common, own = getattr(exp, name), getattr(choice, name)
     if isinstance(common, Aggregation) and choice is not exp.method:
@@ -376,12 +376,12 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
 
 
 def made_from(values: Mapping[str, Any]) -> Method:
-    """The method of an experiment that is known as values only, such as a server's."""
+    """The method of an experiment that is known only as values, for example a server's."""
     return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
 
 
 def naming(exp: Experiment, method: Method) -> Experiment:
-    """An experiment with the method that is really used: its options and sections, defaults written out.
+    """An experiment with the method that is actually used: its options and sections, with all defaults.
 
     >>> method = make_method(Experiment(), Choice(name="fedavg", aggregation={"clip": 2.0}))
     >>> naming(Experiment(), method).aggregation.clip
@@ -389,11 +389,11 @@ def naming(exp: Experiment, method: Method) -> Experiment:
     """
     choice = Choice(name=method.name, options=hyper_parameters(method))
     sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, method=choice, methods={}, **sections)  # they are this method's alone
+    return dataclasses.replace(exp, method=choice, methods={}, **sections)  # they belong to this method only
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:
-    """A method made in Python, with the experiment's keys of [aggregation] and [cache] where it has none of its own."""
+    """A method made in Python, with the experiment's keys of [aggregation] and [cache] unless it sets them itself."""
     if all(getattr(method, name) == getattr(exp, name) for name in sections_of(method)):
         return method
     plain = dataclasses.replace(method, **{name: type(getattr(exp, name))() for name in sections_of(method)})
@@ -402,7 +402,7 @@ def with_sections(method: Method, exp: Experiment) -> Method:
 
 
 def _merged(common: T, own: T, plain: T) -> T:
-    """A section of the experiment with the keys in which a method's own section is not the plain one."""
+    """A section of the experiment, updated with the keys in which a method's section differs from the defaults."""
     keys = [f.name for f in dataclasses.fields(common) if getattr(own, f.name) != getattr(plain, f.name)]  # type: ignore[arg-type]
     return dataclasses.replace(common, **{key: getattr(own, key) for key in keys})  # type: ignore[type-var]
 
@@ -413,9 +413,9 @@ def check_options(
     where: str,
     given: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The options of a section, refused unless they are keywords of what makes the thing it names, of the right types.
+    """A section's options; refuse any that is not a keyword of the named thing's factory, or has the wrong type.
 
-    `given` are those of its keywords that are not a user's to choose.
+    `given` are the keywords that users cannot choose.
 
     >>> def ring(*, classes: int, radius: float = 1.0): ...
     >>> check_options(Choice(name="ring", options={"radius": 2}), ring, "model", given=["classes"])
@@ -443,7 +443,7 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:
             raise UsageError(f"{name} has {look.st_size:,} bytes; it may have {LARGEST_FILE:,}")
-        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading could last for ever
+        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading might never end
             raise UsageError(f"{name} cannot be read: it is a pipe or a device")
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except UsageError:
@@ -456,14 +456,14 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise UsageError(f"{name} is not TOML: {error}") from error
     except RecursionError as error:
         raise UsageError(f"{name} is nested too deeply") from error
-    except ValueError as error:  # bytes that are not UTF-8, a number of thousands of digits, a path that cannot be one
+    except ValueError as error:  # bytes that are not UTF-8, a number with thousands of digits, an invalid path
         raise UsageError(f"{name} cannot be read: {error}") from error
 
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Apply `key=value` texts; a dotted key reaches into a table, and `method=fedprox` chooses a name.
+    """Apply `key=value` texts; a dotted key sets a key in a table, and `method=fedprox` chooses a name.
 
-    A method that stands under [methods] is chosen with the options it has there.
+    A method listed under [methods] is chosen with its options from there.
 
     >>> override({"training": {"lr": 0.1}}, ["training.lr=0.01", "method=fedprox", "method.mu=1.0"])
     {'training': {'lr': 0.01}, 'method': {'name': 'fedprox', 'mu': 1.0}}
@@ -482,7 +482,7 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
-    """Put a value under a dotted key; tables on the way are copied, not changed.
+    """Set a value under a dotted key; tables on the way are copied, not modified.
 
     >>> values = {"training": {"lr": 0.1}}
     >>> put(values, "training.batch", 8)
@@ -494,7 +494,7 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         path, last = [key], _NAMED_BY.get(key, "name")
         before = values.get(key, {})
         if isinstance(before, Mapping) and before.get(last) != value:
-            # The number of clients carries over to another partition, but not the options of the old one.
+            # The number of clients is kept for another partition, but not the options of the old one.
             values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
             listed = values.get("methods") if key == "method" else None
             if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
@@ -510,12 +510,12 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _table(key: str, value: Any) -> Any:
-    """`method = "fedprox"` is short for a table with that name alone."""
+    """Expand `method = "fedprox"`, which is short for a table with only that name."""
     return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
 
 
 def _default_name(key: str) -> dict[str, str]:
-    """`method.momentum = 0.5` alone is an option of the method that is the default."""
+    """Read `method.momentum = 0.5` without a name as an option of the default method."""
     return {"name": getattr(Experiment(), key).name} if key in ("method", "model") else {}
 
 
@@ -523,7 +523,7 @@ def _value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
-        return raw  # a bare word is a string; so is what cannot be read at all, and is refused as one
+        return raw  # a bare word is a string; so is anything unreadable, which is then refused as a string
 
 
 def _own_keys(cls: type) -> list[str]:
@@ -554,7 +554,7 @@ def _check_memory(size: str | int) -> None:
 def _plain(value: Any) -> Any:
     if isinstance(value, DataPart | PartitionPart | Choice | PublicPart | ModelPart):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "options"}
-        # An option may be None where that is not its default, so those are kept.
+        # Options that are None are kept, since None may not be their default.
         return {k: v for k, v in own.items() if v not in (None, {})} | _plain(value.options)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         own = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -13,19 +13,19 @@ from fedalloy.errors import UsageError
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination: how it is called along each axis, and the experiment's values there."""
+    """One combination: its label along each axis, and the experiment's values there."""
 
     labels: tuple[str, ...]
     values: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The cell in one word or two, for a folder and a heading."""
+        """The cell in a word or two, for a folder and a heading."""
         return ", ".join(self.labels)
 
 
 def cells(values: Mapping[str, Any]) -> tuple[list[str], list[Cell]]:
-    """The names of an experiment's axes and its cells, the first axis slowest.
+    """The names of an experiment's axes and its cells; the first axis varies slowest.
 
     Each axis has a name and values; a value has a label and the keys that it sets.
 

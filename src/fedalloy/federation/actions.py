@@ -1,4 +1,4 @@
-"""Actions: what a client may be asked to do, and a declaration of what travels for it."""
+"""Actions: what a client may be asked to do, with a declaration of what travels for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedalloy.federation.gate import Check, like
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# How the names in messages are written for readers; others are written as they are.
+# How the names in messages are written for readers; other names are used as they are.
 WORDS = {
     "counts": "label counts",
     "soft": "soft labels of public samples",
@@ -27,14 +27,14 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Part:
-    """One name in a message: always there, perhaps there, or there under a condition."""
+    """One name in a message: required, optional, or present under a condition."""
 
     name: str
     optional: bool
     condition: str | None
 
     def applies(self, method: Any, round: int) -> bool:
-        """Whether the part travels in a round: by the method's attribute or function of the round of this name."""
+        """Whether the part travels in a round, by the method's attribute of this name or its function of the round."""
         if self.condition is None:
             return True
         found = getattr(method, self.condition)
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Travels:
-    """What goes down to a client with an action, and what comes up."""
+    """What is sent to a client with an action, and what it returns."""
 
     down: tuple[Part, ...]
     up: tuple[Part, ...]
@@ -54,12 +54,12 @@ def action(declared: F) -> F: ...
 @overload
 def action(declared: str) -> Callable[[F], F]: ...
 def action(declared: Any) -> Any:
-    """Mark a method's function as something a client may be asked to do; nothing else can be asked for.
+    """Mark a method's function as something that a client may be asked to do; nothing else can be asked for.
 
     The declaration says what travels, "what it is sent -> what it answers", and replies and messages are checked
-    against it. A message's name with `?` may be missing. `teacher if lambda_kd` travels only where the method's
-    attribute is true, or its function of the round returns true. Each name must be known to `Method.example`, but for
-    `n` and `counts`, the client's numbers of samples, and for networks that return under the name they were sent by.
+    against it. A message's name with `?` may be missing. `teacher if lambda_kd` travels only if the method's
+    attribute is true, or its function of the round returns true. Each name must be known to `Method.example`, except
+    `n` and `counts`, the client's sample counts, and networks that are returned under the name they were sent by.
 
     >>> class Method:
     ...     @action("model, teacher? -> model, n")
@@ -67,8 +67,8 @@ def action(declared: Any) -> Any:
     >>> [part.name for part in travels(Method, "train").up]
     ['model', 'n']
 
-    An action that overrides another and declares nothing keeps its declaration. Where there is none at all, replies
-    need only be finite.
+    An action that overrides another without a declaration inherits the declaration. Without any declaration, replies
+    only need to be finite.
     """
     if not isinstance(declared, str):
         declared.__dict__["is_action"] = True
@@ -103,13 +103,13 @@ def is_action(function: object) -> bool:
 
 
 def travels(cls: type, name: str) -> Travels | None:
-    """What a class's action declares, or, where it overrides one without a declaration, what that one declares."""
+    """What a class's action declares; an override without a declaration inherits that of the overridden action."""
     found = (getattr(base.__dict__.get(name), "travels", None) for base in cls.__mro__)
     return next((declared for declared in found if declared is not None), None)
 
 
 def in_words(parts: Iterable[Part], method: object = None) -> str:
-    """What travels, for a card; without what a method never sends as it is.
+    """What travels, for a card, without the names that a method never sends as they are.
 
     >>> in_words([Part("model", False, None), Part("counts", True, None)])
     'model, label counts (sometimes)'
@@ -127,5 +127,5 @@ def _by_round(part: Part, method: object) -> bool:
 
 
 def as_check(example: Any) -> Check:
-    """A check as it is, or the check that something is like an example."""
+    """A check unchanged, or for an example the check that a value is like it."""
     return example if callable(example) else like(example)

@@ -59,8 +59,8 @@ class Message:
 class Reply:
     """What a client's action returns: the answer, and what the client remembers (None: as before).
 
-    It is `checked` once, where it comes into being: both are trees, and the gate need not ask again. A changed copy
-    is not.
+    The body and the memory are `checked` once, when the reply is created, to be trees; the gate does not repeat the
+    check. A modified copy counts as unchecked.
     """
 
     body: Tree
@@ -68,13 +68,13 @@ class Reply:
     checked: bool = field(default=False, init=False, compare=False, repr=False)
 
     def check(self) -> Reply:
-        """Refuse what is not made of trees."""
+        """Refuse a body or a memory that is not a tree."""
         tree.check(self.body, "reply")
         tree.check(self.keep or {}, "memory")
         return self.known()
 
     def known(self) -> Reply:
-        """Take over that it was checked, in another process of this program."""
+        """Mark the reply as already checked, in another process of this program."""
         object.__setattr__(self, "checked", True)
         return self
 
@@ -86,7 +86,7 @@ def reply(*, keep: Tree | None = None, **body: Any) -> Reply:
 
 @dataclass(frozen=True)
 class Client:
-    """What a client action sees: its own data, its memory and its streams; nothing of it leaves the device."""
+    """What a client action sees: its data, its memory and its random streams; none of these leave the device."""
 
     id: int
     round: int
@@ -120,34 +120,34 @@ class Client:
         return len(self.train)
 
     def rng(self, purpose: str) -> torch.Generator:
-        """This client's random stream for a purpose in this round; where its noise is secret, nobody can repeat it."""
+        """This client's random stream for a purpose in this round; if its noise is secret, it cannot be reproduced."""
         return rng.generator(self.secret_or(self.seed), purpose, self.round, self.id)
 
     def secret_or(self, seed: int) -> int:
-        """The seed, or one that nobody knows.
+        """The seed, or a secret one if the noise must be secret.
 
-        Dropout's masks go by the place of a sample in its batch. Who knows them sees who else was drawn, and the
-        sampling no longer amplifies privacy.
+        Dropout masks depend on a sample's position in its batch. Anyone who knows the masks can tell who else was
+        drawn, and sampling then no longer amplifies privacy.
         """
         return secret_seed() if self.account is not None and self.account.secret else seed
 
     def build(self) -> nn.Module:
-        """The client's network as it is before any training; the same for all clients of one architecture."""
+        """The client's network before any training; the same for all clients with the same architecture."""
         net = address_dropout(initial(self.network, self.seed, self.layout, self.train.x.device), self.rng("dropout"))
         return metered(net, self.meter)
 
     def net(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """The client's network holding a copy of these weights."""
+        """The client's network with a copy of these weights."""
         return load(self.build(), weights)
 
     def generator(self, make: Network) -> nn.Module:
-        """A generator as it is before any training, the same for all clients and the server."""
+        """A generator before any training, the same for all clients and the server."""
         return initial_generator(make, self.seed, self.layout, self.train.x.device, self.meter)
 
 
 @dataclass(frozen=True)
 class State:
-    """The server's whole memory; together with the clients' memories it is the checkpoint."""
+    """The server's entire memory; together with the clients' memories it forms the checkpoint."""
 
     round: int
     body: Tree
@@ -156,13 +156,13 @@ class State:
         return self.body[key]
 
     def next(self, **changes: Any) -> State:
-        """The state after this round: one round further, with some entries replaced."""
+        """The state after this round: the round number plus one, with some entries replaced."""
         return State(self.round + 1, {**self.body, **changes})
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A state and the clients' memories that belong to it: what a run can go back to."""
+    """A state and the matching client memories, to which a run can roll back."""
 
     state: State
     memories: Mapping[int, Tree]
@@ -185,7 +185,7 @@ class Federation(Protocol):
 
     @property
     def outputs(self) -> int:
-        """Outputs of a network: the classes, and those of a public set with classes of its own."""
+        """Number of outputs of a network: the classes, plus any added by the public set."""
 
     @property
     def work(self) -> LocalWork:
@@ -193,10 +193,10 @@ class Federation(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Training samples of each client: the server's roster."""
+        """Number of training samples of each client: the server's roster."""
 
     def label_counts(self, client: int) -> Tensor:
-        """A client's training samples of each class, where the method's clients tell them (`tells_counts`)."""
+        """A client's training samples per class, for methods whose clients report them (`tells_counts`)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -212,61 +212,61 @@ class Federation(Protocol):
 
     @property
     def meter(self) -> Meter:
-        """Counts the server's own passes."""
+        """Counts the server's own forward and backward passes."""
 
     @property
     def groups(self) -> Sequence[Sequence[int]]:
-        """The clients whose networks are equal in structure, names and shapes, group by group."""
+        """Groups of clients whose networks have the same structure, names and shapes."""
 
     def build(self, client: int | None = None) -> nn.Module:
-        """The server's network as it is before any training, or a client's."""
+        """The network of the server, or of a client, before any training."""
 
     def generator(self, make: Network) -> nn.Module:
-        """A generator as it is before any training, the same for all clients and the server."""
+        """A generator before any training, the same for all clients and the server."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, ascending; the same for every method of a comparison."""
+        """The clients of this round, in ascending order; the same for every method in a comparison."""
 
     def steps(self, client: int) -> int:
-        """How many optimiser steps this client takes in a round."""
+        """Number of optimiser steps that this client takes in a round."""
 
     def rng(self, purpose: str) -> torch.Generator:
         """The server's random stream for a purpose in this round."""
 
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
-        """Send every client the body (and its own part of a mapping); replies come in ascending id, perhaps fewer."""
+        """Send each client the body (and its entry of a mapping); replies come in ascending id and may be fewer."""
 
     def skip(self, reason: str) -> NoReturn:
-        """End the round: it is recorded as skipped, and everything stays as it was before."""
+        """End the round: it is recorded as skipped and changes nothing."""
 
     @property
     def trained(self) -> bool:
-        """Whether a client has answered soundly in this round, and so could act on what it was sent."""
+        """Whether any client has returned a valid reply in this round, and so could act on what it was sent."""
 
     @property
     def untrainable(self) -> bool:
-        """Whether more clients failed on what they were sent in this round than could act on it."""
+        """Whether more clients failed on what they were sent in this round than succeeded."""
 
     def go_back(self, trusted: Generation) -> State:
-        """The state of this round is that of an earlier one, which is recorded."""
+        """Use the state of an earlier generation as this round's state; the rollback is recorded."""
 
     def pool(self) -> Samples:
-        """All clients' training data in one place; only a simulation can do this, and it is counted as upload."""
+        """All clients' training data in one place; only possible in a simulation, and counted as upload."""
 
     def learner(self, samples: Samples, steps: int) -> Client:
-        """The server as a learner on samples of its own, with this experiment's local work."""
+        """The server as a learner on the given samples, with this experiment's local work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a method is, for lists, docs and checks; a card never executes.
+    """Describes a method for lists, docs and checks; a card contains no code.
 
-    `quick` holds options with which the method's checks take seconds; everything it does must still be done.
-    `private` says that clients learn from their own samples only by `fit`, from a loss that is a mean of one term for
-    each sample (and terms without data), and send nothing else of them but their number: [privacy] then covers what
-    the method does, except with the options in `private_except`. `up` and `down`, what travels, are taken from the
-    actions' declarations unless they are given. `once` says that all is done in the first round, and a
-    run ends with it.
+    `quick` holds options with which the method's checks take seconds; they must still exercise everything it does.
+    `private` means that clients learn from their samples only through `fit`, with a loss that is a mean of one term per
+    sample (plus terms without data), and send nothing else about them but their number: [privacy] then covers
+    the method, except with the options in `private_except`. `up` and `down`, what travels, default to the actions'
+    declarations. `once` means that all the work is done in the first round, and the
+    run ends after it.
     """
 
     paper: str
@@ -287,10 +287,10 @@ class Card:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method: a server part and client actions, with hyper-parameters and no state of its own.
+    """A federated method: a server part and client actions, with hyper-parameters but no state.
 
-    `aggregation` is the experiment's rule for combining what clients send; `takes` names those of its keys that the
-    method's server uses, such as `weights`, `combine` (or `combine=krum` alone) and `clip`.
+    `aggregation` is the experiment's rule for combining what clients send; `takes` names the keys of it that the
+    method's server uses, such as `weights`, `combine` (or only `combine=krum`) and `clip`.
     """
 
     name: ClassVar[str]
@@ -301,7 +301,7 @@ class Method:
     aggregation: Aggregation = section(Aggregation)
 
     def __post_init__(self) -> None:
-        name = getattr(self, "name", type(self).__name__)  # a class that nobody has registered has no name of its own
+        name = getattr(self, "name", type(self).__name__)  # an unregistered class has no name
         resolve(self, name)
         for key in self.aggregation.idle(self.takes):
             value = getattr(self.aggregation, key)
@@ -311,7 +311,7 @@ class Method:
 
     @property
     def usual_weights(self) -> Weights:
-        """What clients are weighed by where [aggregation] does not say."""
+        """How clients are weighted if [aggregation] does not say."""
         return "size"
 
     def init(self, fed: Federation) -> Tree:
@@ -323,16 +323,16 @@ class Method:
         raise UsageError(f"the method {self.name} has no round(self, s, fed); it returns s.next(...)")
 
     def leaves(self) -> str:
-        """What leaves a client, in words; a method whose options change it says more here than on its card."""
+        """What leaves a client, in words; override it if the method's options change what the card says."""
         return self.card.leaves_client
 
     @property
     def tells_counts(self) -> bool:
-        """Whether clients say how many samples of each class they hold; they then say it once, and cannot change it."""
+        """Whether clients report how many samples of each class they hold; they do so once and cannot change it."""
         return False
 
     def uncovered(self) -> str | None:
-        """Which option lets clients use their samples beside private training, if one does: the start of a sentence."""
+        """The option, if any, that uses clients' samples outside private training, as the start of a sentence."""
         if self.aggregation.weights == "disco":
             return "aggregation.weights = 'disco' uses a client's samples"
         for option, value in self.card.private_except.items():
@@ -341,10 +341,10 @@ class Method:
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:
-        """What the reply to a message must hold, key by key; None if the action does not declare what travels.
+        """What the reply to a message must contain, key by key; None if the action does not declare what travels.
 
-        A reply that does not keep this contract never reaches `round`; the client counts as absent. It is made of what
-        the server knows: what it sent, its roster, and `example`.
+        A reply that violates this contract never reaches `round`; the client counts as absent. The contract is built
+        from what the server knows: what it sent, its roster, and `example`.
         """
         declared = travels(type(self), message.action)
         if declared is None:
@@ -357,7 +357,7 @@ class Method:
         }
 
     def known(self, message: Message, fed: Federation) -> dict[str, Check]:
-        """What the server knows of any reply: the client's numbers of samples, and the networks that it sent."""
+        """Checks that the server knows for any reply: the client's sample counts, and the networks that it was sent."""
         told = {"counts": counts(fed.label_counts(message.client))} if self.tells_counts else {}
         n = fed.sizes[message.client]
         sent = {key: like(value) for key, value in message.body.items() if isinstance(value, Mapping)}
@@ -366,8 +366,8 @@ class Method:
     def accepts(self, action: str, me: Client) -> Contract | None:
         """What a client must be sent with an action; None if the action does not declare it.
 
-        A client on another machine refuses what does not keep this contract, and does not act. It is made of what the
-        client knows.
+        A client on another machine refuses a message that violates this contract, and does not act. It is built from
+        what the client knows.
         """
         declared = travels(type(self), action)
         if declared is None:
@@ -380,40 +380,40 @@ class Method:
         }
 
     def example(self, name: str, party: Client | Federation) -> Any:
-        """What stands under a name in messages: a tree of the same shapes, or a check from gate.py.
+        """An example of what travels under a name: a tree of the same shapes, or a check from gate.py.
 
-        By default a model or a teacher, like the party's own network.
+        By default a model or a teacher, with the shapes of the party's own network.
         """
         if name in ("model", "teacher"):
             return params(party.build())
         raise UsageError(f"{self.name} declares that '{name}' travels; override example() to say what it is like")
 
     def models(self, s: State) -> Mapping[str, Tree]:
-        """The models that could be deployed now, by the name of their view.
+        """The models that could be deployed now, by view name.
 
-        A view called `group 1` belongs to that group of `fed.groups`, and so to its network; others are the server's.
-        Clients on other machines evaluate at most three, beside one for each group.
+        A view called `group 1` belongs to that group of `fed.groups` and its network; others belong to the server's.
+        Clients on other machines evaluate at most three, plus one for each group.
         """
         return {}
 
     def personal(self, me: Client) -> Tree | None:
-        """The model this client would use itself, if the method gives it one of its own."""
+        """The model that this client would use itself, if the method gives it one."""
         return None
 
     def stages(self, me: Client) -> Mapping[str, Tree]:
-        """Other models of this client that are worth measuring, such as the one before its local update, by view."""
+        """Other models of this client that are worth measuring, by view, such as the one before its local update."""
         return {}
 
     def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
         """What `fedalloy draw` can show besides the models: data by kind of picture, see `knowledge/pictures.py`.
 
-        A string in the place of the data says why there is no such picture.
+        A string instead of the data says why the picture is not available.
         """
         return {}
 
 
 def group_of(view: str) -> int | None:
-    """The number of the group whose model a view is, if its name says so.
+    """The number of the group that a view belongs to, if its name says so.
 
     >>> group_of("group 1"), group_of("global")
     (1, None)
@@ -441,7 +441,7 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 
 
 def _complete(card: Card, cls: type[Method]) -> Card:
-    """The card with what travels, as the method's actions declare it."""
+    """The card, with what travels filled in from the actions' declarations."""
     declared = [found for name in dir(cls) if (found := travels(cls, name)) is not None]
     try:
         usual: Method | None = cls()
@@ -452,7 +452,7 @@ def _complete(card: Card, cls: type[Method]) -> Card:
 
 
 def quick(method: type[Method]) -> Method:
-    """A method with the options that make a trial of it quick."""
+    """A method with the options that make a trial run quick."""
     return method(**method.card.quick)
 
 
@@ -462,11 +462,11 @@ def hyper_parameters(method: Method) -> dict[str, Any]:
 
 
 def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> Reply:
-    """Let a client carry out a message; every engine does it through this function.
+    """Let a client carry out a message; every engine uses this function.
 
-    A client that is alone in its process has torch's global stream seeded, for layers that know no other. What goes
-    wrong, a reply that is no tree too, gets a note of whose action it was; what would end more than that, such as
-    SystemExit, is an error like any.
+    If a client is alone in its process, torch's global stream is seeded, for layers that use no other. Any failure,
+    including a reply that is not a tree, gets a note that names the client and the action. An exception that would end
+    more than the action, such as SystemExit, becomes an ordinary error.
     """
     do = getattr(method, message.action, None)
     if not is_action(do):
@@ -489,13 +489,13 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
 
 
 def _told(error: BaseException, note: str) -> Exception:
-    """An error of client code as every engine can raise it, with a note."""
+    """A client code's error, with a note, in a form that every engine can raise."""
     if isinstance(error, Exception) and not isinstance(error, _MEANS_ELSE):
         told: Exception = error
     else:
         told = RuntimeError(f"it raised {named(error)}")
         told.__cause__ = error
-    BaseException.add_note(told, note)  # its own class may have other ideas
+    BaseException.add_note(told, note)  # its class may override add_note
     return told.with_traceback(error.__traceback__)
 
 
@@ -510,13 +510,13 @@ def initial(
     device: str | torch.device = "cpu",
     purpose: str = "init",
 ) -> nn.Module:
-    """Build a network with its initial weights, which depend on the seed only, in its memory layout on its device."""
+    """Build a network on its device in its memory layout; its initial weights depend on the seed only."""
     with _BUILDING, rng.seeded(seed, purpose):
         return laid_out(network().to(device), layout)
 
 
 def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
-    """Build a generator from a stream of its own; its passes are counted apart from the classifier's."""
+    """Build a generator from a separate stream; its passes are counted separately from the classifier's."""
     return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
 
 
@@ -528,12 +528,12 @@ def run(
     watch: Callable[[State, Federation], bool | None] | None = None,
     settle: Callable[[State], State] = lambda state: state,
 ) -> State:
-    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop it.
+    """Run a method to the given round, from its start or from a state; `watch` sees each round and may stop the run.
 
-    A round without a quorum leaves the state and the memories as they were, but for what was spent of privacy; so does
-    one after which the server's state is not finite. Where clients could not train what they were sent, the run goes
-    back, once, to the newest generation that clients could: somebody's reply may have spoiled what came after it.
-    `settle` is given the first state and that of each round; it may move tensors elsewhere, but not change a bit.
+    A round without a quorum leaves the state and the memories unchanged, except for the privacy spent; so does a round
+    after which the server's state is not finite. If clients could not train what they were sent, the run rolls back,
+    once, to the newest generation that they could train: a client's reply may have corrupted what came after it.
+    `settle` receives the first state and that of each round; it may move tensors elsewhere but must not change a bit.
     """
     if state is None:
         fed = engine.open(method, 0)
@@ -543,11 +543,11 @@ def run(
     while state.round < rounds:
         fed = engine.open(method, state.round + 1)
         before = Generation(state, dict(engine.memories))
-        with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers know no other stream
+        with rng.seeded(fed.seed, "server", fed.round):  # as in `act`: dropout and new layers use no other stream
             try:
                 state = _after(method, state, fed)
                 counts = fed.trained
-            except QuorumError:  # the federation has noted it; nothing of the round stays
+            except QuorumError:  # the federation has recorded it; nothing from this round is kept
                 state, engine.memories = state.next(), rolled_back(before.memories, engine.memories)
                 counts = False
         if counts:
@@ -555,7 +555,7 @@ def run(
         elif fed.untrainable and engine.trusted is not None:
             state, engine.memories = fed.go_back(engine.trusted), rolled_back(engine.trusted.memories, engine.memories)
             engine.trusted = None
-        del before  # nobody else may hold on to what this round replaced
+        del before  # nothing else may hold a reference to what this round replaced
         state = settle(state)
         if watch is not None and watch(state, fed):
             break
@@ -563,7 +563,7 @@ def run(
 
 
 def _after(method: Method, before: State, fed: Federation) -> State:
-    """The state after a round; one that leaves the server with numbers that no later round could mend is skipped."""
+    """The state after a round; the round is skipped if it leaves numbers from which no later round could recover."""
     state = method.round(before, fed)
     if not isinstance(state, State) or state.round != fed.round:
         raise UsageError(f"{method.name}.round() returned no State of round {fed.round}; return s.next(...), once")
@@ -576,8 +576,8 @@ def _after(method: Method, before: State, fed: Federation) -> State:
 
 
 def _not_finite(now: Tree, before: Tree) -> str | None:
-    """Where a tree is not finite, if it is not; what is the same object as before has been looked at before."""
-    for key, value in sorted(now.items()):  # a state that was restored has its keys in this order
+    """Where a tree is not finite, if anywhere; objects unchanged since the last check are not checked again."""
+    for key, value in sorted(now.items()):  # a restored state has its keys in this order
         old = before.get(key)
         if value is old:
             continue

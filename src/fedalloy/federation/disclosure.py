@@ -1,6 +1,6 @@
-"""What every client sends besides its method's replies, key by key: the one source of lists, reports and docs.
+"""What every client sends besides its method's replies, key by key: the single source for lists, reports and docs.
 
-A test holds it against the messages of real runs.
+A test compares it with the messages of real runs.
 """
 
 from __future__ import annotations

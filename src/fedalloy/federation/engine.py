@@ -1,4 +1,4 @@
-"""What an engine is: the one way between a method's server and its clients."""
+"""The engine interface: the only connection between a method's server and its clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedalloy.train.costs import Meter
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's reply with what it took to make it."""
+    """A client's reply, with the cost of producing it."""
 
     client: int
     reply: Reply
@@ -25,26 +25,26 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A client from which no answer will come in this round, and why."""
+    """A client that will not answer in this round, and why."""
 
     client: int
     reason: str
 
 
 class Failed(Failure):
-    """A client that was there and could not act on what it was sent."""
+    """A client that was present but could not act on what it was sent."""
 
 
 class Forgot(Failure):
-    """A client whose memory is gone: it begins anew, and what it answers then comes after this."""
+    """A client that lost its memory: it starts again from an empty one, and its answer follows this event."""
 
 
 class Engine(Protocol):
     """Carries messages to clients and keeps their memories; serial, threads, pool and flower are engines.
 
-    `trusted` is the newest generation that clients are known to have trained from, while that is not the present one.
-    So many `workers` act side by side. Where clients are `remote`, their data and memories stay with them, and
-    `memories` holds references.
+    `trusted` is the newest generation that clients are known to have trained from, unless it is the current one.
+    `workers` is the number of clients that act in parallel. If clients are `remote`, their data and memories stay with
+    them, and `memories` holds references.
     """
 
     setting: Setting
@@ -57,13 +57,13 @@ class Engine(Protocol):
         """Whether clients keep their data and memories to themselves."""
 
     def begin(self, folder: Path | None) -> None:
-        """Begin a run, of which nobody remembers anything; simulated clients may keep files in this folder."""
+        """Start a run with empty client memories; simulated clients may keep files in this folder."""
 
     def open(self, method: Method, round: int) -> Federation:
-        """Begin a round."""
+        """Start a round."""
 
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer | Failure]:
-        """Bring messages to clients, and their answers back in any order."""
+        """Deliver messages to clients, and yield their answers in any order."""
 
     def evaluate(self, method: Method, state: State) -> dict[str, Any]:
         """The record of a round's views."""

@@ -1,7 +1,7 @@
 """Evaluation after a round: every view on every client, active or not, each network run once over all test data.
 
-Where the data is here, `evaluate` does it all. Where it lies with the clients, each counts for itself (`at_client`),
-and `from_clients` makes the same record of their counts; no sample leaves its owner.
+If the data is local, `evaluate` does everything. If it stays with the clients, each client counts its own results
+(`at_client`), and `from_clients` builds the same record from their counts; no sample leaves its owner.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedalloy.federation.setting import Setting, pooled
 from fedalloy.train.fit import load, predict, side_by_side
 
 PERSONAL = "personal"
-VIEWS = 3  # models of a round that a client evaluates, beside one for each group of equal networks
+VIEWS = 3  # models of a round that a client evaluates, in addition to one for each group of equal networks
 STAGES, LONGEST = 16, 100  # that a client may have, and characters in the name of one
 
 
@@ -37,7 +37,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """The record of a round's views: the summary over clients and each client's own figures.
 
-    Equal models, such as ACA and OCA where all clients take part, are evaluated once.
+    Equal models, such as ACA and OCA when all clients take part, are evaluated once.
     """
     which, kept = distinct(method.models(state))
     found = side_by_side(lambda view: _shared(setting, view, kept[view], threads), list(kept), threads)
@@ -52,7 +52,7 @@ def evaluate(
 
 
 def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, str], dict[str, Tree]]:
-    """The distinct models by the name of their first view, and for every view the one that has its model.
+    """The distinct models by the name of their first view, and for each view the name of its model.
 
     >>> distinct({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}})
     ({'a': 'a', 'b': 'a'}, {'a': {'w': tensor([1.])}})
@@ -60,7 +60,7 @@ def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, str], dict[str, Tree
     which: dict[str, str] = {}
     kept: dict[str, Tree] = {}
     for view, weights in models.items():
-        # Two groups may have equal weights and networks that make different things of them.
+        # Two groups may have equal weights but networks that compute different things with them.
         alike = (other for other in kept if group_of(other) == group_of(view) and _equal(weights, kept[other]))
         which[view] = next(alike, view)
         kept.setdefault(which[view], weights)
@@ -68,12 +68,12 @@ def distinct(models: Mapping[str, Tree]) -> tuple[dict[str, str], dict[str, Tree
 
 
 def announced(models: Mapping[str, Tree]) -> str:
-    """The digest of each model, as the text that a message announces them by."""
+    """The digest of each model, as the text that announces the models in a message."""
     return json.dumps({view: tree.digest(weights) for view, weights in models.items()}, sort_keys=True)
 
 
 def unfit(setting: Setting, models: Tree) -> str | None:
-    """Why these are not models that a method could have a client of this setting evaluate, if so."""
+    """Why no method could ask a client of this setting to evaluate these models, if so."""
     most = VIEWS + len(setting.groups)
     if len(models) > most:
         return f"it holds {len(models)} models; at most {most} are evaluated at once"
@@ -89,14 +89,14 @@ def unfit(setting: Setting, models: Tree) -> str | None:
 def at_client(
     setting: Setting, method: Method, id: int, round: int, memory: Tree, models: Mapping[str, Tree]
 ) -> dict[str, Any]:
-    """What one client counts: for each of the given models, for its own, and for each of its stages."""
+    """One client's counts for each of the given models, for its own model, and for each of its stages."""
     me = setting.client(id, round, memory)
     own, stages = method.personal(me), method.stages(me)
     return {
         "models": {view: _counts(setting.fitting(weights, view), setting, id) for view, weights in models.items()},
         PERSONAL: {} if own is None else _counts(load(setting.build(id), own), setting, id),
         "stages": {name: _counts(load(setting.build(id), weights), setting, id) for name, weights in stages.items()},
-        "order": "\n".join(stages),  # a tree's own keys come back sorted
+        "order": "\n".join(stages),  # the keys of a tree come back sorted
     }
 
 
@@ -110,9 +110,9 @@ def _counts(net: nn.Module, setting: Setting, id: int) -> dict[str, Any]:
 def from_clients(
     setting: Setting, which: Mapping[str, str], kept: Mapping[str, Tree], counts: Mapping[int, Tree]
 ) -> dict[str, Any]:
-    """The record that `evaluate` would make, from the counts of the clients that answered; the others have no samples.
+    """The record as `evaluate` would make it, from the counts of the clients that answered; others have no samples.
 
-    `which` and `kept` are what `distinct` made of the method's models; the common test set is the server's own.
+    `which` and `kept` are the results of `distinct` for the method's models; the common test set is the server's.
     """
     records: dict[str, Any] = {}
     for view, weights in kept.items():
@@ -124,23 +124,23 @@ def from_clients(
     order = [PERSONAL, *(stage for c in counts.values() for stage in c["order"].split("\n"))]
     for name in dict.fromkeys(order):
         having = {k: mine[name] for k, mine in own.items() if name in mine}
-        if 2 * len(having) > len(own):  # no single client can invent a view
+        if 2 * len(having) > len(own):  # a single client cannot invent a view
             views[name] = _counted(setting, having)
     return views
 
 
 def unevaluated(setting: Setting, method: Method, which: Mapping[str, str], kept: Mapping[str, Tree]) -> dict[str, Any]:
-    """The record of a round whose clients evaluate nothing; the common test set is the server's own."""
+    """The record of a round in which clients evaluate nothing; the common test set is the server's."""
     own = {PERSONAL: _counted(setting, {})} if type(method).personal is not Method.personal else {}
     return {**from_clients(setting, which, kept, {}), **own}
 
 
 def miscounted(setting: Setting, client: int, found: Any, models: Collection[str]) -> str | None:
-    """What is wrong with what a client says that it counted for these models, if anything."""
+    """What is wrong with the counts that a client reports for these models, if anything."""
     site = setting.sites[client]
     contract: dict[str, Check] = {
         "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
-        # A model that diverged has a loss that is NaN or infinite; none has a negative one.
+        # A model that diverged has a NaN or infinite loss; no loss is negative.
         "loss": lambda value: None if isinstance(value, float) and not value < 0 else "is not a loss",
         **({"validation": real(0, 1)} if site.validation else {}),
     }
@@ -169,13 +169,13 @@ def miscounted(setting: Setting, client: int, found: Any, models: Collection[str
 
 
 def _unnamed(stages: Mapping[str, Any]) -> str | None:
-    """What is wrong with the names of a client's stages, which become those of views."""
+    """What is wrong with the names of a client's stages, which become view names."""
     sound = all(name.isprintable() and 0 < len(name) <= LONGEST for name in stages)
     return None if sound and len(stages) <= STAGES else f"has more than {STAGES} names, or invalid ones"
 
 
 def _counted(setting: Setting, counts: Mapping[int, Tree], *, exact: bool = False) -> dict[str, Any]:
-    """A view from clients' counts; `exact`: all had the same model, so that its right answers are a whole number."""
+    """A view from clients' counts; `exact`: all had the same model, so the number of correct answers is whole."""
     confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
     loss = np.zeros(len(setting.sites))
     for k, found in counts.items():
@@ -211,7 +211,7 @@ def _shared(setting: Setting, view: str, weights: Tree, threads: int) -> dict[st
 def _each(
     setting: Setting, model: Callable[[Client], Tree | None], round: int, memories: Mapping[int, Tree], threads: int
 ) -> dict[str, Any]:
-    """A view in which every client has a model of its own."""
+    """A view in which each client has its own model."""
     confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
     loss = np.zeros(len(setting.sites))
     right = np.zeros(len(setting.sites))  # of each client's validation share
@@ -257,7 +257,7 @@ def _tally(
     net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int = 1
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Confusion counts (true class, predicted class) and summed loss of each part."""
-    if len(parts) > 1 and all(part is parts[0] for part in parts):  # everybody is tested on the same samples
+    if len(parts) > 1 and all(part is parts[0] for part in parts):  # all are tested on the same samples
         counts, losses = _tally(net, parts[:1], setting, threads)
         return counts.repeat(len(parts), 0), losses.repeat(len(parts))
     confusion = torch.zeros(len(parts), setting.classes, setting.answers, dtype=torch.int64)

@@ -1,9 +1,9 @@
 """The gate: what a client's reply must be before a method sees it, and what a client must be sent before it acts.
 
-A contract says of every key what may stand there. It is made from what the receiver knows - the server from what it
-sent and its roster, a client from its own network and public samples - never from what came, so that no sender can move
-it. A reply that does not keep it is set aside with a reason, and the round goes on as if that client had been absent; a
-message that does not is answered with a refusal. Where both come from another machine, a contract also says how many
+A contract says what each key may hold. It is built from what the receiver knows - the server from what it sent and its
+roster, a client from its own network and public samples - never from what arrived, so that no sender can influence it.
+A reply that violates it is set aside with a reason, and the round continues as if that client had been absent; a
+message that violates it is answered with a refusal. Between machines, a contract also limits how many
 bytes are read at all (`room`). In one process, server and client trust each other: only replies are checked there.
 """
 
@@ -27,22 +27,22 @@ Check = Callable[[Any], str | None]
 """Looks at what stands under a key and says what is wrong with it, or nothing."""
 
 Contract = Mapping[str, Check]
-SLACK = 1e-3  # by which the sum of a row of probabilities may miss 1
-LONGEST = 300  # characters of a reason, which may quote what a stranger wrote
-DEEPEST = 32  # levels of nested tables, where no contract says how many there are
-MOST = (1 << 63) - 1  # a whole number beyond it could be neither written nor computed with
-LARGEST = 1 << 30  # numbers in a tensor, where no contract says its shape
-OUTLYING = 10  # times the median distance; honest clients of 20 to 502 samples were seen up to 4 times
+SLACK = 1e-3  # how far the sum of a row of probabilities may be from 1
+LONGEST = 300  # characters of a reason, which may quote untrusted text
+DEEPEST = 32  # levels of nested tables, if no contract says how many there are
+MOST = (1 << 63) - 1  # larger whole numbers can be neither written nor computed with
+LARGEST = 1 << 30  # numbers in a tensor, if no contract gives its shape
+OUTLYING = 10  # times the median distance; honest clients with 20 to 502 samples reached up to 4 times
 MOST_BATCHES = 1 << 40  # that a network can have seen
-LEAST = 4096  # bytes of names, shapes and numbers that are always read: a name too much can then be told as such
-NUMBER = -sys.float_info.max  # no number that may come is longer as text
+LEAST = 4096  # bytes of names, shapes and numbers that are always read, so that an unexpected name can be reported
+NUMBER = -sys.float_info.max  # no valid number is longer as text
 
 
 @dataclass(frozen=True)
 class Sized:
-    """A check that also knows the largest thing that it lets through; tensors in it need not hold numbers.
+    """A check that also knows the largest value that it accepts; the tensors in it need no data.
 
-    `largest` is None if there is no such thing. An `optional` one may be left out.
+    `largest` is None if there is no limit. An `optional` value may be missing.
     """
 
     check: Check
@@ -55,14 +55,14 @@ class Sized:
 
 
 class Room(NamedTuple):
-    """How much is read of what comes from afar: so many bytes, and so many of them for names, shapes and numbers."""
+    """How many bytes are read from another machine, and how many of these for names, shapes and numbers."""
 
     bytes: int
     head: int
 
 
 def room(contract: Contract | None) -> Room | None:
-    """How many bytes the largest tree has that keeps a contract; None if that cannot be told.
+    """The size in bytes of the largest tree that satisfies a contract; None if it is unknown.
 
     >>> room({"w": array(1000, 1000), "n": whole(1)})
     Room(bytes=4004104, head=4096)
@@ -85,12 +85,12 @@ def refusal(
     *,
     is_tree: bool = False,
 ) -> str | None:
-    """Why a reply is refused, if it is: one line, whatever was sent; what is not refused is a tree.
+    """The reason for refusing a reply, as one line, or None; a reply that is not refused is a tree.
 
-    Whether it is one is looked at here, unless that is known.
+    Set `is_tree` if the body is already known to be a tree, to skip that check.
 
-    Without a contract its numbers must at least be finite. A network that comes back under the name with which one was
-    sent must not lie farther from that one than `max_distance` times its norm (see `relative_distance`).
+    Without a contract, its numbers must at least be finite. A network returned under the name under which one was sent
+    must not be farther from it than `max_distance` times the norm of the one sent (see `relative_distance`).
 
     >>> refusal({"n": -3}, {"n": whole(1)})
     'n is -3, below 1'
@@ -109,7 +109,7 @@ def refusal(
             fault = _strayed(body, sent or {}, max_distance)
     except UsageError as error:
         fault = str(error)
-    except Exception as error:  # one client's reply, whatever it is, must not end the round of the others
+    except Exception as error:  # no reply of one client may end the round for the others
         fault = f"it cannot be checked ({type(error).__name__})"
     return None if fault is None else _line(fault)
 
@@ -132,7 +132,7 @@ def _fault(body: Any, contract: Contract | None) -> str | None:
 
 
 def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
-    """What is wrong with a table of which only this is known, that its numbers must be finite."""
+    """What is wrong with a table, if all that is known is that its numbers must be finite."""
     if depth == 0:
         return f"it is nested more than {DEEPEST} levels deep"
     for key, value in body.items():
@@ -150,7 +150,7 @@ def _unsound(body: Mapping[str, Any], place: str, depth: int) -> str | None:
 
 
 def _strayed(body: Tree, sent: Tree, most: float) -> str | None:
-    """Which network lies too far from the one that was sent, if one does."""
+    """Which network is too far from the one that was sent, if any."""
     if most == math.inf:
         return None
     for key, value in sorted(body.items()):
@@ -167,14 +167,14 @@ def _strayed(body: Tree, sent: Tree, most: float) -> str | None:
 def relative_distance(network: Tree, sent: Tree) -> float:
     """||network - sent|| / ||sent|| over all float parameters and buffers that both have, in float64.
 
-    A norm below 1 counts as 1, so that a network that begins at zero can be trained.
+    A norm below 1 counts as 1, so that a network that starts at zero can be trained.
 
     >>> relative_distance({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
     5.0
     """
     apart, length = 0.0, 0.0
     came = dict(tree.leaves(network))
-    for name, old in sorted(tree.leaves(sent)):  # by name and in one layout, so that all engines find the same bits
+    for name, old in sorted(tree.leaves(sent)):  # by name and in one layout, so that all engines get the same bits
         new = came.get(name)
         if isinstance(old, Tensor) and isinstance(new, Tensor) and old.is_floating_point() and new.shape == old.shape:
             flat = old.reshape(-1).double()
@@ -184,17 +184,17 @@ def relative_distance(network: Tree, sent: Tree) -> float:
 
 
 def farthest(body: Tree, sent: Tree) -> float | None:
-    """The largest `relative_distance` of the networks that came back under the names of those that were sent."""
+    """The largest `relative_distance` among the networks returned under the names of those that were sent."""
     both = (key for key, value in body.items() if isinstance(value, Mapping) and isinstance(sent.get(key), Mapping))
     return max((relative_distance(body[key], sent[key]) for key in both), default=None)
 
 
 def strays(distances: Mapping[int, float]) -> dict[int, str]:
-    """Which of several replies lie far out, by their distances from what was sent, and why that is too far.
+    """Which replies are outliers by their distance from what was sent, with the reason for each.
 
-    A single reply can ruin an average and keep within `aggregation.max_distance`: with every bias far below zero no
-    unit of a network answers any more, and nothing can train it again. Too far is more than ten times the median, and
-    more than the norm of what was sent; of fewer than three replies nobody can tell.
+    A single reply can ruin an average while staying within `aggregation.max_distance`: if every bias is far below zero,
+    no unit of the network is active any more, and it cannot be trained again. An outlier is farther than ten times the
+    median, and farther than the norm of what was sent. With fewer than three replies there are no outliers.
 
     >>> strays({0: 0.2, 1: 0.3, 2: 8.4})
     {2: 'it lies 8.4 norms from what was sent, where the median of this round is 0.3'}
@@ -210,7 +210,7 @@ def strays(distances: Mapping[int, float]) -> dict[int, str]:
 
 
 def optional(check: Check) -> Sized:
-    """What may be left out, and if it is there must pass a check.
+    """A value that may be missing, but must pass a check if it is present.
 
     >>> refusal({}, {"n": optional(whole(1))}), refusal({"n": 0}, {"n": optional(whole(1))})
     (None, 'n is 0, below 1')
@@ -221,7 +221,7 @@ def optional(check: Check) -> Sized:
 def like(example: Any) -> Sized:
     """The same names, shapes and kinds of numbers as the example, all of them finite.
 
-    What BatchNorm keeps is known by the names that torch gives it: a `running_var` is not negative, and
+    BatchNorm's buffers are recognised by their torch names: a `running_var` is not negative, and
     `num_batches_tracked` is a number of batches.
 
     >>> model = like({"w": torch.zeros(2), "b": torch.zeros(1)})
@@ -303,7 +303,7 @@ def probabilities(rows: int, columns: int) -> Sized:
 
 
 def counts(known: Tensor) -> Sized:
-    """How many samples there are of each class: as many as the client said at the start.
+    """The number of samples of each class, which must be what the client reported at the start.
 
     >>> counts(torch.tensor([2, 3]))(torch.tensor([3, 2]))
     'are [3, 2], not [2, 3] as at the start'
@@ -320,7 +320,7 @@ def counts(known: Tensor) -> Sized:
 
 
 def _largest(example: Any) -> Any:
-    """The largest thing that is like an example; None where it holds text, which may be of any length."""
+    """The largest value that is like an example; None if it holds text, which may be of any length."""
     if isinstance(example, Mapping):
         found = {key: _largest(part) for key, part in example.items()}
         return None if any(part is None for part in found.values()) else found
@@ -335,7 +335,7 @@ def _unlike(value: Any, example: Any, place: str) -> str | None:
             return f"{place}has the wrong keys ({_difference(value, example)})"
         found = (
             _unlike(value[key], part, f"{key} " if not place else f"{place.rstrip()}/{key} ")
-            for key, part in sorted(example.items())  # as a restored state has them: the first fault goes on record
+            for key, part in sorted(example.items())  # sorted, as in a restored state: the first fault is recorded
         )
         return next((fault for fault in found if fault is not None), None)
     if isinstance(example, Tensor):
@@ -356,7 +356,7 @@ def _unlike_tensor(value: Any, example: Tensor, place: str) -> str | None:
 
 
 def _impossible(value: Tensor, place: str) -> str | None:
-    """Why a tensor cannot be what its name says, if so; its numbers are finite."""
+    """Why a tensor's values are impossible for its name, if they are; its numbers are known to be finite."""
     name = place.rstrip().rpartition(".")[2].rpartition("/")[2]
     if name == "running_var" and value.numel() and value.min().item() < 0:
         return f"{place}is a negative variance"
@@ -366,20 +366,20 @@ def _impossible(value: Tensor, place: str) -> str | None:
 
 
 def _unreadable(value: Tensor, place: str) -> str | None:
-    """Why a tensor's numbers cannot be used, if so; shape and kind are right."""
+    """Why a tensor's numbers cannot be used, if so; its shape and dtype are known to be right."""
     if value.layout != torch.strided or value.is_meta:
         return f"{place}is not a plain tensor of numbers"
     return None if finite(value) else f"{place}is not finite"
 
 
 def finite(leaf: Any) -> bool:
-    """Whether a leaf of a tree is finite: a number, or all of a tensor's.
+    """Whether a leaf of a tree is finite; for a tensor, whether all its numbers are.
 
     >>> finite(torch.tensor([1.0, float("nan")])), finite(3), finite("text")
     (False, True, True)
     """
     if isinstance(leaf, Tensor):
-        # NaN passes on to the minimum: two passes over the numbers, and no room for a copy of them.
+        # min and max propagate NaN: two passes over the numbers, and no memory for a copy.
         return not (leaf.is_floating_point() and leaf.numel()) or all(
             math.isfinite(end) for end in (leaf.min().item(), leaf.max().item())
         )
@@ -395,7 +395,7 @@ def _outside(value: float, least: float, most: float) -> str | None:
 
 
 def _number(value: float) -> str:
-    """A number as text; Python refuses to write very long ones."""
+    """A number as text; Python refuses to format very long ones."""
     return f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else str(value)
 
 
@@ -412,6 +412,6 @@ def _short(name: object) -> str:
 
 
 def _line(text: str) -> str:
-    """A text for records and screens: not too long, and without characters that end a line or move the cursor."""
+    """Text for records and screens: shortened, and without characters that end a line or move the cursor."""
     cut = text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
     return "".join(letter if letter.isprintable() else "?" for letter in cut)

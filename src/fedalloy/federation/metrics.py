@@ -1,7 +1,7 @@
-"""How well a federation does: the table of all metrics, and pure functions of accuracies and confusion counts.
+"""How well a federation performs: the table of all metrics, and pure functions of accuracies and confusion counts.
 
-`METRICS` is the one place that names a metric: its column, unit, direction and meaning. Records, tables, plots, the
-report and the docs all take them from there.
+`METRICS` is the only place that defines a metric: its column, unit, direction and meaning. Records, tables, plots, the
+report and the docs all read it from there.
 
 Accuracies are fractions, one for each client, active or not. A client without test samples has no accuracy: it is
 `nan`, and every function skips it. If no client is left, the result is `nan`.
@@ -24,11 +24,11 @@ from fedalloy.errors import UsageError
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-# Far below one test sample among a billion, far above the rounding of a sum: for >= between accuracies.
+# Tolerance for >= between accuracies: far below one test sample in a billion, far above the rounding of a sum.
 TINY = 1e-12
 
 Unit = Literal["percent", "thousandths", "number", "count", "client", "bytes", "seconds"]
-FACTORS: dict[Unit, float] = {"percent": 100.0, "thousandths": 1000.0}  # by which a value is multiplied when written
+FACTORS: dict[Unit, float] = {"percent": 100.0, "thousandths": 1000.0}  # factor for a value when written
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Metric:
         return f"{self.heading}, lower is better" if self.better == "low" else self.heading
 
     def write(self, mean: float | None, std: float | None = None) -> str:
-        """A value as text; scores have their standard deviation over seeds beside them, if there is one."""
+        """A value as text; scores are followed by their standard deviation over seeds, if there is one."""
         if self.unit == "bytes":
             return human_bytes(mean)
         if self.unit == "seconds":
@@ -176,7 +176,7 @@ PublishedMetric = Literal["amp", "alma", "fm", "wlp", "test"]
 
 
 def accuracy_per_client(confusion: Counts) -> Floats:
-    """The share of right predictions from confusion counts (rows true, columns predicted), `nan` where there are none.
+    """The share of correct predictions from confusion counts (rows true, columns predicted), `nan` for no samples.
 
     >>> accuracy_per_client(np.array([[[3, 1], [0, 4]], [[0, 0], [0, 0]]]))
     array([0.875,   nan])
@@ -185,9 +185,9 @@ def accuracy_per_client(confusion: Counts) -> Floats:
 
 
 def amp(acc: ArrayLike, sizes: ArrayLike) -> float:
-    """Average model performance: the mean accuracy weighted by test size, which is all right answers over all samples.
+    """Average model performance: the mean accuracy weighted by test size, i.e. all correct answers over all samples.
 
-    FedKF's code computes it so; its Definition 1 writes the sizes of the clients' whole data instead.
+    FedKF's code computes it this way; its Definition 1 uses the sizes of the clients' whole data instead.
 
     >>> round(amp([0.6, 0.7, 0.8], [10, 10, 80]), 9)
     0.77
@@ -230,7 +230,7 @@ def wlp(acc: ArrayLike) -> float:
 
 
 def worst_client(acc: ArrayLike) -> int:
-    """The id of the client with the lowest accuracy, the first of equals; -1 where no client was measured.
+    """The id of the client with the lowest accuracy, the first one in a tie; -1 if no client was measured.
 
     >>> worst_client([0.7, float("nan"), 0.6, 0.6])
     2
@@ -255,7 +255,7 @@ def bottom(acc: ArrayLike, share: float = 0.1) -> float:
 def agnostic_lower_bound(acc: ArrayLike) -> float:
     """The accuracy that no mixture of the clients' test sets can fall below (FedKF, Lemma 1 and Theorem 5.1).
 
-    The bound is WLP, and the mixture that is all worst client reaches it. It holds for any model: a mean with
+    The bound is WLP, reached by the mixture that consists of the worst client only. It holds for any model: a mean with
     weights >= 0 that sum to one is never below its smallest term. For fresh samples it holds in expectation only.
 
     >>> agnostic_lower_bound([0.6, 0.7, 0.8])
@@ -267,7 +267,7 @@ def agnostic_lower_bound(acc: ArrayLike) -> float:
 def mixtures(acc: ArrayLike, q: int, seed: int, concentration: float = 1.0) -> tuple[float, float, float]:
     """The minimum, mean and population variance of the accuracy on `q` Dirichlet mixtures of the clients.
 
-    The mixtures depend on the seed and the number of measured clients only, so methods and rounds meet the same ones.
+    The mixtures depend only on the seed and the number of measured clients, so all methods and rounds share them.
 
     >>> lowest, mean, variance = mixtures([0.6, 0.7, 0.8], q=100, seed=0)
     >>> 0.6 <= lowest < mean < 0.8
@@ -303,7 +303,7 @@ def macro_f1(confusion: Counts) -> Floats:
 
 
 def gain(acc: ArrayLike, acc_local: ArrayLike) -> Floats:
-    """What each client gains over its own local model; `nan` where either was not measured.
+    """How much each client gains over its own local model; `nan` if either was not measured.
 
     >>> gain([0.75, 0.5], [0.5, 0.75]).tolist()
     [0.25, -0.25]
@@ -325,7 +325,7 @@ def stability(series: ArrayLike, last: int = 20) -> float:
 def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> int | None:
     """The first round, counted from 1, that reaches the target, or None.
 
-    With `smoothing` it is the mean of that many rounds, this one the last of them, that must reach it.
+    With `smoothing`, the mean of that many rounds, ending with this one, must reach it.
 
     >>> rounds_to_target([0.1, 0.6, 0.4, 0.5, 0.7], target=0.5)
     2
@@ -345,10 +345,10 @@ def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> in
 
 
 def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:
-    """Everything that one view earns in one round, from counts [K, C, C] and the sum of losses over each test set [K].
+    """All metrics of one view in one round, from counts [K, C, C] and the sum of losses over each test set [K].
 
     The loss is per sample, over all samples; `balanced` and `macro_f1` are pooled; `worst_client` is an id (see there).
-    There may be more columns than rows: a network that also knows classes which no test has can answer with one.
+    There may be more columns than rows: a network may also predict classes that do not occur in any test set.
 
     >>> counts = np.array([[[3, 1], [0, 4]], [[1, 1], [0, 0]]])
     >>> row = summarise(counts, np.array([4.0, 1.0]), seed=0)

@@ -1,4 +1,4 @@
-"""Who takes part in a round: a policy that depends on (seed, round) only, so every method meets the same clients."""
+"""Who takes part in a round: a policy that depends only on (seed, round), so every method gets the same clients."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ USES_FRACTION = ("fraction", "bernoulli", "weakest", "legacy")  # the others ref
 
 @dataclass(frozen=True, kw_only=True)
 class Participation:
-    """A policy, and what may happen to the clients it chose.
+    """A policy, and what may happen to the clients that it chose.
 
-    * `full`: everybody. `fraction`: max(1, round(fraction * K)) without replacement. `bernoulli`: each with
+    * `full`: all clients. `fraction`: max(1, round(fraction * K)) without replacement. `bernoulli`: each with
       probability `fraction`, at least one. `weakest`: the weakest clients never take part; round(fraction * K) stay.
-      `trace`: the given list of ids for each round, repeated from its start when it is used up. `legacy`: successive
+      `trace`: the given list of ids for each round, restarted from the beginning at its end. `legacy`: successive
       draws of numpy's old generator, as in FedKF's code.
-    * `tiers`: how strong each client is, for `weakest`; an experiment can also give networks by them.
+    * `tiers`: how strong each client is, for `weakest`; an experiment can also assign networks by tier.
     * `deadline`: a client whose local work would take longer than this many seconds never answers; its time is
       FLOPs / speed. `late_drop`: a client trains, but its reply is lost with this probability.
 
@@ -53,7 +53,7 @@ class Participation:
             )
 
     def check(self, clients: int) -> None:
-        """Refuse lists that do not fit the number of clients."""
+        """Refuse lists that do not match the number of clients."""
         for name, values in (("speeds", self.speeds), ("tiers", self.tiers)):
             if values is not None and len(values) != clients:
                 raise UsageError(f"participation.{name} has {len(values)} entries for {clients} clients; give one each")
@@ -104,7 +104,7 @@ class Participation:
 
 
 def _legacy_draw(seed: int, clients: int, count: int, round: int) -> list[int]:
-    """The draw of this round: a function of (seed, round), although the old generator itself is consumed."""
+    """The draw of this round: a function of (seed, round), although the old generator itself has state."""
     stream = np.random.RandomState(seed)
     for _ in range(round):
         drawn = stream.choice(clients, count, replace=False)

@@ -1,4 +1,4 @@
-"""How many answers a round needs, how long to wait for one, and when a run gives up."""
+"""How many answers a round needs, how long to wait for an answer, and when a run gives up."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class QuorumError(FedalloyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """What a round needs to count.
+    """When a round counts.
 
-    Fewer answers than `fraction` of those that were asked leave the model and the clients' memories as they were: the
-    round is recorded as skipped, and after `skips` such rounds in a row, or if all rounds are, the run stops, its
-    checkpoint intact. A client that takes longer than `deadline` seconds counts as absent; without one, nobody is
-    hurried, and equal runs are equal on any machine. Only workers and Flower's clients can be hurried.
+    If fewer than `fraction` of the asked clients answer, the model and the clients' memories stay unchanged: the
+    round is recorded as skipped. After `skips` such rounds in a row, or if all rounds are skipped, the run stops, with
+    its checkpoint intact. A client that takes longer than `deadline` seconds counts as absent; without a deadline there
+    is no time limit, and equal runs are equal on any machine. Only workers and Flower's clients can have a deadline.
 
     >>> Quorum().needed(9)
     5
@@ -36,5 +36,5 @@ class Quorum:
         resolve(self, "quorum")
 
     def needed(self, asked: int) -> int:
-        """How many of those that were asked must answer."""
+        """How many of the asked clients must answer."""
         return math.ceil(round(self.fraction * asked, 9))

@@ -37,7 +37,7 @@ class Site:
 
 
 class Kind(NamedTuple):
-    """What makes two networks one architecture: the layers as torch prints them, the names and shapes of weights."""
+    """What identifies an architecture: the layers as torch prints them, and the names and shapes of the weights."""
 
     layers: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
@@ -45,13 +45,13 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What every method of a comparison meets.
+    """Everything that is the same for all methods of a comparison.
 
-    `networks` holds one network for all clients, or one for each; the server has the first, or one of its own.
-    `space` says what the outputs mean where the public set has classes of its own; with `private_answers` a
-    prediction is the best of the private classes, otherwise of all outputs. A setting made by hand has no `quorum`.
-    With `privacy`, clients train on their own data by DP-SGD; with `secret_noise`, as at the sites of a deployment,
-    nobody can repeat the noise.
+    `networks` holds one network for all clients, or one for each; the server uses the first unless it has its own.
+    `space` says what the outputs mean if the public set has its own classes; with `private_answers` a
+    prediction is the best of the private classes, otherwise of all outputs. A setting created by hand has no `quorum`.
+    With `privacy`, clients train on their data with DP-SGD; with `secret_noise`, as at the sites of a deployment,
+    the noise cannot be reproduced.
     """
 
     sites: Sequence[Site]
@@ -89,7 +89,7 @@ class Setting:
         owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
         owned += [(f"client {k}", site.validation) for k, site in enumerate(self.sites) if site.validation is not None]
         owned += [("the common test set", self.holdout)] if self.holdout is not None else []
-        # Clients share few pools: what holds for a whole pool need not be asked of each of its owners.
+        # Clients share a few pools: check each pool as a whole, and its owners only if that fails.
         sound = {id(y) for y in {id(s.y): s.y for _, s in owned}.values() if _stray(y, self.classes) is None}
         for where, samples in owned:
             if id(samples.y) not in sound and (label := _stray(samples.labels, self.classes)) is not None:
@@ -107,7 +107,7 @@ class Setting:
 
     @cached_property
     def mean_size(self) -> float:
-        """Training samples of a client on average; kept, because adding them up for each client would take K^2."""
+        """Average number of training samples per client; cached, because summing for each client would take K^2."""
         return sum(self.sizes) / len(self.sizes)
 
     def network(self, client: int) -> Network:
@@ -117,53 +117,53 @@ class Setting:
         return self.networks[max(client, 0) % len(self.networks)]
 
     def build(self, client: int) -> nn.Module:
-        """A client's network, or the server's, as it is before any training."""
+        """The network of a client, or of the server, before any training."""
         return initial(self.network(client), self.seed, self.layout, self.device)
 
     @property
     def outputs(self) -> int:
-        """How many outputs a network has."""
+        """Number of outputs of a network."""
         return self.classes if self.space is None else self.space.outputs
 
     @property
     def answers(self) -> int:
-        """Among how many outputs a prediction is chosen."""
+        """Number of outputs among which a prediction is chosen."""
         return self.classes if self.private_answers else self.outputs
 
     @property
     def device(self) -> torch.device:
-        """Where the data lies, and so where networks are trained."""
+        """The device of the data, on which networks are trained."""
         return self.sites[0].train.x.device
 
     @cached_property
     def kinds(self) -> dict[Network, Kind]:
-        """What each network is, found from the networks themselves; the server's is first.
+        """The kind of each network, found from the networks themselves; the server's is first.
 
-        Equal weights do not make equal networks: two may differ in dropout, or in the groups of a GroupNorm.
+        Equal weights do not imply equal networks: two may differ in dropout, or in the groups of a GroupNorm.
         """
         return {n: _kind(initial(n, self.seed)) for n in dict.fromkeys([self.network(SERVER), *self.networks])}
 
     @property
     def same_network(self) -> bool:
-        """Whether all networks, the server's too, are of one kind."""
+        """Whether all networks, including the server's, are of one kind."""
         return len(set(self.kinds.values())) == 1
 
     @cached_property
     def groups(self) -> list[list[int]]:
-        """The clients whose networks are of one kind, group by group."""
+        """The clients grouped by the kind of their network."""
         owners: dict[Network, list[int]] = {}
         for k in self.ids:
             owners.setdefault(self.network(k), []).append(k)
         found: dict[Kind, list[int]] = {}
-        for network, ids in owners.items():  # a kind is long to compare: once for each network, not for each client
+        for network, ids in owners.items():  # comparing kinds is slow: once for each network, not for each client
             found.setdefault(self.kinds[network], []).extend(ids)
         return [sorted(ids) for ids in found.values()]
 
     def fitting(self, weights: Tree, view: str = "") -> nn.Module:
-        """The network that a view's weights belong to, holding them.
+        """The network that a view's weights belong to, loaded with them.
 
-        It is that of the group which the view names, otherwise the server's; where that one does not fit, the first
-        that does.
+        This is the network of the group that the view names, otherwise the server's; if that one does not fit, the
+        first one that does.
         """
         network = self.network(SERVER)
         if any(other is not network for other in self.networks):
@@ -177,7 +177,7 @@ class Setting:
         return self.work.steps_for(n=self.sizes[client], mean_size=self.mean_size)
 
     def cost(self, client: int) -> int:
-        """Samples that go through a client's network in one round: how long it takes, compared with others."""
+        """Samples that pass through a client's network in one round, to compare how long clients take."""
         return self.steps(client) * min(self.work.batch, self.sizes[client])
 
     @cached_property
@@ -191,29 +191,29 @@ class Setting:
         return [3.0 * per_sample[self.network(k)] * self.cost(k) for k in self.ids]
 
     def active(self, round: int, *, by_size: bool = False, cap: float | None = None) -> list[int]:
-        """The clients of a round; drawn by size, none is more probable than `cap` of the whole."""
+        """The clients of a round; when drawn by size, none has a probability above `cap` of the whole."""
         flops = self.flops if self.participation.deadline is not None else None
         sizes = bounded(self.sizes, cap)
         return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
     @property
     def usual_active(self) -> float:
-        """How many clients take part in a round, about."""
+        """Approximate number of clients that take part in a round."""
         return len(self.sites) if self.participation.policy == "full" else self.participation.fraction * len(self.sites)
 
     def client(self, id: int, round: int, memory: Tree) -> Client:
-        """A client as its actions see it in this round."""
+        """A client as its actions see it in the given round."""
         memory, account = opened(self.privacy, memory, secret=self.secret_noise)
         public = self.public if self.public is not None and self.public.holder == "all" else None
         me = self._learner(id, round, self.sites[id].train, self.steps(id))
         return replace(me, memory=memory, public=public, account=account)
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
-        """The server as a learner on samples of its own."""
+        """The server as a learner on the given samples."""
         return replace(self._learner(SERVER, round, samples, steps), meter=meter)
 
     def _learner(self, id: int, round: int, train: Samples, steps: int) -> Client:
-        """Whoever learns in this setting, with all that it fixes for everybody."""
+        """A learner in this setting, with everything that the setting fixes."""
         return Client(
             id=id,
             round=round,
@@ -230,7 +230,7 @@ class Setting:
         )
 
     def check(self, method: Method) -> None:
-        """Refuse a method that this setting cannot carry, and say which one could."""
+        """Refuse a method that cannot run in this setting, and say which one could."""
         if method.card.public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
         if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":
@@ -272,7 +272,7 @@ def _shapes(weights: Mapping[str, Tensor]) -> tuple[tuple[str, tuple[int, ...]],
 
 
 def _stray(labels: Tensor, classes: int) -> int | None:
-    """A label that is no class, if there is one."""
+    """A label that is not a valid class, if there is one."""
     if len(labels) == 0:
         return None
     low, high = int(labels.min()), int(labels.max())

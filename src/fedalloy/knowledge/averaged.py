@@ -1,4 +1,4 @@
-"""What methods share that average models: the cache, the server's step, and what clients tell of their data."""
+"""What methods that average models share: the cache, the server's step, and what clients report about their data."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Averaged(Method):
 
     @property
     def usual_unseen(self) -> Unseen:
-        """What stands in the cache for clients not yet seen, where [cache] does not say."""
+        """What the cache holds for clients not yet seen, if [cache] does not say."""
         return "seen_only"
 
     def averaged(self, s: State, replies: Sequence[Message], fed: Federation, **changes: Any) -> State:
-        """The state after these replies; without any, the model stays as it was."""
+        """The state after these replies; without any, the model stays unchanged."""
         if not replies:
             return s.next(**changes)
         stepped = self.step(s, self.aggregate(s, replies, fed), replies, fed)
@@ -50,7 +50,7 @@ class Averaged(Method):
         return self.aggregation.average(models(replies), [r["n"] for r in replies], s["model"], label_counts(replies))
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
-        """What the server makes of the average: here, the next model."""
+        """What the server makes of the average: by default, the next model."""
         return {"model": mean}
 
     def cached(self, s: State, replies: Sequence[Message]) -> dict[str, Any]:
@@ -70,15 +70,15 @@ class Averaged(Method):
 
     @property
     def tells_counts(self) -> bool:
-        """Whether clients say how many samples of each class they hold."""
+        """Whether clients report how many samples of each class they hold."""
         return self.aggregation.weights == "disco"
 
     def about(self, me: Client) -> dict[str, Any]:
-        """What the server is told of a client's data."""
+        """What a client reports about its data."""
         return {"n": me.n, "counts": me.train.counts(me.classes)} if self.tells_counts else {"n": me.n}
 
     def expects(self, message: Message, fed: Federation) -> Contract:
-        """As the action declares; one that declares nothing answers as FedAvg's clients do."""
+        """As the action declares; an action without a declaration answers like FedAvg's clients."""
         usual = {name: check for name, check in self.known(message, fed).items() if name in ("model", "n", "counts")}
         return super().expects(message, fed) or usual
 
@@ -90,10 +90,10 @@ class Averaged(Method):
 
 
 def models(replies: Sequence[Message]) -> list[Tree]:
-    """The models that came back, in ascending client id."""
+    """The models that were returned, in ascending client id."""
     return [r["model"] for r in replies]
 
 
 def label_counts(replies: Sequence[Message]) -> list[Tensor]:
-    """The label counts that came back, where clients tell them."""
+    """The label counts that were returned, if clients report them."""
     return [r["counts"] for r in replies if "counts" in r]

@@ -1,4 +1,4 @@
-"""Data-free distillation: a generator makes images, and a teacher alone judges them (FedKF, Sec. IV-C)."""
+"""Data-free distillation: a generator makes images, and only a teacher judges them (FedKF, Sec. IV-C)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedalloy.train.losses import ce
 
 
 class Judged(NamedTuple):
-    """A batch of images with a teacher's features of them and its answers, as logits."""
+    """A batch of images with a teacher's features and logits for them."""
 
     images: Tensor
     feature: Tensor
@@ -28,7 +28,7 @@ class Judged(NamedTuple):
 
 
 def judged(teacher: nn.Module, images: Tensor) -> Judged:
-    """What a teacher sees in images, in one pass."""
+    """A teacher's features and logits for images, in one pass."""
     assert callable(teacher.features)
     assert callable(teacher.head)
     feature = teacher.features(images)
@@ -62,7 +62,7 @@ class DataFree:
     )
 
     def new_generator(self, owner: Client | Federation) -> nn.Module:
-        """The generator that all begin with, theta."""
+        """The initial generator of all parties, theta."""
         make = partial(ImageGenerator, owner.shape, owner.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
         return owner.generator(make)
 
@@ -78,21 +78,21 @@ class DataFree:
 
 
 def entropy_loss(answers: Tensor, *, normalised: bool = True) -> Tensor:
-    """L_IE (Eq. 3): minus the entropy of the teacher's mean answer; small when all classes are made equally often.
+    """L_IE (Eq. 3): minus the entropy of the teacher's mean answer; small if all classes are generated equally often.
 
-    Normalised it lies in [0, 1], 0 for all classes alike and 1 for one class only; else in [-log n, 0].
+    Normalised, it is in [0, 1], 0 for equal classes and 1 for a single class; otherwise in [-log n, 0].
 
     >>> entropy_loss(torch.zeros(5, 4)).abs() < 1e-6, entropy_loss(torch.eye(4)[:1] * 200)
     (tensor(True), tensor(1.))
     """
     mean = answers.softmax(1).mean(0)
-    # A class that is never made has probability 0: its term is 0, and its gradient must not be NaN.
+    # A class that is never generated has probability 0: its term is 0, and its gradient must not be NaN.
     negative = (mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
     return 1 + negative / math.log(answers.shape[1]) if normalised else negative
 
 
 def one_hot_loss(answers: Tensor) -> Tensor:
-    """L_OH (Eq. 2): the teacher should be sure, whatever it thinks it sees.
+    """L_OH (Eq. 2): the teacher should be certain, whatever class it predicts.
 
     >>> one_hot_loss(torch.tensor([[0.25, 0.75]]).log())
     tensor(0.2877)

@@ -1,4 +1,4 @@
-"""Which public samples look like a client's own: the density ratio of Selective-FD (Shao et al., Nat. Commun. 2024).
+"""Which public samples resemble a client's own: the density ratio of Selective-FD (Shao et al., Nat. Commun. 2024).
 
 A client estimates p_k / uniform by KuLSIF (Kanamori, Suzuki and Sugiyama, Machine Learning 2012) and votes on a public
 sample only if its ratio is above a quantile of the ratios of the client's own samples.
@@ -28,7 +28,7 @@ REFERENCE_WIDTH = 5.0
 class Ratio:
     """A fitted ratio, what(x) = sum_c w_c k(x, c): auxiliary samples and their alphas first, then the known samples.
 
-    `vars(ratio)` is a tree that can be kept or sent, and `Ratio(**tree)` is the ratio again.
+    `vars(ratio)` is a tree that can be kept or sent, and `Ratio(**tree)` restores the ratio.
     """
 
     centres: Tensor
@@ -84,22 +84,22 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def kernel_width(known: Tensor, width: Width = REFERENCE_WIDTH) -> float:
-    """The width s of the kernel: a number, or a part of the median distance between the known samples.
+    """The width s of the kernel: a number, or a fraction of the median distance between the known samples.
 
     The default is that of the authors' code for normalised images of 28 x 28. It suits MNIST and Fashion-MNIST, where a
-    narrow kernel judges by the nearest known samples. "median/8" comes to about the same there, and follows the data
-    where inputs are of another size or are features. "median" is the customary rule, but it is too wide for a client
-    with several classes: what lies between them looks familiar. In the pixels of natural images no width tells classes
-    apart well; give features of a trained network instead.
+    narrow kernel judges by the nearest known samples. "median/8" gives about the same there, and adapts to the data
+    if inputs have another size or are features. "median" is the customary rule, but it is too wide for a client
+    with several classes: points between the classes look familiar. In the pixels of natural images no width separates
+    classes well; use features of a trained network instead.
 
-    Distances of 0 do not count. Where there are no others, as with one known sample, the width is the default's;
-    samples are then ranked by their distance to that one, whatever the width.
+    Distances of 0 do not count. If there are no others, as with one known sample, the default width is used;
+    samples are then ranked by their distance to that sample, whatever the width.
 
     >>> kernel_width(torch.tensor([[0.0], [1.0], [4.0]]), "median")
     3.0
     """
     if isinstance(width, str):
-        distances = torch.pdist(_rows(known[:1000]))  # enough for a median; all pairs of very many would not fit
+        distances = torch.pdist(_rows(known[:1000]))  # enough for a median; all pairs of many would not fit
         distances = distances[distances > 0]
         if not len(distances):
             return REFERENCE_WIDTH
@@ -110,9 +110,9 @@ def kernel_width(known: Tensor, width: Width = REFERENCE_WIDTH) -> float:
 def split_known(count: int, stream: torch.Generator, share: float = 0.05, least: int = 50) -> tuple[Tensor, Tensor]:
     """Draw which of a client's samples are known; the remaining ones calibrate the threshold.
 
-    Known is a `share` of them, but at least `least` and, where these are more than half, half of them: with 5 % of
-    some 5,400 samples, as in the authors' experiment, 270 are known, but of 50 only 2 would be, and could not stand
-    for several classes. Of 2 or 3 samples 1 is known. A single sample is known and leaves none to calibrate with.
+    The known samples are a `share` of all, at least `least` but at most half: with 5 %
+    of some 5,400 samples, as in the authors' experiment, 270 are known, but of 50 only 2 would be, too few to
+    represent several classes. Of 2 or 3 samples 1 is known. A single sample is known and leaves none to calibrate with.
 
     >>> [len(part) for part in split_known(60, torch.Generator())]
     [30, 30]
@@ -123,7 +123,7 @@ def split_known(count: int, stream: torch.Generator, share: float = 0.05, least:
 
 
 def uniform_in_box(count: int, d: int, box: tuple[float, float], stream: torch.Generator) -> Tensor:
-    """Draw samples of `d` numbers, all evenly between the box's lowest and highest value, in float64.
+    """Draw samples of `d` numbers, uniformly between the box's lowest and highest value, in float64.
 
     >>> uniform_in_box(2, 3, (1.0, 1.0), torch.Generator())
     tensor([[1., 1., 1.],
@@ -134,7 +134,7 @@ def uniform_in_box(count: int, d: int, box: tuple[float, float], stream: torch.G
 
 
 def threshold(ratios: Tensor, q: float = 0.25) -> float:
-    """The q-quantile of the ratios of a client's remaining samples; without such samples no ratio is above it.
+    """The q-quantile of the ratios of a client's remaining samples; without any, no ratio is above it.
 
     >>> threshold(torch.tensor([4.0, 1.0, 2.0, 3.0]))
     1.75
@@ -159,9 +159,9 @@ def select(
 ) -> Tensor:
     """The client's mask over the proxy samples: true where its ratio is above its threshold, so that it may vote.
 
-    Inputs or features are flattened. The box of the auxiliary samples goes from the lowest to the highest value of the
-    client's own samples, unless it is given. A client with a single sample cannot know what is unusual, and abstains;
-    one with two keeps about what is nearer to one of them than the other is.
+    Inputs or features are flattened. The box of the auxiliary samples spans the lowest to the highest value of the
+    client's own samples, unless it is given. A client with a single sample cannot tell what is unusual, and abstains;
+    one with two keeps roughly the samples that are closer to one of them than the other is.
 
     >>> own, proxy = torch.linspace(0, 1, 100)[:, None], torch.tensor([[0.5], [3.0]])
     >>> select(own, proxy, torch.Generator(), width=0.5)

@@ -1,4 +1,4 @@
-"""A classifier with a second head that tells its client's data from generated samples, and its losses (DaFKD)."""
+"""A classifier with a second head that separates its client's data from generated samples, and its losses (DaFKD)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def domain_head(shape: tuple[int, ...]) -> nn.Sequential:
 
 
 class TwoHeads(nn.Module):
-    """The classifier `net` and a domain discriminator that begins with the classifier's first layers, the very same.
+    """The classifier `net` and a domain discriminator that shares the classifier's first layers.
 
-    `shared` says how many: all but the output layer unless it is given. From there on the discriminator has layers of
-    its own, `fresh`'s, and its head. A layer is an entry of the network with weights, such as a convolution with its
-    normalisation or a residual block; entries without weights go with the one before them.
+    `shared` is their number, by default all but the output layer. After them the discriminator has its
+    own layers, taken from `fresh`, and its head. A layer is an entry of the network with weights, such as a convolution
+    with its normalisation or a residual block; entries without weights belong to the one before them.
 
     >>> net, fresh = (FeatureNet(nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(3, 2)), (3,)) for _ in "ab")
     >>> both = TwoHeads(net, fresh, domain_head((3,)), shared=None)
@@ -49,18 +49,18 @@ class TwoHeads(nn.Module):
         self.meter = meter or Meter()
 
     def seen(self, x: Tensor) -> Tensor:
-        """What of a real image is told from generated samples: the image itself."""
+        """What is compared with generated samples for a real image: the image itself."""
         return x
 
     def start(self, x: Tensor) -> Tensor:
-        """What the shared layers make of a sample."""
+        """The output of the shared layers for a sample."""
         z: Tensor = nn.Sequential(*_trunk(self.net)[: self.cut])(x)
         return z
 
     def both(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The classifier's logits, and the discriminator's logit that a sample is the client's own, after `start`.
+        """The classifier's logits, and the discriminator's logit that a sample is the client's own, from `start` on.
 
-        Two heads on one trunk count as one pass, like one of them.
+        Two heads on one trunk count as one pass, like a single head.
         """
         logits = self.net.output(nn.Sequential(*_trunk(self.net)[self.cut :])(z))
         domain = self._domain(z)
@@ -69,7 +69,7 @@ class TwoHeads(nn.Module):
         return logits, domain
 
     def judge(self, z: Tensor) -> Tensor:
-        """The discriminator's logit alone."""
+        """Only the discriminator's logit."""
         domain = self._domain(z)
         self.meter.count(domain, 0.5)
         return domain
@@ -79,19 +79,19 @@ class TwoHeads(nn.Module):
         return domain.squeeze(1)
 
     def own_weights(self) -> dict[str, Any]:
-        """A copy of what the discriminator does not share."""
+        """A copy of the layers that the discriminator does not share."""
         return {n: t.detach().clone() for n, t in self.state_dict().items() if not n.startswith("net.")}
 
     def load(self, model: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> TwoHeads:
-        """Put a classifier's weights and a discriminator's own into this network."""
+        """Load a classifier's weights and a discriminator's own weights into this network."""
         load(self, {**{f"net.{name}": tensor for name, tensor in model.items()}, **own})
         return self
 
 
 class TwoHeadsOnFeatures(TwoHeads):
-    """The same where features are generated: the discriminator tells them from real features, the `net.features` of x.
+    """The same for generated features: the discriminator compares them with real features, the `net.features` of x.
 
-    The layers that make features must be shared.
+    The layers that compute features must be shared.
     """
 
     def seen(self, x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class TwoHeadsOnFeatures(TwoHeads):
         return feature
 
     def start(self, x: Tensor) -> Tensor:
-        """What the shared layers behind the features make of a feature."""
+        """The output, for a feature, of the shared layers after the features."""
         z: Tensor = nn.Sequential(*_trunk(self.net)[len(self.net.features) : self.cut])(x)
         return z
 
@@ -111,7 +111,7 @@ def _trunk(net: FeatureNet) -> list[nn.Module]:
 
 
 def _position(layers: Sequence[nn.Module], shared: int | None) -> int:
-    """The entry behind the first so many layers with weights."""
+    """The entry after the given number of layers with weights."""
     weighty = [i for i, entry in enumerate(layers) if any(True for _ in entry.parameters())]
     if shared is None or shared == len(weighty):
         return len(layers)
@@ -140,7 +140,7 @@ def generator_loss(made: Tensor, *, saturating: bool = True) -> Tensor:
 
 
 def gradient_penalty(judge: Callable[[Tensor], Tensor], real: Tensor, made: Tensor, stream: torch.Generator) -> Tensor:
-    """The mean of (|d f / d x| - 1)^2 at random points between real and made samples.
+    """The mean of (|d f / d x| - 1)^2 at random points between real and generated samples.
 
     As in DaFKD's code, f is the probability, and the norm runs over the channels: one for every pixel.
 

@@ -19,13 +19,13 @@ from fedalloy.train.fit import Optimiser, batches, fit, params
 
 @dataclass(frozen=True, kw_only=True)
 class OnPublicSamples(Method):
-    """Clients keep networks of their own and answer on public samples; the server remembers nothing by itself."""
+    """Clients keep their own networks and answer on public samples; by default the server remembers nothing."""
 
     samples: Count | None = option(None, "public samples used in a round; unset: all of them")
     policy: Policy = option("fresh", "how a round's samples are drawn", only_with=("samples",))
 
     def init(self, fed: Federation) -> Tree:
-        """Nothing, but refuse now what no round could draw."""
+        """Nothing, but refuse now a number of samples that no round could draw."""
         if fed.public is not None:
             self.part(fed)
         return {}
@@ -35,17 +35,17 @@ class OnPublicSamples(Method):
         return public_part(party, self.samples, self.policy)
 
     def need_labels(self, fed: Federation, choice: str, instead: str) -> None:
-        """Refuse a public set without labels, which a choice of options needs."""
+        """Refuse a public set without labels if the options need labels."""
         if fed.public is not None and not fed.public.labelled:
             raise UsageError(f"{self.name}.{choice} needs labels; write public.labelled = true, or {instead}")
 
     def personal(self, me: Client) -> Tree:
-        """The client's own model; before its first round, the common start of its architecture."""
+        """The client's own model; before its first round, the common initial model of its architecture."""
         return me.memory["model"] if me.memory else params(me.build())
 
 
 def public_part(party: Client | Federation, size: int | None, policy: Policy) -> PublicSet:
-    """The public samples of this round, the same for the server and every client; no size means all of them."""
+    """The public samples of this round, the same for the server and every client; without a size, all of them."""
     if party.public is None:
         raise UsageError("the clients hold no public set; write public.holder = 'all'")
     if size is None:
@@ -67,8 +67,8 @@ def digest(
 ) -> None:
     """Train a network on public inputs, which are never augmented: the answers belong to exactly these.
 
-    `loss(x, rows)` is given a batch and its places among the inputs, with which answers and labels are looked up.
-    Batch size, learning rate and optimiser are those of the client's local work unless they are given.
+    `loss(x, rows)` receives a batch and its positions among the inputs, to look up answers and labels.
+    Batch size, learning rate and optimiser default to those of the client's local work.
     """
     if epochs == 0:
         return
@@ -88,7 +88,7 @@ def digest(
 
 
 def numbered(samples: Samples) -> Samples:
-    """The same inputs, with each one's place among them for a label.
+    """The same inputs, each with its position as its label.
 
     >>> pool = Samples(torch.rand(4, 1, 2, 2), torch.tensor([7, 7, 8, 8]), torch.tensor([3, 1]))
     >>> numbered(pool).labels
@@ -100,12 +100,12 @@ def numbered(samples: Samples) -> Samples:
 
 
 def own_batches(me: Client, steps: int, stage: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of the client's own samples, augmented as in its training, to be learned beside public ones."""
+    """Batches of the client's own samples, augmented as in its training, to be learned alongside public ones."""
     noise = me.rng(f"{stage}/augment")
     for rows in batches(me.n, me.work.batch, steps, me.rng(stage)):
         x, y = me.train.take(rows)
         if me.augment is not None:
             x = me.augment(x, noise)
-        if len(y) == 1:  # BatchNorm cannot take a single sample; twice the same one has the same mean loss
+        if len(y) == 1:  # BatchNorm cannot take a single sample; the same one twice has the same mean loss
             x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2)
         yield x, y

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Direction = Literal["own_to_other", "other_to_own"]
-FLOOR = 1e-12  # of a probability before its logarithm, and of a squared distance before it divides
+FLOOR = 1e-12  # of a probability before its logarithm, and of a squared distance before dividing by it
 
 
 def epd(soft: Tensor) -> Tensor:
@@ -26,8 +26,8 @@ def epd(soft: Tensor) -> Tensor:
 def divergences(p: Tensor, direction: Direction = "own_to_other") -> Tensor:
     """d_nm = KL(p_n || p_m) between all rows, or KL(p_m || p_n) in the other direction (Eq. 6).
 
-    A probability below 1e-12 counts as that in the logarithms, so that a class that one client never answers with
-    leaves the distance finite; the paper says nothing of this case.
+    A probability below 1e-12 counts as 1e-12 in the logarithms, so that the distance stays finite for a class that one
+    client never predicts; the paper does not discuss this case.
 
     >>> divergences(torch.tensor([[0.9, 0.1], [0.8, 0.2]], dtype=torch.float64))
     tensor([[0.0000, 0.0367],
@@ -35,16 +35,16 @@ def divergences(p: Tensor, direction: Direction = "own_to_other") -> Tensor:
     """
     p = p.double()
     log = p.clamp_min(FLOOR).log()
-    # Row by row: differences of equal rows are exactly zero, and N x N x C numbers need never lie in memory.
+    # Row by row: differences of equal rows are exactly zero, and N x N x C numbers are never held in memory.
     d = torch.stack([(own * (own_log - log)).sum(1) for own, own_log in zip(p, log, strict=True)])
     return d if direction == "own_to_other" else d.T
 
 
 def fusion_weights(d: Tensor, beta: float) -> Tensor:
-    """What each client (column) weighs for each client (row), from their distances; rows sum to one (Eqs. 7 to 9).
+    """The weight of each client (column) for each client (row), from their distances; rows sum to one (Eqs. 7 to 9).
 
-    w_nm = 1 / d_nm^2 for the others and w_nn = beta max_m w_nm for oneself. As printed, the maximum includes n itself,
-    whose distance is zero; here it is over the others. A client alone has nobody else to learn from.
+    w_nm = 1 / d_nm^2 for the others and w_nn = beta max_m w_nm for itself. As printed, the maximum includes n itself,
+    whose distance is zero; here it is over the others. A single client has no others to learn from.
 
     >>> fusion_weights(torch.tensor([[0.0, 0.5, 1.0], [0.5, 0.0, 1.0], [1.0, 1.0, 0.0]]), beta=2)
     tensor([[0.6154, 0.3077, 0.0769],

@@ -1,4 +1,4 @@
-"""The game of DaFKD's clients: a classifier and a discriminator with common layers, against a generator."""
+"""The game of DaFKD's clients: a classifier and a discriminator with shared layers, against a generator."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class Game(Method):
         return where.generator(partial(make, where.shape, where.scale, where.classes))
 
     def example(self, name: str, party: Client | Federation) -> Any:
-        """A generator, or what a discriminator does not share."""
+        """A generator, or the layers that a discriminator does not share."""
         if name == "generator":
             return params(self.new_generator(party))
         return self.two_heads(party).own_weights() if name == "head" else super().example(name, party)
 
     def made(self, where: Client | Federation, generator: Tree, number: int, samples: int) -> Tensor:
-        """Generated samples: whoever has the generator and the number makes the same."""
+        """Generated samples; the same generator and number always give the same samples."""
         net, stream = frozen(load(self.new_generator(where), generator)), torch.Generator().manual_seed(number)
         z, labels = self.drawn(net, where.classes, samples, stream)
         rows = torch.arange(len(z), device=z.device)
         return in_batches(lambda part: (net(z[part], labels[part]),), rows)[0]
 
     def drawn(self, net: nn.Module, classes: int, n: int, stream: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Noise and uniform labels for n samples, where the generator is."""
+        """Noise and uniform labels for n samples, on the generator's device."""
         device = next(net.parameters()).device
         z = normal(n, self.noise, stream, device)
         return z, torch.randint(classes, (n,), generator=stream).to(device, non_blocking=True)
@@ -126,14 +126,14 @@ class Game(Method):
 
 
 def opinions(two: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What a client makes of samples: alpha = f(theta_k^d; x), and its classifier's logits."""
+    """A client's output for samples: alpha = f(theta_k^d; x), and its classifier's logits."""
     frozen(two)
     logits, domain = in_batches(lambda part: two.both(two.start(part)), x)
     return domain.sigmoid(), logits
 
 
 def in_batches(answer: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, batch: int = 256) -> tuple[Tensor, ...]:
-    """A function's answers to many samples, a batch at a time and without gradients.
+    """A function's answers for many samples, one batch at a time and without gradients.
 
     >>> in_batches(lambda part: (2 * part,), torch.arange(3), batch=2)
     (tensor([0, 2, 4]),)
@@ -144,6 +144,6 @@ def in_batches(answer: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor, batch:
 
 
 def _epochs(me: Client) -> Iterator[int]:
-    """The epoch, from 0, of each of the client's steps."""
+    """The epoch, counted from 0, of each of the client's steps."""
     each = replace(me.work, work="epochs", epochs=1).steps_for(n=me.n, mean_size=me.n)
     return (step // each for step in count())

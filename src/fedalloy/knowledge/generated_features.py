@@ -1,4 +1,4 @@
-"""Features that a server's generator makes for labels, from the clients' heads for the clients' heads (as in KDIA)."""
+"""Features that a server generates for labels: trained with the clients' heads, used to train them (as in KDIA)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from fedalloy.train.losses import ce
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedFeatures(Method):
-    """A generator of features G(eps, y), which the server trains and clients train their heads with.
+    """A generator of features G(eps, y), which the server trains and clients use to train their heads.
 
-    Its labels are drawn uniformly into a pool, and every epoch passes through the pool in another order. Equations and
-    lines are those of KDIA.
+    Its labels are drawn uniformly into a pool, and every epoch passes through the pool in a new order. Equation and
+    line numbers refer to KDIA.
     """
 
     labels: Literal["uniform", "batch"] = option(
@@ -47,13 +47,13 @@ class GeneratedFeatures(Method):
         return party.generator(make)
 
     def example(self, name: str, party: Client | Federation) -> Any:
-        """The generator fits the features of the party's network."""
+        """The generator matches the features of the party's network."""
         if name == "generator":
             return params(self.new_generator(party, in_two_parts(party.build(), self.name)))
         return super().example(name, party)
 
     def taught(self, weights: Tree, clients: Sequence[Tree], p: Sequence[float], fed: Federation) -> Tree:
-        """The generator after a round's steps against the heads of these models (Algorithm 1, lines 11 to 18)."""
+        """The generator after a round of steps against the heads of these models (Algorithm 1, lines 11 to 18)."""
         net = in_two_parts(fed.build(), self.name)
         heads, noise = stacked_heads(net, clients), fed.rng("generator/noise")
         made = load(self.new_generator(fed, net), weights)
@@ -65,13 +65,13 @@ class GeneratedFeatures(Method):
             z = generator(eps, y)
             with fed.meter.paused():
                 logits = torch.tensordot(shares, heads(z), 1)
-            fed.meter.count(logits, 0.5 * len(shares))  # however many heads one product evaluates, each is half a pass
+            fed.meter.count(logits, 0.5 * len(shares))  # each head is half a pass, even if one product evaluates many
             generator.step(ce(logits, y) + diversity_loss(eps, z))  # Eq. 3 and 4
             fed.meter.steps += 1
         return params(made)
 
     def server_labels(self, fed: Federation) -> Iterator[Tensor]:
-        """The labels of each step: one pool a round, shuffled in every epoch (lines 11 and 13), or all drawn afresh."""
+        """The labels of each step: one pool per round, shuffled every epoch (lines 11 and 13), or all new."""
         draw, size = fed.rng("generator/labels"), self.generator_batch
         steps = self.generator_epochs * self.generator_batches
         if self.labels == "uniform":
@@ -93,10 +93,10 @@ class GeneratedFeatures(Method):
 
 
 def client_labels(me: Client) -> Iterator[Tensor]:
-    """The labels beside each of a client's batches: a pool of as many as an epoch has samples (Algorithm 2, line 5).
+    """The labels for each of a client's batches: a pool with as many labels as an epoch has samples (Alg. 2, line 5).
 
-    A client whose epoch is a single batch draws fresh labels for every epoch (lines 2 to 4). In the paper it has fewer
-    samples than a batch. Here it may have one more, since a last batch of one sample joins the one before it.
+    A client whose epoch is a single batch draws new labels for every epoch (lines 2 to 4). In the paper it has fewer
+    samples than a batch. Here it may have one more, since a final batch of one sample is merged into the previous one.
     """
     n, batch, draw = me.n, me.work.batch, me.rng("generator/labels")
     visited = n - n % batch if me.work.drop_last and n > batch else n
@@ -107,9 +107,9 @@ def client_labels(me: Client) -> Iterator[Tensor]:
 
 
 def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
-    """|eps_1 - eps_2| / |z_1 - z_2| of the batch's two halves (Eq. 4): small where noise makes a difference.
+    """|eps_1 - eps_2| / |z_1 - z_2| of the batch's two halves (Eq. 4): small if noise makes a difference.
 
-    As in the code, the distances are means over all numbers and the constant stands under the inverted ratio.
+    As in the code, the distances are means over all numbers, and the constant is added under the inverted ratio.
 
     >>> round(diversity_loss(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])).item(), 4)
     0.5

@@ -1,4 +1,4 @@
-"""What a method can have drawn besides its models: the data of `Method.pictures`, without any drawing.
+"""What a method can have drawn in addition to its models: the data of `Method.pictures`, without any drawing code.
 
 The kinds of pictures, by name, and the data that each needs:
 
@@ -11,7 +11,7 @@ The kinds of pictures, by name, and the data that each needs:
 | `importance` | a tensor, clients by classes: the weight of each client in the ensemble |
 | `trifreqs` | a mapping with `mean`, `use` and `seen_only`: how KDIA weighs the clients in its teacher |
 
-A string in the place of the data says why there is no such picture.
+A string instead of the data says why the picture is not available.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Features:
 
 
 def from_noise(make: Callable[[Client], nn.Module], noise: int, batch: int = 64) -> Sample:
-    """Sample images from a generator whose only input is this much noise, in eval mode."""
+    """Sample images, in eval mode, from a generator whose only input is noise of this size."""
 
     @torch.no_grad()
     def sample(me: Client, weights: Tree, stream: torch.Generator, count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training until convergence: until samples that were held out are answered no better."""
+"""Training until convergence: until accuracy on held-out samples stops improving."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def train_until_converged(
 ) -> int:
     """Train a network on labelled samples until it has converged, and say how many epochs that took.
 
-    * A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is touched.
-      After each epoch the network is tried on it.
-    * The training has converged when the accuracy has not risen by more than `min_delta` for `patience` epochs, and
+    * A share `held_out` of the samples, rounded down and drawn at random, is not trained on; no test set is used.
+      After each epoch the network is evaluated on it.
+    * Training has converged when the accuracy has not risen by more than `min_delta` for `patience` epochs; it
       ends after `epochs` epochs in any case.
-    * The network is left as it was after the epoch of the highest accuracy; of equal ones, that of the lowest loss.
-      On the few samples that a client can spare, accuracies are often equal.
-    * Where nothing can be held out, because there are fewer than 1 / held_out samples, all `epochs` epochs are done
-      and the last weights stay.
+    * The network keeps the weights from the epoch with the highest accuracy; in a tie, from that with the lowest loss.
+      With the few samples that a client can hold out, ties are frequent.
+    * If nothing can be held out, because there are fewer than 1 / held_out samples, all `epochs` epochs are run
+      and the last weights are kept.
 
     The optimiser is that of the client's local work with the learning rate of the first round, whenever the client
-    comes in, and keeps its momentum from epoch to epoch. Trials on held-out samples are not counted as passes.
+    joins, and keeps its momentum between epochs. Evaluations on held-out samples are not counted as passes.
 
     >>> from fedalloy.train.losses import ce
     >>> from fedalloy.train.fit import LocalWork
@@ -58,7 +58,7 @@ def train_until_converged(
     me = replace(me, work=replace(me.work, work="epochs", epochs=1, batch=batch, drop_last=False))
     steps = me.work.steps_for(n=len(part), mean_size=len(part))
     optimiser = me.work.optimiser_for(net, round=1)
-    best, found = (-1.0, 0.0), None  # worse than any trial
+    best, found = (-1.0, 0.0), None  # worse than any evaluation
     level, risen = -1.0, 0  # the accuracy of the last rise, and its epoch
     for epoch in range(1, epochs + 1):
         fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
@@ -77,16 +77,16 @@ def train_until_converged(
 
 
 def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out: float) -> int:
-    """Train on a part of the client's own samples until the rest is answered no better, and say how many rounds to do.
+    """Train on part of the client's samples until the rest is predicted no better; return how many rounds to do.
 
     `train(me, weights)` is one round of local work. A share `held_out` of the samples, rounded down and drawn at
-    random, is not trained on; no test set is touched. Training stops when the accuracy on them has not exceeded the
-    best for `patience` rounds in a row. That comes to an end without a limit, because an accuracy on n samples has
-    n + 1 values and cannot rise more than n times. Trials on held-out samples are not counted as passes.
+    random, is not trained on; no test set is used. Training stops when the accuracy on them has not exceeded the
+    best for `patience` rounds in a row. This ends without a limit, because an accuracy on n samples has
+    n + 1 values and cannot rise more than n times. Evaluations on held-out samples are not counted as passes.
 
-    The answer is the last round whose accuracy is within one standard error of the best. On the few samples that a
-    client can hold out the best round itself is a matter of luck, and mostly too early a one. Where there are too few
-    samples to hold one out, the answer is `patience`.
+    The result is the last round whose accuracy is within one standard error of the best. With the few samples that a
+    client can hold out, the best round itself is a matter of luck, and mostly too early. If there are too few
+    samples to hold one out, the result is `patience`.
     """
     part, aside = _held_out(me.train, held_out, me.rng("converging/held out"))
     if len(aside) == 0:

@@ -21,7 +21,7 @@ KULSIF = ("client_selector", "kulsif")
 
 @dataclass(frozen=True, kw_only=True)
 class Selectors(Method):
-    """A selector on the client's side and one on the server's, with their options."""
+    """A client-side and a server-side selector, with their options."""
 
     client_selector: Literal["kulsif", "label_match", "none"] = option(
         "kulsif", "vote where a sample resembles one's own, where the model predicts its label, or everywhere"
@@ -63,7 +63,7 @@ class Selectors(Method):
         )
 
     def competent(self, me: Client, part: PublicSet, soft: Tensor, familiar: Tensor | None) -> Tensor:
-        """mask_k: on which of a round's samples the client votes, given its answers and what is familiar to it."""
+        """mask_k: on which of a round's samples the client votes, given its answers and the samples familiar to it."""
         if familiar is not None:
             whole = public_part(me, None, "all").samples
             return familiar[numbered(whole).y[part.samples.index]]

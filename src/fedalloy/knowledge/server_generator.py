@@ -1,6 +1,6 @@
 """A generator of labelled samples that the server trains against the clients' models (FedGen, FedFTG).
 
-Labels follow the clients' label counts, and a client's model counts for a label by its share of the samples with it.
+Labels follow the clients' label counts, and a client's model counts for a label by its share of that label's samples.
 Answers are logits of K clients (K, B, classes); a is the weight of each client for each sample (K, B).
 """
 
@@ -25,10 +25,10 @@ Apart = Callable[[Tensor, Tensor, Tensor], Tensor]
 def label_distribution(
     counts: Sequence[Tensor], sizes: Sequence[int] | None = None, uniform: bool = False, cap: float | None = None
 ) -> Tensor:
-    """The labels' shares among these clients' samples; with sizes, each client's counts are multiplied by its own.
+    """The labels' shares among these clients' samples; with sizes, each client's counts are multiplied by its size.
 
-    A label that none of them holds has probability 0; `uniform` makes those of all others equal. No client has a larger
-    share in them than `cap`.
+    A label that no client holds has probability 0; `uniform` makes all others equally probable. No client contributes
+    more than `cap` to them.
 
     >>> label_distribution([torch.tensor([10, 0]), torch.tensor([0, 30])])
     tensor([0.2500, 0.7500])
@@ -46,12 +46,12 @@ def label_distribution(
 
 
 def drawn_labels(held: Tensor, batches: int, size: int, stream: torch.Generator) -> Tensor:
-    """Labels (batches, size), each drawn as often as it is held; a class that nobody holds is never among them."""
+    """Labels (batches, size), drawn in proportion to what clients hold; a class that no client holds never occurs."""
     return torch.multinomial(held.double(), batches * size, replacement=True, generator=stream).view(batches, -1)
 
 
 def split_labels(held: Tensor, batches: int, size: int, stream: torch.Generator) -> Tensor:
-    """The same with numbers of labels that are in proportion to what is held, shuffled.
+    """The same, but shuffled, with label counts in proportion to what clients hold.
 
     >>> split_labels(torch.tensor([30, 0, 10]), 2, 4, torch.Generator()).flatten().bincount()
     tensor([6, 0, 2])
@@ -61,7 +61,7 @@ def split_labels(held: Tensor, batches: int, size: int, stream: torch.Generator)
     return split[torch.randperm(batches * size, generator=stream)].view(batches, -1)
 
 
-# --- what a generator is to please ------------------------------------------------------------------------------------
+# --- what a generator is trained for ----------------------------------------------------------------------------------
 
 
 def average_ce(answers: Tensor, labels: Tensor, weights: Sequence[float]) -> Tensor:
@@ -76,7 +76,7 @@ def average_ce(answers: Tensor, labels: Tensor, weights: Sequence[float]) -> Ten
 def weighted_ce(answers: Tensor, labels: Tensor, counts: Sequence[Tensor]) -> Tensor:
     """sum_k mean_b weight[y_b, k] CE(head_k(z_b), y_b), the weight being client k's share of the samples labelled y_b.
 
-    Counts start at 1, so that a client without that label has a small say.
+    Counts start at 1, so that a client without that label has a small influence.
 
     >>> one_sure, other_wrong = torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])
     >>> heads = torch.stack([one_sure, other_wrong])
@@ -127,10 +127,10 @@ DISTANCES: Mapping[Distance, Apart] = {"kl": ensemble_kl, "l1": ensemble_l1, "ce
 
 
 def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
-    """exp(-mean_ij(|eps_i - eps_j|^2 |z_i - z_j|)): in (0, 1], and 1 where different noise gives equal samples.
+    """exp(-mean_ij(|eps_i - eps_j|^2 |z_i - z_j|)): in (0, 1], and 1 if different noise gives equal samples.
 
-    The distances are means over their coordinates, squared for the noise and absolute for the samples; the mean runs
-    over all pairs of a batch, i = j included.
+    The distances are means over coordinates, squared for the noise and absolute for the samples; the mean is taken
+    over all pairs of a batch, including i = j.
 
     >>> diversity_loss(torch.tensor([[0.0], [1.0]]), torch.tensor([[0.0], [2.0]])).log()
     tensor(-1.)
@@ -140,10 +140,10 @@ def diversity_loss(noise: Tensor, made: Tensor) -> Tensor:
 
 
 def diversity_by_norms(noise: Tensor, made: Tensor) -> Tensor:
-    """The same with Euclidean norms, which are so large for whole images that loss and gradient are 0."""
+    """The same with Euclidean norms, which are so large for whole images that loss and gradient vanish."""
     return (-(_apart(noise) * _apart(made.flatten(1))).mean()).exp()
 
 
 def _apart(rows: Tensor) -> Tensor:
-    """Euclidean distances; by matrix products, torch's default, a row would not be at distance zero from itself."""
+    """Euclidean distances; with matrix products, torch's default, a row's distance from itself would not be zero."""
     return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")

@@ -1,4 +1,4 @@
-"""How close generated features come to real ones."""
+"""How close generated features are to real ones."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def feature_similarity(
     per_class: int = 100,
     batch: int = 256,
 ) -> Tensor:
-    """For each class the mean cosine similarity over all pairs of a real and a generated feature.
+    """For each class, the mean cosine similarity over all pairs of a real and a generated feature.
 
-    The real features are those of a given network, in KDIA of one that was trained centrally; both networks are put
+    The real features come from a given network, in KDIA from a centrally trained one; both networks are put
     into eval mode. The noise comes from `stream`. A class without samples is NaN.
 
-    A feature map is compared as a whole, flattened. KDIA's Fig. 7 has another metric: its code averages each map over
-    space and compares the means of the channels. The two do not compare, and neither shows by itself that a generator
-    has learned: features after a ReLU and a sigmoid have no negative numbers, so that even an untrained generator is
-    far from 0 by the first and, by KDIA's, about where the paper's figures are.
+    A feature map is compared as a whole, flattened. KDIA's Fig. 7 uses another metric: its code averages each map over
+    space and compares the channel means. The two are not comparable, and neither alone shows that a generator
+    has learned: features after a ReLU and a sigmoid have no negative numbers, so even an untrained generator is
+    far from 0 by the first metric and, by KDIA's, close to the paper's figures.
 
     >>> net = FeatureNet(torch.nn.Sequential(), torch.nn.Sequential(torch.nn.Linear(3, 2)), (3,))
     >>> one = Samples(torch.ones(1, 3), torch.tensor([1]), torch.arange(1))
@@ -58,7 +58,7 @@ def feature_similarity(
 
 
 def _mean_directions(pairs: Iterator[tuple[Tensor, Tensor]], classes: int) -> Tensor:
-    """The mean of the features, each scaled to length one, for each class."""
+    """For each class, the mean of the features after scaling each to length one."""
     parts = [
         (member @ F.normalize(features.flatten(1).double()), member.sum(1))
         for features, labels in pairs

@@ -1,7 +1,7 @@
-"""The teachers' rule: what several clients' answers to the same samples teach together.
+"""The teachers' rule: how several clients' answers to the same samples are combined into a teacher.
 
 Answers are logits, or probabilities, of K clients for N samples: (K, N, classes). A rule says what is averaged (logits,
-centred logits or probabilities) and how much each client counts for each sample: all alike, or by shares (K, N) from
+centred logits or probabilities) and how much each client counts for each sample: equally, or by shares (K, N) from
 label counts, from the entropy of its answers, or from its discriminator.
 """
 
@@ -17,11 +17,11 @@ from fedalloy.aggregation.robust import Combine, capped, clipped, combined
 
 Ensemble = Literal["prob", "logit"]
 Rule = Literal["logits", "centred", "probabilities", "entropy"]
-LEAST = 1e-12  # below it a probability counts as this, so that its logarithm exists
+LEAST = 1e-12  # smaller probabilities count as this, so that the logarithm exists
 
 
 def taught(logits: Tensor, rule: Rule, tau: float = 1.0) -> Tensor:
-    """What logits (K, N, classes) teach together by a rule, as logits (N, classes); `entropy` weighs probabilities.
+    """The teacher of logits (K, N, classes) by a rule, as logits (N, classes); `entropy` weights probabilities.
 
     >>> taught(torch.tensor([[[4.0, 0.0]], [[0.0, 2.0]]]), "logits")
     tensor([[2., 1.]])
@@ -33,7 +33,7 @@ def taught(logits: Tensor, rule: Rule, tau: float = 1.0) -> Tensor:
     return mean_centred_logits(logits) if rule == "centred" else mean_logits(logits)
 
 
-# --- all clients count alike ------------------------------------------------------------------------------------------
+# --- all clients count equally ----------------------------------------------------------------------------------------
 
 
 def mean_logits(logits: Tensor) -> Tensor:
@@ -46,9 +46,9 @@ def mean_logits(logits: Tensor) -> Tensor:
 
 
 def mean_centred_logits(logits: Tensor, over: Literal["classes", "samples"] = "classes") -> Tensor:
-    """The mean of logits less each client's own mean, over the classes of a sample or over all samples of a class.
+    """The mean of logits minus each client's own mean, over the classes of a sample or over all samples of a class.
 
-    Over classes, no client's probabilities change, and none counts more for having large logits throughout. Over
+    Over classes, no client's probabilities change, and no client counts more because its logits are large. Over
     samples, a class that a client always prefers loses its advantage.
 
     >>> mean_centred_logits(torch.tensor([[[9.0, 5.0]], [[0.0, 2.0]]]))
@@ -70,9 +70,9 @@ def mean_probabilities(logits: Tensor, tau: float = 1.0) -> Tensor:
 def consensus(
     answers: Tensor | Sequence[Tensor], combine: Combine = "mean", trim: float = 0.2, clip: float | None = None
 ) -> Tensor:
-    """(1/K) sum_k z_k in float64, cast once, as in FedMD; or what a robust rule makes of the answers.
+    """(1/K) sum_k z_k in float64, cast once, as in FedMD; or a robust rule's result.
 
-    With `clip`, logits are centred over the classes first and kept within [-clip, clip].
+    With `clip`, logits are first centred over the classes and clipped to [-clip, clip].
 
     >>> consensus(torch.tensor([[[1.0, 2.0]], [[3.0, 0.0]], [[1e9, 0.0]]]), "median")
     tensor([[3., 0.]])
@@ -85,7 +85,7 @@ def consensus(
 def consensus_of_probabilities(soft: Tensor, combine: Combine = "mean", trim: float = 0.2) -> Tensor:
     """One distribution for each sample, in float64, as in DS-FL: the clients' mean, or a robust rule's.
 
-    Rows of a median or a trimmed mean need not sum to 1, and are made to. Where nothing is left of a row, all classes
+    Rows of a median or a trimmed mean need not sum to 1, so they are normalised. If a row is all zeros, all classes
     are equally probable.
 
     >>> consensus_of_probabilities(torch.tensor([[[0.8, 0.2]], [[0.6, 0.4]], [[0.0, 1.0]]]), "median")
@@ -102,7 +102,7 @@ def consensus_of_probabilities(soft: Tensor, combine: Combine = "mean", trim: fl
 def by_label_counts(counts: Tensor, eps: float = 0.0) -> Tensor:
     """alpha_{k,y} = n_k^y / (sum_j n_j^y + eps) from label counts (K, classes), as in FedFTG.
 
-    A sample of class y takes column y. A class that nobody holds has 0 throughout.
+    A sample of class y uses column y. A class that no client holds is 0 throughout.
 
     >>> by_label_counts(torch.tensor([[3, 0, 0], [1, 5, 0]]))
     tensor([[0.7500, 0.0000, 0.0000],
@@ -112,9 +112,9 @@ def by_label_counts(counts: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def by_entropy(logits: Tensor, tau: float = 1.0, max_share: float = 1.0) -> Tensor:
-    """Shares proportional to exp(-H) of each client's probabilities at temperature tau: more for those that are sure.
+    """Shares proportional to exp(-H) of each client's probabilities at temperature tau: more for confident clients.
 
-    A client that is sure of one of C classes counts C times as much as one that has no idea.
+    A client that is certain of one of C classes counts C times as much as one with uniform probabilities.
 
     >>> by_entropy(torch.tensor([[[50.0, 0.0]], [[0.0, 0.0]]])).flatten()
     tensor([0.6667, 0.3333], dtype=torch.float64)
@@ -127,7 +127,7 @@ def by_discriminator(scores: Tensor, max_share: float = 1.0) -> Tensor:
     """Shares alpha_ki / sum_j alpha_ji from discriminators' scores (K, N): DaFKD, Eq. 7.
 
     Clients may report scores, so they are bounded: to [0, 1], and to 0 if they are not finite. No client gets more than
-    `max_share` of a sample; the others share the excess in proportion. Where all scores are 0, all count alike.
+    `max_share` of a sample; the others share the excess in proportion. If all scores are 0, all clients count equally.
 
     >>> by_discriminator(torch.tensor([[0.8], [0.2], [0.5]]), max_share=0.4).flatten()
     tensor([0.4000, 0.2000, 0.4000], dtype=torch.float64)
@@ -138,7 +138,7 @@ def by_discriminator(scores: Tensor, max_share: float = 1.0) -> Tensor:
 def ensemble(shares: Tensor, logits: Tensor, tau: float = 1.0, kind: Ensemble = "prob") -> Tensor:
     """The teacher sum_k share_ki s_ki as probabilities (N, classes), from shares (K, N) and logits (K, N, classes).
 
-    DaFKD's paper weighs probabilities (Eq. 8). Its code weighs logits, and takes the softmax of their sum.
+    DaFKD's paper weights probabilities (Eq. 8). Its code weights logits and takes the softmax of their sum.
 
     >>> s = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])[:, None].log()
     >>> shares = by_discriminator(torch.tensor([[0.8], [0.2], [0.5]]))
@@ -152,11 +152,11 @@ def ensemble(shares: Tensor, logits: Tensor, tau: float = 1.0, kind: Ensemble = 
 
 
 def sum_of_products(products: Tensor) -> tuple[Tensor, Tensor]:
-    """The teacher from products alpha_ki s_ki alone (K, N, classes), and for which samples it is known.
+    """The teacher from only the products alpha_ki s_ki (K, N, classes), and for which samples it is known.
 
-    Since probabilities sum to 1, sum_k alpha_ki is the sum over classes of sum_k alpha_ki s_ki: the clients' sum is all
-    that is needed. A product is bounded like a score: it counts as 0 where it is negative or not finite, and is scaled
-    down where it sums to more than 1. A sample whose products are all 0 has no teacher.
+    Since probabilities sum to 1, sum_k alpha_ki is the sum over classes of sum_k alpha_ki s_ki: only the clients' sum
+    is needed. A product is bounded like a score: it counts as 0 if it is negative or not finite, and is scaled
+    down if it sums to more than 1. A sample whose products are all 0 has no teacher.
 
     >>> sum_of_products(torch.tensor([[[0.6, 0.2]], [[0.1, 0.1]]]))
     (tensor([[0.7000, 0.3000]]), tensor([True]))

@@ -47,7 +47,7 @@ class Teaching(Method):
         return logits
 
     def logits(self, fed: Federation, models: Sequence[Tree], x: Tensor) -> Tensor:
-        """What several classifiers answer to generated samples (K, N, classes)."""
+        """The logits of several classifiers for generated samples (K, N, classes)."""
         net, found = in_two_parts(fed.build(), self.name), []
         frozen(net)
         for model in models:
@@ -58,18 +58,18 @@ class Teaching(Method):
     def weighted(
         self, fed: Federation, replies: Sequence[Message], scores: Tensor, logits: Tensor
     ) -> tuple[Tensor, dict[str, Any]]:
-        """The teacher of scores (K, N) and logits (K, N, classes), and each client's importance for each class."""
+        """The teacher from scores (K, N) and logits (K, N, classes), and each client's importance for each class."""
         shares = by_discriminator(scores, self.max_share)  # Eq. 7
         teacher = ensemble(shares, logits, self.tau, self.ensemble)  # sum_k ahat_ki s(w_k; x_i) of Eq. 8
-        table = torch.zeros(len(fed.sizes), fed.classes)  # 0 for clients that were not there
+        table = torch.zeros(len(fed.sizes), fed.classes)  # 0 for absent clients
         table[[r.client for r in replies]] = importance_by_class(shares, teacher[:, : fed.classes]).cpu()
         return teacher, {"importance": table}
 
     def distilled(self, fed: Federation, model: Tree, x: Tensor, teacher: Tensor) -> Tree:
-        """The model after it has learned the teacher's probabilities for generated samples."""
+        """The model after learning the teacher's probabilities for generated samples."""
         rows = torch.arange(len(x), device=x.device)
         work = LocalWork(batch=self.distil_batch, optimiser=self.distil_optimiser, lr=self.distil_lr)
-        # These are no images to be augmented. In place of a label, each sample has the number of its row.
+        # These samples are not augmented. Instead of a label, each sample has its row number.
         me = replace(fed.learner(Samples(x, rows, rows), self.distil_steps), work=work, augment=None)
         student = in_two_parts(me.net(model), self.name)
 
@@ -84,7 +84,7 @@ class Teaching(Method):
 def distance_to(teacher: Tensor, logits: Tensor, tau: float = 1.0, scaling: Scaling = "plain") -> Tensor:
     """KL(teacher || softmax(logits / tau)), mean over the samples (Eq. 8); the teacher is given as probabilities.
 
-    `tau2` multiplies by tau^2; `tau2_mean`, as DaFKD's code does, also takes the mean over classes, not their sum.
+    `tau2` multiplies by tau^2; `tau2_mean`, like DaFKD's code, also takes the mean over classes instead of the sum.
 
     >>> round(distance_to(torch.tensor([[0.9, 0.1]]), torch.tensor([[0.8, 0.2]]).log()).item(), 6)
     0.03669
@@ -96,7 +96,7 @@ def distance_to(teacher: Tensor, logits: Tensor, tau: float = 1.0, scaling: Scal
 
 
 def importance_by_class(shares: Tensor, teacher: Tensor) -> Tensor:
-    """Each client's mean importance (K, classes) for the samples that the teacher takes for a class; 0 without such.
+    """Each client's mean importance (K, classes) for the samples that the teacher assigns to a class; 0 if none.
 
     >>> importance_by_class(torch.tensor([[0.5, 1.0, 0.2], [0.5, 0.0, 0.8]]), torch.eye(3)[[0, 0, 2]])
     tensor([[0.7500, 0.0000, 0.2000],

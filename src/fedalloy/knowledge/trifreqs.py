@@ -1,4 +1,4 @@
-"""KDIA's weights of all clients: how lately each took part, how often, and how much data it has."""
+"""KDIA's weights of all clients: how recently each took part, how often, and how much data it has."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def tri_freqs(
     """The weights F_k of the teacher (Eq. 5 to 9), or one of the three frequencies alone, in float64.
 
     `last` is the round in which each client last took part (0 for never, if rounds count from 1), `counts` in how many
-    rounds it did, `sizes` its samples. The current round t is not needed: exp(-(t - t_k)) has a factor exp(-t) for all
-    clients, which the sum below it cancels. Somebody must have taken part.
+    rounds it did, `sizes` its samples. The current round t is not needed: exp(-(t - t_k)) contains a factor exp(-t) for
+    all clients, which cancels with the sum in the denominator. At least one client must have taken part.
 
-    Under the geometric mean a client that never took part weighs exactly nothing, whatever its data.
+    With the geometric mean, a client that never took part has weight exactly 0, whatever its data.
 
     >>> last, counts, sizes = [3, 3, 2, 0], [3, 2, 1, 0], [10, 20, 30, 40]
     >>> [round(f, 6) for f in tri_freqs(last, counts, sizes)]

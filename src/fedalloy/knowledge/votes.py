@@ -1,4 +1,4 @@
-"""Votes on some of a round's public samples: their mean, and how they travel."""
+"""Votes on some of a round's public samples: their mean, and how they are sent."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Labels = Literal["soft", "hard"]
 
 
 def ensemble(masks: Tensor, votes: Sequence[Tensor]) -> Tensor:
-    """q(x), the mean vote of the clients that selected x, in float64; zeros where nobody did.
+    """q(x), the mean vote of the clients that selected x, in float64; zeros if no client did.
 
-    A row of `masks` is a client's; its votes are those on the samples that are true there.
+    Each row of `masks` belongs to a client, whose votes are on the samples that are true there.
 
     >>> ensemble(torch.tensor([[True, True, False], [True, False, False]]), [torch.eye(2), torch.tensor([[0.5, 0.5]])])
     tensor([[0.7500, 0.2500],
@@ -30,7 +30,7 @@ def ensemble(masks: Tensor, votes: Sequence[Tensor]) -> Tensor:
 
 
 def selected(rows: int, outputs: int, labels: Labels) -> Sized:
-    """The check of a mask over so many samples with a label for each sample in it: a distribution, or a class.
+    """The check of a mask over this many samples, with a label for each selected sample: a distribution, or a class.
 
     >>> selected(2, 3, "hard")({"mask": torch.tensor([True, False]), "hard": torch.tensor([0, 1])})
     'hard has the shape (2,), not (1,)'
