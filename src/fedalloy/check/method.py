@@ -233,7 +233,7 @@ class _Guarded(Probe):
 
 
 def check_changes_nothing_in_place(case: Case) -> None:
-    """Actions leave message, memory and data as they were; the server leaves its old state and the replies' owners so.
+    """Actions do not change the message, the memory or the data; the server does not change its old state.
 
     Sending or keeping a received tensor is allowed. Only a change through such a shared tensor is a fault; it is found
     here, or when everything goes through bytes.

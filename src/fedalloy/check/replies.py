@@ -114,7 +114,7 @@ class _Told(Round):
 
 
 def check_survives_lost_replies(case: Case) -> None:
-    """Replies are lost, all of a round's too; who is not heard does not count, and a silent round moves no model."""
+    """Lost replies do not count, and a round in which all are lost changes no model."""
     lossy = Probe(half_lost(case.setting))
     lossy.advice = _Lossy.advice
     trace(case.method, lossy, 2)
