@@ -64,7 +64,7 @@ def run_methods(
     made = {key: make_method(exp, choice) for key, choice in choices.items()}
     runs = []
     for key, method in made.items():
-        for name in ("combine", "clip"):
+        for name in sorted({"combine", "clip"} - choices[key].aggregation.keys()):
             if (asked := getattr(exp.aggregation, name)) != getattr(method.aggregation, name):
                 say(f"{label_of(key, choices[key])} does not use aggregation.{name} = {asked!r}")
     for seed, built in settings.items():
