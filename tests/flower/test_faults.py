@@ -103,7 +103,7 @@ FAULTS = {
     "a true number of steps": (lambda h, b: ({**h, "meter.steps": True}, b), "meter.steps"),
     "a year of seconds": (lambda h, b: ({**h, "seconds": 3.2e7}, b), "seconds"),
     "NaN": (lambda h, b: (h, {**b, "model": {k: v * float("nan") for k, v in b["model"].items()}}), "is not finite"),
-    "wrong names": (lambda h, b: (h, {**b, "model": {"w": torch.ones(1)}}), "names"),
+    "wrong names": (lambda h, b: (h, {**b, "model": {"w": torch.ones(1)}}), "wrong keys"),
     "an extra key": (lambda h, b: (h, {**b, "extra": 1}), "'extra'"),
     "a failed action": (lambda h, b: ({"error": "no\x1b[2Jpe"}, {}), "its action failed: no?[2Jpe"),
     "100,000 names": (lambda h, b: (h, {**b, **dict.fromkeys(map(str, range(100_000)), 0)}), "bytes; at most"),
