@@ -189,7 +189,7 @@ def _extras() -> list[Finding]:
 def _extra(extra: str, names: Sequence[str]) -> Finding:
     found = {name: version for name in names if (version := _version(name)) is not None}
     have = listed([f"{name} {version}" for name, version in found.items()])
-    install = f'pip install "fedalloy[{extra}]"'
+    install = f'pip install ".[{extra}]" in a clone'
     if len(found) == len(names):
         return Finding("ok", f"extra {extra}", have)
     if found:

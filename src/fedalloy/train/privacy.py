@@ -460,4 +460,6 @@ def _library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise UsageError(f'[privacy] needs {name.partition(".")[0]}; pip install "fedalloy[privacy]"') from error
+        raise UsageError(
+            f'[privacy] needs {name.partition(".")[0]}; pip install ".[privacy]" in a clone of the repository'
+        ) from error
