@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from fedalloy.base import rng
 from fedalloy.base.files import read_weights
-from fedalloy.config.experiment import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
+from fedalloy.config.experiment import (
+    Choice,
+    DataPart,
+    Experiment,
+    PartitionPart,
+    PublicPart,
+    check_options,
+    for_method,
+)
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
@@ -153,7 +161,7 @@ def setting_of(
         server=server if exp.models else None,
         classes=data.classes,
         seed=exp.seed,
-        work=exp.training,
+        work=for_method(exp).training,
         participation=exp.participation,
         quorum=exp.quorum,
         privacy=exp.privacy,

@@ -19,7 +19,17 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import GROUPS, Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
-from fedalloy.base.options import Count, Positive, Share, option, options_of, resolve, sections_of
+from fedalloy.base.options import (
+    Count,
+    Positive,
+    Share,
+    option,
+    options_of,
+    refuse_idle,
+    resolve,
+    sections_of,
+    without_effect,
+)
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
@@ -77,12 +87,13 @@ class PartitionPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A registered name and its options; a method may also set its own keys of [aggregation] and [cache]."""
+    """A registered name and its options; a method may also set its own keys of three sections."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +204,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         resolve(self, "")
+        refuse_idle(self.training, "training")
         if self.memory is not None:
             _check_memory(self.memory)
         if self.budget is not None and not self.models:
@@ -262,10 +274,11 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built["partition"], options={"alpha": 0.1, **built["partition"].options}
         )
     exp = construct(Experiment, built, "")
-    for key in ("aggregation", "cache"):
+    for key in ("aggregation", "cache", "training"):
         refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
     for choice in (exp.method, *exp.methods.values()):
         make_method(exp, choice)
+        for_method(exp, choice)
     return exp
 
 
@@ -375,9 +388,30 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
     return construct(type(common), {**dataclasses.asdict(common), **replaced, **own}, name)
 
 
+def for_method(exp: Experiment, choice: Choice | None = None) -> Experiment:
+    """The experiment of one method alone, with the method's own keys of [training] in that section.
+
+    A common key that has no effect together with the method's own keys is reset to its default.
+
+    >>> exp = experiment({"training": {"work": "equal_steps", "epochs": 5}, "methods": {"qffl": {}}})
+    >>> own = for_method(exp, Choice(name="qffl", training={"work": "fixed_steps", "steps": 3})).training
+    >>> own.steps, own.epochs
+    (3, 1)
+    """
+    choice = choice or exp.method
+    if not choice.training:
+        return dataclasses.replace(exp, method=choice, methods={})
+    plain, together = dataclasses.asdict(LocalWork()), {**dataclasses.asdict(exp.training), **choice.training}
+    reset = {key: plain[key] for key in without_effect(LocalWork, together) if together[key] != plain[key]}
+    own = {**reset, **choice.training}
+    work = construct(LocalWork, {**together, **own}, "training")
+    return dataclasses.replace(exp, method=dataclasses.replace(choice, training=own), training=work, methods={})
+
+
 def made_from(values: Mapping[str, Any]) -> Method:
     """The method of an experiment that is known only as values, for example a server's."""
-    return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
+    parts = (METHOD_PARTS | {"training"}) & values.keys()
+    return make_method(experiment({key: values[key] for key in sorted(parts)}))
 
 
 def naming(exp: Experiment, method: Method) -> Experiment:
@@ -387,9 +421,10 @@ def naming(exp: Experiment, method: Method) -> Experiment:
     >>> naming(Experiment(), method).aggregation.clip
     2.0
     """
-    choice = Choice(name=method.name, options=hyper_parameters(method))
+    exp = for_method(exp)
+    choice = Choice(name=method.name, options=hyper_parameters(method), training=exp.method.training)
     sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, method=choice, methods={}, **sections)  # they belong to this method only
+    return dataclasses.replace(exp, method=choice, **sections)  # they belong to this method only
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:

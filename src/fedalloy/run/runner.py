@@ -21,7 +21,7 @@ from fedalloy.base.layout import resolve
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Experiment, Stop, experiment, make_method, naming, with_sections
+from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, naming, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import engine_for
@@ -70,6 +70,8 @@ def simulate(
     (('aca', 'oca'), 2)
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
+    if method is not None and method.name != exp.method.name:  # [method] is not used, nor its keys of [training]
+        exp = dataclasses.replace(exp, method=Choice(name=method.name))
     method = make_method(exp) if method is None else with_sections(method, exp)
     _refuse_own(exp, dataset, network)
     with one_thread():

@@ -44,23 +44,29 @@ class LocalWork:
     """
 
     work: Literal["epochs", "equal_steps", "fixed_steps"] = option("epochs", "how the number of steps is determined")
-    epochs: Count = option(1, "passes over the client's data in one round; also the factor of `equal_steps`")
-    steps: Count = option(10, "steps in one round, with `fixed_steps`")
+    epochs: Count = option(
+        1,
+        "passes over the client's data in one round; also the factor of `equal_steps`",
+        only_with=("work", "epochs", "equal_steps"),
+    )
+    steps: Count = option(10, "steps in one round, with `fixed_steps`", only_with=("work", "fixed_steps"))
     batch: Count = option(64, "samples in a batch")
     drop_last: bool = option(False, "leave out the last batch of a pass if it is smaller than the others")
     optimiser: Literal["sgd", "adam"] = option("sgd", "the local optimiser; its state is reset in every round")
     lr: Positive = option(0.05, "the learning rate")
-    momentum: Fraction = option(0.0, "the momentum of `sgd`")
+    momentum: Fraction = option(0.0, "the momentum of `sgd`", only_with=("optimiser", "sgd"))
     weight_decay: NotNegative = option(0.0, "the weight decay, as in torch's optimisers")
     lr_decay: Positive = option(1.0, "in round t the learning rate is multiplied by this to the power t - 1")
     schedule: Literal["constant", "cosine", "step"] = option("constant", "how the learning rate changes over rounds")
-    horizon: Count = option(100, "rounds after which a `cosine` schedule has fallen to zero")
-    step_every: Count = option(10, "rounds between two steps of a `step` schedule")
-    step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule")
+    horizon: Count = option(
+        100, "rounds after which a `cosine` schedule has fallen to zero", only_with=("schedule", "cosine")
+    )
+    step_every: Count = option(10, "rounds between two steps of a `step` schedule", only_with=("schedule", "step"))
+    step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule", only_with=("schedule", "step"))
     clip: Positive | None = option(None, "clip gradients to this norm, over all parameters")
 
     def __post_init__(self) -> None:
-        resolve(self, "training")
+        resolve(self, "training", derived=True)  # methods derive passes over data from any other work
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round (rounds count from 1)."""
