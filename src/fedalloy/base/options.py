@@ -150,7 +150,7 @@ def options_of(thing: Any) -> list[Option]:
 
 
 def without_effect(cls: Any, values: Mapping[str, Any]) -> list[str]:
-    """The options of a dataclass that have no effect with these values of its options, by `only_with`.
+    """The options of a dataclass that have no effect with these values of other options, by `only_with`.
 
     >>> @dataclass
     ... class Walk:
@@ -160,7 +160,7 @@ def without_effect(cls: Any, values: Mapping[str, Any]) -> list[str]:
     (['breaths'], [])
     """
     bound = [(f.name, *f.metadata["only_with"]) for f in _options(cls) if f.metadata.get("only_with")]
-    return [name for name, other, *choices in bound if not _chosen(values.get(other), choices)]
+    return [name for name, other, *choices in bound if other in values and not _chosen(values[other], choices)]
 
 
 def toml(value: Any) -> str:

@@ -508,16 +508,23 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     {'name': 'fedprox', 'mu': 0.001}
     """
     out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
+    done: dict[str, tuple[str, Any]] = {}
     for text in overrides:
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
         put(out, key, _value(raw))
+        done.pop(key, None)
+        for earlier in (one for name, (one, was) in done.items() if _at(out, name) != was):
+            raise UsageError(f"{text} undoes {earlier}; leave one of them out, or write {earlier} after it")
+        done |= {key: (text, now)} if not isinstance(now := _at(out, key), Mapping) else {}
     return out
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a value under a dotted key; tables on the way are copied, not modified.
+
+    Another name drops the options of the old one, and a choice in a section the keys that have no effect with it.
 
     >>> values = {"training": {"lr": 0.1}}
     >>> put(values, "training.batch", 8)
@@ -527,13 +534,11 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     if not path and key in _OPEN and isinstance(value, str):
         path, last = [key], _NAMED_BY.get(key, "name")
-        before = values.get(key, {})
-        if isinstance(before, Mapping) and before.get(last) != value:
-            # The number of clients is kept for another partition, but not the options of the old one.
-            values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
-            listed = values.get("methods") if key == "method" else None
-            if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
-                values[key], value = own, own.get("name", value)
+    listed = values.get("methods") if path == ["method"] and last == "name" else None
+    if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
+        if _at(values, "method.name") != value:
+            values["method"] = {"name": value, **own}
+        return
     node = values
     for part in path:
         inner = node.get(part, {})
@@ -541,7 +546,30 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
             raise UsageError(f"'{key}' cannot be set: {part} is not a table")
         node[part] = dict(inner)
         node = node[part]
+    for other in _undone(path, node, last, value):
+        del node[other]
     node[last] = value
+
+
+def _undone(path: Sequence[str], table: Mapping[str, Any], key: str, value: Any) -> list[str]:
+    """The keys of a table that do not outlast a new value of one of them."""
+    section = "method" if len(path) == 2 and path[0] == "methods" else ".".join(path)
+    if section in _OPEN and key == _NAMED_BY.get(section, "name"):
+        if value == table.get(key, _usual_name(section) if len(path) == 1 else path[1]):
+            return []
+        # The number of clients is kept for another partition, but not the options of the old one.
+        kept = _own_keys(_OPEN[section]) if section != "method" else []
+        return [k for k in table if k not in kept]
+    part = _CLOSED.get(path[-1]) if path else None
+    return [k for k in without_effect(part, {key: value}) if k in table] if part is not None else []
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, or None."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _table(key: str, value: Any) -> Any:
@@ -551,7 +579,13 @@ def _table(key: str, value: Any) -> Any:
 
 def _default_name(key: str) -> dict[str, str]:
     """Read `method.momentum = 0.5` without a name as an option of the default method."""
-    return {"name": getattr(Experiment(), key).name} if key in ("method", "model") else {}
+    return {"name": _usual_name(key)} if key in ("method", "model") else {}
+
+
+def _usual_name(section: str) -> str:
+    """The name that a section has by default."""
+    name: str = PublicPart().data if section == "public" else getattr(Experiment(), section).name
+    return name
 
 
 def _value(raw: str) -> Any:
