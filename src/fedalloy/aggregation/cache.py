@@ -41,13 +41,17 @@ class Cache:
 
     oca: bool | None = option(None, "keep the cache and evaluate its average; unset: as the method usually does")
     unseen: Unseen | None = option(
-        None, "what stands for a client not yet seen: nothing, the first model, or the global one; unset: by method"
+        None,
+        "what stands for a client not yet seen: nothing, the first model, or the global one; unset: by method",
+        only_with=("oca", True, None),
     )
-    dtype: Literal["float32", "bfloat16"] = option("float32", "how cached models are stored")
-    exact_up_to: Count = option(2000, "most clients for which the sum is exact")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "how cached models are stored", only_with=("oca", True, None)
+    )
+    exact_up_to: Count = option(2000, "most clients for which the sum is exact", only_with=("oca", True, None))
 
     def __post_init__(self) -> None:
-        resolve(self, "cache")
+        resolve(self, "cache", derived=True)  # a method without a cache may be made with the experiment's keys
 
     def start(self, model: Tree, sizes: Sequence[int], rule: Aggregation) -> dict[str, Any]:
         """The empty cache, and what its average needs to know."""

@@ -205,6 +205,7 @@ class Experiment:
     def __post_init__(self) -> None:
         resolve(self, "")
         refuse_idle(self.training, "training")
+        refuse_idle(self.cache, "cache")
         if self.memory is not None:
             _check_memory(self.memory)
         if self.budget is not None and not self.models:
@@ -276,10 +277,34 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     exp = construct(Experiment, built, "")
     for key in ("aggregation", "cache", "training"):
         refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
+    made = [make_method(exp, choice) for choice in (exp.method, *exp.methods.values())]
     for choice in (exp.method, *exp.methods.values()):
-        make_method(exp, choice)
         for_method(exp, choice)
+    meant = made if "method" in values or not exp.methods else made[1:]
+    for key in (key for key in given_keys(exp.cache) if not any(key in cache_keys(method) for method in meant)):
+        names = ", ".join(dict.fromkeys(method.name for method in meant))
+        raise UsageError(f"cache.{key} has no effect with {names}; leave it out")
     return exp
+
+
+def given_keys(section: Any) -> list[str]:
+    """The keys of a section that differ from their defaults."""
+    plain = type(section)()
+    return [f.name for f in dataclasses.fields(section) if getattr(section, f.name) != getattr(plain, f.name)]
+
+
+def cache_keys(method: Method) -> list[str]:
+    """The keys of [cache] that have an effect with a method.
+
+    >>> from fedalloy.methods import DaFKD, FedAvg, KnFu
+    >>> cache_keys(KnFu()), cache_keys(DaFKD()), cache_keys(FedAvg())
+    ([], ['oca'], ['oca', 'unseen', 'dtype', 'exact_up_to'])
+    """
+    if "cache" not in sections_of(method):
+        return []
+    kept: Cache = getattr(method, "cache")  # noqa: B009  # not all methods have one
+    idle = without_effect(Cache, {"oca": kept.oca})
+    return [key for key in _own_keys(Cache) if key not in idle]
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -304,7 +329,15 @@ def recorded(meta: Mapping[str, Any]) -> Experiment:
             f"the run's method {name[:LONGEST]!r} is not built in; a plug-in's method needs --plugin FILE.py, "
             "and in Python its file must be imported first"
         )
-    return experiment(meta["experiment"])
+    values = dict(meta["experiment"])
+    # A run of an earlier version may have recorded keys without an effect.
+    if isinstance(name, str) and "cache" not in sections_of(methods[name]):
+        values.pop("cache", None)
+    for key in ("training", "cache"):
+        if isinstance(part := values.get(key), Mapping):
+            idle = without_effect(_CLOSED[key], part)
+            values[key] = {k: v for k, v in part.items() if k not in idle}
+    return experiment(values)
 
 
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
@@ -383,9 +416,12 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
         common = common.only(cls.takes)
     if not own:
         return common
-    plain = dataclasses.asdict(type(common)())
-    replaced = {part: plain[part] for key, parts in GROUPS.items() if key in own for part in parts if part in plain}
-    return construct(type(common), {**dataclasses.asdict(common), **replaced, **own}, name)
+    plain, together = dataclasses.asdict(type(common)()), {**dataclasses.asdict(common), **own}
+    dependent = [part for key, parts in GROUPS.items() if key in own for part in parts if part in plain]
+    reset = {part: plain[part] for part in (*dependent, *without_effect(type(common), together))}
+    found = construct(type(common), {**together, **reset, **own}, name)
+    refuse_idle(found, name)
+    return found
 
 
 def for_method(exp: Experiment, choice: Choice | None = None) -> Experiment:
@@ -423,7 +459,7 @@ def naming(exp: Experiment, method: Method) -> Experiment:
     """
     exp = for_method(exp)
     choice = Choice(name=method.name, options=hyper_parameters(method), training=exp.method.training)
-    sections = {name: getattr(method, name) for name in sections_of(method)}
+    sections = {"cache": Cache()} | {name: getattr(method, name) for name in sections_of(method)}
     return dataclasses.replace(exp, method=choice, **sections)  # they belong to this method only
 
 

@@ -31,7 +31,8 @@ class Averaged(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         oca = self.keeps_cache if self.cache.oca is None else self.cache.oca
-        object.__setattr__(self, "cache", replace(self.cache, oca=oca, unseen=self.cache.unseen or self.usual_unseen))
+        kept = replace(self.cache, oca=True, unseen=self.cache.unseen or self.usual_unseen) if oca else Cache(oca=False)
+        object.__setattr__(self, "cache", kept)
 
     @property
     def usual_unseen(self) -> Unseen:

@@ -11,7 +11,16 @@ from itertools import groupby
 from pathlib import Path
 
 from fedalloy.config.build import Built, Shelf, build, check_names
-from fedalloy.config.experiment import Choice, Experiment, experiment, for_method, make_method, naming
+from fedalloy.config.experiment import (
+    Choice,
+    Experiment,
+    cache_keys,
+    experiment,
+    for_method,
+    given_keys,
+    make_method,
+    naming,
+)
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
@@ -68,6 +77,9 @@ def run_methods(
         for name in sorted({"combine", "clip"} - choices[key].aggregation.keys()):
             if (asked := getattr(exp.aggregation, name)) != getattr(method.aggregation, name):
                 say(f"{label_of(key, choices[key])} does not use aggregation.{name} = {asked!r}")
+        unused = [name for name in given_keys(exp.cache) if name not in cache_keys(method)]
+        for name in (name for name in unused if not choices[key].cache):
+            say(f"{label_of(key, choices[key])} does not use cache.{name} = {getattr(exp.cache, name)!r}")
     for seed, built in settings.items():
         for keys in trained_alike(exp, choices):
             one = replace(for_method(exp, choices[keys[0]]), seed=seed)
