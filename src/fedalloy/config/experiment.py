@@ -143,13 +143,14 @@ class Stop:
 class Published:
     """A paper's table, shown next to our figures; `where` gives the values of other keys for which it holds.
 
+    A list stands for any of its values.
     Each row is a method's label, its view, and one text per metric as printed in the paper, in our table's units.
     """
 
     source: str
     metrics: tuple[PublishedMetric, ...]
     rows: tuple[tuple[str, ...], ...]
-    where: Mapping[str, str | int | float] = field(default_factory=dict)
+    where: Mapping[str, bool | int | float | str | list[bool | int | float | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -234,8 +235,8 @@ class Experiment:
 
 
 # Sections whose other keys are options of the thing they name.
-_OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
-_CLOSED = {
+OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
+CLOSED = {
     "training": LocalWork,
     "participation": Participation,
     "quorum": Quorum,
@@ -245,7 +246,7 @@ _CLOSED = {
     "stop": Stop,
     "budget": Budget,
 }
-_NAMED_BY = {"public": "data"}  # the others have their name under `name`
+NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
@@ -258,12 +259,12 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = _table(key, value)
-        if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
+        if not isinstance(value, Mapping) and (key in OPEN or key in CLOSED or key == "methods"):
             raise UsageError(f"{key} = {shown(value)} must be a table; write [{key}]")
-        if key in _OPEN:
-            built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
-        elif key in _CLOSED:
-            built[key] = construct(_CLOSED[key], value, key)
+        if key in OPEN:
+            built[key] = _open_section(OPEN[key], {**_default_name(key), **value}, key)
+        elif key in CLOSED:
+            built[key] = construct(CLOSED[key], value, key)
         elif key in _LISTS:
             built[key] = tuple(_LISTS[key](part) for part in _tables(key, value))
         elif key == "methods":
@@ -277,6 +278,10 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     exp = construct(Experiment, built, "")
     for key in ("aggregation", "cache", "training"):
         refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
+    from fedalloy.config.conditions import refuse_unknown_keys
+
+    listed = {label: choice.name for label, choice in exp.methods.items()}
+    refuse_unknown_keys((key for table in exp.published for key in table.where), listed)
     made = [make_method(exp, choice) for choice in (exp.method, *exp.methods.values())]
     for choice in (exp.method, *exp.methods.values()):
         for_method(exp, choice)
@@ -304,12 +309,12 @@ def cache_keys(method: Method) -> list[str]:
         return []
     kept: Cache = getattr(method, "cache")  # noqa: B009  # not all methods have one
     idle = without_effect(Cache, {"oca": kept.oca})
-    return [key for key in _own_keys(Cache) if key not in idle]
+    return [key for key in own_keys(Cache) if key not in idle]
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse a key that belongs in a section, and name that section."""
-    sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
+    sections: Mapping[str, type] = {**CLOSED, **OPEN}
     for key in values:
         homes = [
             f"{name}.{key}" for name, part in sections.items() if key in {f.name for f in dataclasses.fields(part)}
@@ -335,7 +340,7 @@ def recorded(meta: Mapping[str, Any]) -> Experiment:
         values.pop("cache", None)
     for key in ("training", "cache"):
         if isinstance(part := values.get(key), Mapping):
-            idle = without_effect(_CLOSED[key], part)
+            idle = without_effect(CLOSED[key], part)
             values[key] = {k: v for k, v in part.items() if k not in idle}
     return experiment(values)
 
@@ -381,7 +386,7 @@ def _refuse_moved(cls: type[Method], choice: Choice) -> None:
         if (given := getattr(choice, section)) and section not in sections_of(cls):
             raise UsageError(f"{choice.name} does not use [{section}]; leave out {section}.{next(iter(given))}")
     for section in sections_of(cls):
-        for key in (f.name for f in dataclasses.fields(_CLOSED[section])):
+        for key in (f.name for f in dataclasses.fields(CLOSED[section])):
             if key in choice.options and key not in own:
                 raise UsageError(f"{choice.name} has no key {shown(key)}; write {section}.{key}")
 
@@ -497,7 +502,7 @@ def check_options(
     fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
     """
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
-    refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
+    refuse_unknown(part.options, [*own_keys(type(part)), *takes], where)
     hints = type_hints(maker)
     return {key: typed_value(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
@@ -551,9 +556,9 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
         put(out, key, _value(raw))
         done.pop(key, None)
-        for earlier in (one for name, (one, was) in done.items() if _at(out, name) != was):
+        for earlier in (one for name, (one, was) in done.items() if at(out, name) != was):
             raise UsageError(f"{text} undoes {earlier}; leave one of them out, or write {earlier} after it")
-        done |= {key: (text, now)} if not isinstance(now := _at(out, key), Mapping) else {}
+        done |= {key: (text, now)} if not isinstance(now := at(out, key), Mapping) else {}
     return out
 
 
@@ -568,11 +573,11 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     {'training': {'lr': 0.1, 'batch': 8}}
     """
     *path, last = key.split(".")
-    if not path and key in _OPEN and isinstance(value, str):
-        path, last = [key], _NAMED_BY.get(key, "name")
+    if not path and key in OPEN and isinstance(value, str):
+        path, last = [key], NAMED_BY.get(key, "name")
     listed = values.get("methods") if path == ["method"] and last == "name" else None
     if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
-        if _at(values, "method.name") != value:
+        if at(values, "method.name") != value:
             values["method"] = {"name": value, **own}
         return
     node = values
@@ -590,18 +595,22 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
 def _undone(path: Sequence[str], table: Mapping[str, Any], key: str, value: Any) -> list[str]:
     """The keys of a table that do not outlast a new value of one of them."""
     section = "method" if len(path) == 2 and path[0] == "methods" else ".".join(path)
-    if section in _OPEN and key == _NAMED_BY.get(section, "name"):
+    if section in OPEN and key == NAMED_BY.get(section, "name"):
         if value == table.get(key, _usual_name(section) if len(path) == 1 else path[1]):
             return []
         # The number of clients is kept for another partition, but not the options of the old one.
-        kept = _own_keys(_OPEN[section]) if section != "method" else []
+        kept = own_keys(OPEN[section]) if section != "method" else []
         return [k for k in table if k not in kept]
-    part = _CLOSED.get(path[-1]) if path else None
+    part = CLOSED.get(path[-1]) if path else None
     return [k for k in without_effect(part, {key: value}) if k in table] if part is not None else []
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key, or None."""
+def at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, or None if there is none.
+
+    >>> at({"training": {"lr": 0.1}}, "training.lr"), at({}, "training.lr")
+    (0.1, None)
+    """
     found: Any = values
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -610,7 +619,7 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 def _table(key: str, value: Any) -> Any:
     """Expand `method = "fedprox"`, which is short for a table with only that name."""
-    return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
+    return {NAMED_BY.get(key, "name"): value} if key in OPEN and isinstance(value, str) else value
 
 
 def _default_name(key: str) -> dict[str, str]:
@@ -631,12 +640,13 @@ def _value(raw: str) -> Any:
         return raw  # a bare word is a string; so is anything unreadable, which is then refused as a string
 
 
-def _own_keys(cls: type) -> list[str]:
+def own_keys(cls: type) -> list[str]:
+    """The keys of a section itself, without the options of what it names."""
     return [f.name for f in dataclasses.fields(cls) if f.name != "options"]
 
 
 def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    known = _own_keys(cls)
+    known = own_keys(cls)
     own = {key: value for key, value in values.items() if key in known}
     return construct(cls, {**own, "options": {k: v for k, v in values.items() if k not in known}}, where)
 
