@@ -31,6 +31,7 @@ from fedalloy.train.privacy import Account, accounted, rolled_back
 
 if TYPE_CHECKING:
     from fedalloy.federation.engine import Engine
+    from fedalloy.federation.participation import Participation
 
 Network = Callable[[], nn.Module]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -338,6 +339,10 @@ class Method:
         for option, value in self.card.private_except.items():
             if getattr(self, option) == value:
                 return f"{self.name}.{option} = {value!r} uses a client's samples"
+        return None
+
+    def idle(self, participation: Participation) -> str | None:
+        """The option that was chosen but has no effect with this [participation], if any, as a clause that says so."""
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:

@@ -231,6 +231,8 @@ class Setting:
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
+        if (idle := method.idle(self.participation)) is not None:
+            raise UsageError(f"{method.name}.{idle}; leave it out")
         if method.card.public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
         if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":
