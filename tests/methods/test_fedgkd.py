@@ -131,7 +131,9 @@ def test_taking_the_softmax_twice_all_but_removes_the_pull():
     assert pull(variant="kdia") == pytest.approx(pull(tau=2.0) / 10, rel=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"distance": "mse", "tau": 2.0}, {"variant": "kdia", "distance": "mse", "tau": 3.0}])
+@pytest.mark.parametrize(
+    "options", [{"distance": "mse", "tau": 2.0}, {"variant": "kdia", "distance": "mse", "tau": 3.0}]
+)
 def test_a_temperature_without_softmax_is_refused(options):
     with pytest.raises(UsageError, match=r"fedgkd\.tau has no effect without distance = "):
         FedGKD(**options)

@@ -226,7 +226,10 @@ class Federation(Protocol):
         """A generator before any training, the same for all clients and the server."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, in ascending order; the same for every method in a comparison."""
+        """The clients of this round, in ascending order, without stragglers; the same for every method."""
+
+    def stragglers(self) -> Mapping[int, int]:
+        """The clients of this round that have time for some of their epochs only, and for how many."""
 
     def steps(self, client: int) -> int:
         """Number of optimiser steps that this client takes in a round."""

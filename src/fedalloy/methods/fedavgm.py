@@ -19,7 +19,7 @@ class FedAvgM(FedAvg):
 
     `heavy_ball`: v <- beta v + D, w <- w - server_lr v. `nesterov`: the same v, w <- w - server_lr (beta v + D).
     `ema`: v <- beta v + (1 - beta) D, w <- w - v. For a constant D, the first two move 1 / (1 - beta) times as far as
-    the third: their betas do not mean the same. Only trainable parameters have a velocity; buffers are plainly averaged.
+    the third: their betas do not mean the same. Only trainable parameters have a velocity; buffers are averaged.
 
     >>> FedAvgM().form, FedAvgM(variant="paper").form, FedAvgM(variant="kdia").form
     ('heavy_ball', 'nesterov', 'ema')

@@ -32,8 +32,8 @@ class FedGKD(FedAvg):
 
     The server buffers the last M = `buffer` global models, the current one included, and sends their uniform mean as
     the teacher, which stays as it is for the round. The untrained first model is not buffered. The teacher is sent only
-    where it differs from the model: never with M = 1, and otherwise from the third round on (if the buffer must be full,
-    from round M + 1), which doubles the downlink.
+    where it differs from the model: never with M = 1, and otherwise from the third round on (from round M + 1, if the
+    buffer must be full), which doubles the downlink.
 
     >>> FedGKD().aggregation.weights, FedGKD(variant="reference").aggregation.weights, FedGKD(variant="fedkf").start
     ('size', 'uniform', 'full_buffer')
@@ -52,7 +52,7 @@ class FedGKD(FedAvg):
     )
     start: Literal["available", "full_buffer", "received"] = by_variant(
         "available",
-        "distil from round 2 on; from round M + 1 on; or from round 1 on, until then with the received model as teacher",
+        "distil from round 2 on; from round M + 1 on; or always, until then from the received model",
         fedkf="full_buffer",
         kdia="received",
     )
