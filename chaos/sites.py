@@ -28,7 +28,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from harness import Dice, FaultError, little_memory, run_from_command_line, show, trials
 
-from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.check.probe import small_settings
@@ -45,7 +44,7 @@ from fedalloy.federation.evaluation import at_client, distinct
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.federation.setting import Setting
-from fedalloy.methods import FedAvg
+from fedalloy.methods import FedGen
 from fedalloy.run.runner import round_record
 from fedalloy.train.privacy import Privacy
 
@@ -53,12 +52,11 @@ CLIENTS, BAD = 3, 1
 NODES = {1000 + 7 * k: k for k in range(CLIENTS)}
 LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
-METHOD = FedAvg(aggregation=Aggregation(weights="disco"))  # its clients send their label counts
+METHOD = FedGen()  # its clients send their label counts
 EXPERIMENT = {
     "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
     "model": {"name": "mlp"},
-    "method": {"name": "fedavg"},
-    "aggregation": {"weights": "disco"},
+    "method": {"name": "fedgen"},
 }
 METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "forward_samples")
 METER = (*METER, "backward_samples")

@@ -275,6 +275,25 @@ def test_ctrl_c_loses_nothing_of_a_completed_round(tmp_path: Path) -> None:
     assert same(resume(folder), whole)
 
 
+def test_stragglers_are_recorded_and_the_same_with_workers_and_after_a_resume(tmp_path: Path) -> None:
+    words = ("method=fedprox", "training.epochs=4", "participation.policy=full", "participation.fraction=1.0")
+    slow = tiny(*words, "participation.stragglers=0.5")
+    whole = simulate(slow, tmp_path / "whole")
+    taken, late = ([record[key] for record in whole.rounds] for key in ("active", "stragglers"))
+    assert taken == [[0, 1, 2, 3]] * 3
+    assert [len(ids) for ids in late] == [2, 2, 2]
+    assert len({tuple(ids) for ids in late}) > 1
+    drops = simulate({**slow, "method": "fedavg"}, tmp_path / "drops")
+    assert [record["stragglers"] for record in drops.rounds] == late
+    assert all(sorted(r["active"] + r["stragglers"]) == [0, 1, 2, 3] for r in drops.rounds)
+    pool = simulate({**slow, "engine": "pool", "workers": 2}, tmp_path / "pool")
+    assert told(pool.rounds) == told(whole.rounds)
+    assert ended(tmp_path / "pool") == ended(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(slow, tmp_path / "killed", watch=kill_after(1))
+    assert same(resume(tmp_path / "killed"), whole)
+
+
 def test_killed_before_the_first_round_was_complete(tmp_path: Path) -> None:
     built = build(experiment(tiny()))
     Store(tmp_path / "run").create(

@@ -53,6 +53,9 @@ class FakeFederation:
         self.sampled_by_size = by_size
         return sorted(self.replies)
 
+    def stragglers(self) -> dict[int, int]:
+        return {}
+
     def steps(self, client: int) -> int:
         return 1
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from fedalloy.aggregation.averaging import average, weighted_sum
 from fedalloy.aggregation.rule import Aggregation
@@ -65,11 +64,10 @@ class Cache:
             )
         if rule.weights == "disco" and self.unseen != "seen_only":
             raise UsageError(
-                "aggregation.weights = 'disco' needs every client's label counts, which clients not yet seen have not "
+                "aggregation.weights = 'disco' needs every client's discrepancy, which clients not yet seen have not "
                 "sent; write cache.unseen = 'seen_only'"
             )
         known: dict[str, Any] = {"cache": {}, "sizes": torch.tensor(sizes)}
-        known |= {"counts": {}} if rule.weights == "disco" else {}
         return known | ({"start": model} if self.unseen == "init_model" else {})
 
     def updated(
@@ -78,7 +76,6 @@ class Cache:
         round: int,
         rule: Aggregation,
         models: Mapping[int, Tree],
-        counts: Mapping[int, Tensor],
         *,
         weighed_anew: bool = False,
     ) -> dict[str, Any]:
@@ -87,11 +84,8 @@ class Cache:
             return {}
         fresh = {str(k): self._stored(model) for k, model in models.items()}
         cache = {**s["cache"], **fresh}
-        if weighed_anew:
-            return {"cache": cache}
-        if rule.weights == "disco":  # depends on which clients are present, so a running sum cannot be continued
-            return {"cache": cache, "counts": {**s["counts"], **{str(k): c for k, c in counts.items()}}}
-        if len(cache) <= self.exact_up_to:
+        # FedDisco's weights depend on which clients are present, so that a running sum cannot be continued.
+        if weighed_anew or rule.weights == "disco" or len(cache) <= self.exact_up_to:
             return {"cache": cache}
         return {"cache": cache, "sum": self._running_sum(s, round, rule, cache, fresh)}
 
@@ -109,11 +103,11 @@ class Cache:
         sizes: list[int] = s["sizes"].tolist()
         clients = seen if self.unseen == "seen_only" else list(range(len(sizes)))
         stand_in = s["start"] if self.unseen == "init_model" else model
-        counts = [s["counts"][str(k)] for k in clients] if weigh is None and rule.weights == "disco" else []
+        apart = [s["discrepancy"][str(k)] for k in clients] if weigh is None and rule.weights == "disco" else []
         if weigh is None and rule.needs_every_model:
             known = [s["cache"].get(str(k), stand_in) for k in clients]
-            return rule.combined(known, rule.bounded([sizes[k] for k in clients], counts), model)
-        weights = rule.weigh([sizes[k] for k in clients], counts) if weigh is None else weigh(clients)
+            return rule.combined(known, rule.bounded([sizes[k] for k in clients], apart), model)
+        weights = rule.weigh([sizes[k] for k in clients], apart) if weigh is None else weigh(clients)
         weight = dict(zip(clients, weights, strict=True))
         models, parts = [s["cache"][str(k)] for k in seen], [weight.pop(k) for k in seen]
         if weigh is None and "sum" in s:

@@ -37,6 +37,7 @@ class Round:
     ledger: Ledger = field(default_factory=Ledger)
     active: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)  # stragglers, whether they were asked or not
     forgot: set[int] = field(default_factory=set)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
@@ -112,8 +113,15 @@ class Round:
         return initial_generator(make, self.seed, self._setting.layout, self._setting.device, self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """Return the clients of this round in ascending order."""
-        return self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
+        """Return the clients of this round in ascending order, without stragglers."""
+        drawn = self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
+        late = self._setting.late(self.round, drawn)
+        self.late.update(late)
+        return [k for k in drawn if k not in late]
+
+    def stragglers(self) -> dict[int, int]:
+        """Return the stragglers of this round, each with the number of epochs that it has time for."""
+        return self._setting.late(self.round, self._setting.active(self.round))
 
     def steps(self, client: int) -> int:
         """Return how many optimiser steps this client takes in a round."""

@@ -31,6 +31,7 @@ from fedalloy.train.privacy import Account, accounted, rolled_back
 
 if TYPE_CHECKING:
     from fedalloy.federation.engine import Engine
+    from fedalloy.federation.participation import Participation
 
 Network = Callable[[], nn.Module]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -225,7 +226,10 @@ class Federation(Protocol):
         """A generator before any training, the same for all clients and the server."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, in ascending order; the same for every method in a comparison."""
+        """The clients of this round, in ascending order, without stragglers; the same for every method."""
+
+    def stragglers(self) -> Mapping[int, int]:
+        """The clients of this round that have time for some of their epochs only, and for how many."""
 
     def steps(self, client: int) -> int:
         """Number of optimiser steps that this client takes in a round."""
@@ -338,6 +342,10 @@ class Method:
         for option, value in self.card.private_except.items():
             if getattr(self, option) == value:
                 return f"{self.name}.{option} = {value!r} uses a client's samples"
+        return None
+
+    def idle(self, participation: Participation) -> str | None:
+        """The option that was chosen but has no effect with this [participation], if any, as a clause that says so."""
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:

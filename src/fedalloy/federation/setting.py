@@ -84,6 +84,12 @@ class Setting:
             )
         self._check_labels()
         self.participation.check(len(self.sites))
+        if self.participation.stragglers and (self.work.work == "fixed_steps" or self.work.epochs == 1):
+            given = "work = 'fixed_steps'" if self.work.work == "fixed_steps" else "epochs = 1"
+            raise UsageError(
+                f"participation.stragglers = {self.participation.stragglers} needs several epochs of which a straggler "
+                f"does some, but training.{given}; write training.epochs = 2 or more, or leave stragglers out"
+            )
 
     def _check_labels(self) -> None:
         owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
@@ -196,6 +202,10 @@ class Setting:
         sizes = bounded(self.sizes, cap)
         return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
+    def late(self, round: int, active: Sequence[int]) -> dict[int, int]:
+        """The stragglers among a round's clients, and how many epochs each has time for."""
+        return self.participation.late(active, epochs=self.work.epochs, round=round, seed=self.seed)
+
     @property
     def usual_active(self) -> float:
         """Approximate number of clients that take part in a round."""
@@ -231,6 +241,8 @@ class Setting:
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
+        if (idle := method.idle(self.participation)) is not None:
+            raise UsageError(f"{method.name}.{idle}; leave it out")
         if method.card.public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
         if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":

@@ -88,7 +88,7 @@ class FedFTG(FedAvg):
     @property
     def tells_counts(self) -> bool:
         """The fine-tuning weighs clients by their samples of each class."""
-        return bool(self.iterations) or super().tells_counts
+        return bool(self.iterations)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """Fine-tune the average, and with it the generator."""

@@ -125,7 +125,7 @@ class FedGen(FedAvg):
         received = self.aggregation.clipped(models(replies), s["model"])
         heads = stacked_heads(in_two_parts(fed.build(), self.name), received)
         sizes, counts, cap = [r["n"] for r in replies], label_counts(replies), self.aggregation.cap
-        a, held = shares(self.aggregation.bounded(sizes, counts)), bounded_counts(counts, cap)
+        a, held = shares(self.aggregation.bounded(sizes, self.discrepancies(s, replies))), bounded_counts(counts, cap)
         by_size = sizes if self.labels == "counts_by_size" else None
         labels = label_distribution(counts, by_size, self.labels == "uniform", cap)  # p(y)
         rate = self.generator_lr * self.generator_lr_decay**s.round  # rounds before this one

@@ -15,7 +15,7 @@ from fedalloy.base.options import NotNegative, Positive, Variant, by_variant, op
 from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.averaged import models
 from fedalloy.knowledge.generated_features import GeneratedFeatures
 from fedalloy.knowledge.pictures import Features
 from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
@@ -117,7 +117,7 @@ class KDIA(GeneratedFeatures, FedAvg):
         last[active] = s.round + 1
         times[active] += 1
         kept = dict(zip(active, self.aggregation.clipped(models(replies), s["model"]), strict=True))
-        cache = self.cache.updated(s.body, s.round + 1, self.aggregation, kept, {}, weighed_anew=True)
+        cache = self.cache.updated(s.body, s.round + 1, self.aggregation, kept, weighed_anew=True)
         return {**cache, "last": last, "times": times}
 
     def overall(self, s: State) -> Tree:
@@ -135,7 +135,7 @@ class KDIA(GeneratedFeatures, FedAvg):
 
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """The generator after this round; heads count by the weights p_k of the student's average."""
-        p = shares(self.aggregation.bounded([r["n"] for r in replies], label_counts(replies)))  # Eq. 1
+        p = shares(self.aggregation.bounded([r["n"] for r in replies], self.discrepancies(s, replies)))  # Eq. 1
         return self.taught(s["generator"], self.aggregation.clipped(models(replies), s["model"]), p, fed)
 
     def models(self, s: State) -> Mapping[str, Tree]:

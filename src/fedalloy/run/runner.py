@@ -258,6 +258,7 @@ def round_record(
         "round": state.round,
         "active": sorted(fed.active),
         "lost": sorted(fed.lost),
+        **({"stragglers": sorted(fed.late)} if fed.late else {}),
         **({"forgot": sorted(fed.forgot)} if fed.forgot else {}),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),

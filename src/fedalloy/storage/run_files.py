@@ -57,7 +57,7 @@ def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
 def check_record(where: str, record: Any, clients: int | None) -> None:
     """Refuse an invalid record of a round; ids must be below the number of clients, if that is known."""
     _checked(where, RECORD, record)
-    ids = [k for key in ("active", "lost") for k in record.get(key, ())]
+    ids = [k for key in ("active", "lost", "stragglers") for k in record.get(key, ())]
     ids += [bad["client"] for bad in record.get("quarantined", ())]
     if clients is not None and max(ids, default=0) >= clients:
         raise _refusal(where, "", f"has client {max(ids)}, but clients go from 0 to {clients - 1}")
@@ -226,6 +226,7 @@ RECORD = table(
     round=number(1, MANY, whole=True),
     active=each(count),
     lost=each(count),
+    stragglers=each(count),
     forgot=each(count),
     spent=each(count),
     quarantined=each(table(needed=("client", "reason"), client=count, reason=text)),
