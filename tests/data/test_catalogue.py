@@ -141,7 +141,7 @@ def test_drawn_per_class_is_random_and_follows_its_seed() -> None:
     one, again, other = (drawn_per_class(y, 20, seed) for seed in (3, 3, 4))
     assert one.tolist() == again.tolist()
     assert not set(one) <= set(other)
-    assert not set(one) & set(first_per_class(y, 20)) == set(one)
+    assert not set(one) <= set(first_per_class(y, 20))
 
 
 def test_only_some_classes_train_and_test() -> None:
@@ -356,7 +356,7 @@ def test_options_are_checked_before_anything_is_fetched() -> None:
     [
         ({"pick": "random"}, "pick = 'random' has no effect without per_class"),
         ({"pick": "first"}, "pick = 'first' has no effect without per_class"),
-        ({"per_class": 5, "pick": "last"}, "pick = 'last'.*\"first\" or \"random\""),
+        ({"per_class": 5, "pick": "last"}, 'pick = \'last\'.*"first" or "random"'),
         ({"per_class": 5, "pick_seed": 1}, 'pick_seed has no effect without pick = "random"'),
         ({"per_class": 5, "pick": "first", "pick_seed": 0}, "pick_seed has no effect"),
     ],

@@ -168,9 +168,7 @@ def test_letters_drawn_and_split_are_fedkfs_draw_for_draw(seed):
 
 @pytest.mark.real
 @pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
-@pytest.mark.parametrize(
-    ("order", "first"), [("appearance", [502, 614, 637, 418]), ("label", [631, 518, 370, 588])]
-)
+@pytest.mark.parametrize(("order", "first"), [("appearance", [502, 614, 637, 418]), ("label", [631, 518, 370, 588])])
 def test_real_letters_are_split_as_in_fedkfs_code(order, first):
     letters = load("emnist-letters")
     if len(letters.y) != 10_000:
