@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedalloy.methods
@@ -148,6 +149,18 @@ def test_rounds_are_evaluated_as_often_as_asked_and_at_the_end() -> None:
     assert len(run.rounds) == 5
     whole = simulate(tiny("rounds=5"))
     assert [r["views"] for r in run.rounds if r["views"]] == [whole.rounds[t - 1]["views"] for t in (2, 4, 5)]
+
+
+def test_amp_counts_clients_by_what_the_experiment_says(tmp_path: Path) -> None:
+    words = ("partition.test=official", "partition.test_samples=7")  # so that all tests have the same size
+    runs = [simulate(tiny(*words, f"amp_weights={by}"), tmp_path / by) for by in ("test", "train")]
+    found = [run.rounds[-1]["views"]["aca"] for run in runs]
+    assert found[0]["clients"] == found[1]["clients"]
+    assert found[0]["clients"]["size"] == runs[0].meta["clients"]["test_sizes"]
+    for run, view, sizes in zip(runs, found, ("test_sizes", "train_sizes"), strict=True):
+        assert view["amp"] == pytest.approx(np.average(view["clients"]["accuracy"], weights=run.meta["clients"][sizes]))
+    assert found[0]["amp"] != pytest.approx(found[1]["amp"], abs=1e-4)
+    assert [run.meta["experiment"]["amp_weights"] for run in runs] == ["test", "train"]
 
 
 def test_a_validation_share_fills_its_column_and_selects_its_own_round() -> None:

@@ -220,7 +220,8 @@ def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[in
     found = views[view]["clients"]
     honest = np.setdiff1d(engine.setting.ids, hostile)
     accuracy = np.array([math.nan if a is None else a for a in found["accuracy"]])
-    return view, metrics.amp(accuracy[honest], np.array(found["size"])[honest])
+    weights = np.where(np.isnan(accuracy), 0, engine.setting.counted_by(found["size"]))
+    return view, metrics.amp(accuracy[honest], weights[honest])
 
 
 def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:

@@ -171,6 +171,7 @@ def setting_of(
         layout=exp.layout,
         scale=data.scale,
         space=space,
+        amp_weights=exp.amp_weights,
         private_answers=exp.public is not None and exp.public.answers == "private",
     )
 

@@ -33,7 +33,7 @@ from fedalloy.base.options import (
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
-from fedalloy.federation.metrics import PublishedMetric, StopMetric
+from fedalloy.federation.metrics import AmpWeights, PublishedMetric, StopMetric
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -176,6 +176,9 @@ class Experiment:
     rounds: Count = option(20, "how many rounds to run")
     seed: Seed = option(0, "where every random stream starts: split, initial model, active clients, batches")
     evaluate_every: Count = option(1, "evaluate after every so many rounds; the last round is always evaluated")
+    amp_weights: AmpWeights = option(
+        "test", "what clients count by in AMP: their test samples (FedKF's code) or training samples (its Definition 1)"
+    )
     start: str | None = option(None, "a `.safetensors` file with the weights to start from, instead of random ones")
     engine: Literal["auto", "pool", "threads", "serial", "flower"] = option(
         "auto", "what carries the messages; `auto` takes the pool where it pays. All give the same bits"

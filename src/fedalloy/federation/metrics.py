@@ -77,7 +77,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "amp", "AMP %", "percent", "high", table="comparison",
             meaning="Average model performance: correct predictions over all clients' test samples. A client counts "
-            "by the size of its test set.",
+            "by the size of its test set, or of its training data with `amp_weights = \"train\"`.",
         ),
         Metric(
             "fm", f"FM {TIMES}10³", "thousandths", "low", table="comparison",
@@ -170,6 +170,8 @@ METRICS: dict[str, Metric] = {
     )
 }  # fmt: skip
 
+AmpWeights = Literal["test", "train"]
+
 # The choices of an experiment's `stop.metric` and of the metrics of a `[[published]]` table.
 StopMetric = Literal["amp", "wlp", "alma", "test", "validation"]
 PublishedMetric = Literal["amp", "alma", "fm", "wlp", "test"]
@@ -185,9 +187,10 @@ def accuracy_per_client(confusion: Counts) -> Floats:
 
 
 def amp(acc: ArrayLike, sizes: ArrayLike) -> float:
-    """Average model performance: the mean accuracy weighted by test size, i.e. all correct answers over all samples.
+    """Average model performance: the mean accuracy, weighted by each client's size.
 
-    FedKF's code computes it this way; its Definition 1 uses the sizes of the clients' whole data instead.
+    FedKF's code takes the sizes of the test sets, which makes it all correct answers over all samples; its Definition 1
+    takes |D_k|, the size of a client's data. See the key `amp_weights` of an experiment.
 
     >>> round(amp([0.6, 0.7, 0.8], [10, 10, 80]), 9)
     0.77
@@ -344,9 +347,12 @@ def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> in
     return int(hits[0]) + smoothing if hits.size else None
 
 
-def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:
+def summarise(
+    confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100, weights: ArrayLike | None = None
+) -> dict[str, float]:
     """All metrics of one view in one round, from counts [K, C, C] and the sum of losses over each test set [K].
 
+    In AMP, clients count by their `weights`, by default the sizes of their test sets.
     The loss is per sample, over all samples; `balanced` and `macro_f1` are pooled; `worst_client` is an id (see there).
     There may be more columns than rows: a network may also predict classes that do not occur in any test set.
 
@@ -362,7 +368,7 @@ def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -
     acc, sizes, pooled = accuracy_per_client(confusion), confusion.sum((1, 2)), confusion.sum(0)
     lowest, mean, variance = mixtures(acc, q, seed)
     return {
-        "amp": amp(acc, sizes),
+        "amp": amp(acc, sizes if weights is None else np.where(sizes > 0, weights, 0)),
         "fm": fm(acc),
         "wlp": wlp(acc),
         "alma": alma(acc),

@@ -18,6 +18,7 @@ from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Augmentation, Client, Method, Network, group_of, initial, methods
+from fedalloy.federation.metrics import AmpWeights
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.train.costs import Meter, forward_flops
@@ -71,6 +72,7 @@ class Setting:
     private_answers: bool = False
     privacy: Privacy | None = None
     secret_noise: bool = False
+    amp_weights: AmpWeights = "test"
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -110,6 +112,10 @@ class Setting:
     def sizes(self) -> list[int]:
         """Training samples of each client."""
         return [len(site.train) for site in self.sites]
+
+    def counted_by(self, tested: Sequence[int]) -> Sequence[int]:
+        """What clients count by in AMP, where `tested` are the sizes of their test sets."""
+        return tested if self.amp_weights == "test" else self.sizes
 
     @cached_property
     def mean_size(self) -> float:
