@@ -431,11 +431,18 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, 
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
-    return partial(_load_into, network, read_weights(start))
+    return _Started(network, read_weights(start))
 
 
-def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
-    return load_weights(network(), weights)
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A network that starts from these weights; like a partial, it can be sent to another process."""
+
+    without_start: Network
+    weights: Mapping[str, Tensor]
+
+    def __call__(self) -> nn.Module:
+        return load_weights(self.without_start(), self.weights)
 
 
 def _all_rows(site: Site) -> Tensor:
