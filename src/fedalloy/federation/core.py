@@ -621,10 +621,10 @@ __all__ = [
     "hyper_parameters",
     "initial",
     "initial_generator",
-    "random_network",
     "method",
     "methods",
     "quick",
+    "random_network",
     "reply",
     "run",
 ]
