@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedalloy import simulate
 from fedalloy.base.tree import digest, equal
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, act, initial
@@ -187,6 +188,16 @@ def test_with_moons_head_the_projection_has_256_numbers():
     for projection, width in ((True, 256), (False, 84)):
         net = create("simple-cnn", classes=10, channels=3, size=32, projection=projection)
         assert net.project(x).shape == (2, width)
+
+
+@pytest.mark.parametrize("name", ["knfu-m1", "mlp"])
+def test_an_experiment_gives_any_network_the_head(name):
+    exp = {"data": "tiny", "rounds": 1, "engine": "serial", "partition": {"clients": 2, "name": "iid"}}
+    done = simulate({**exp, "model": {"name": name, "projection": 12}, "method": "moon"}, None)
+    assert done.meta["experiment"]["model"]["projection"] == 12
+    for key, value in (("projecton", 12), ("projection", "wide")):
+        with pytest.raises(UsageError, match=rf"model.*{key}"):
+            simulate({**exp, "model": {"name": name, key: value}, "method": "moon"}, None)
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -214,7 +215,9 @@ def _partition_options(part: PartitionPart) -> dict[str, Any]:
 
 
 def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
-    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+    factory = models.models[choice.name]
+    added = {key: int for key in models.options_of(choice.name) if key not in inspect.signature(factory).parameters}
+    return check_options(choice, factory, where, ("classes", "channels", "size"), added)
 
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
