@@ -49,6 +49,12 @@ class FakeFederation:
     def build(self) -> nn.Module:
         return self.network()
 
+    def random_net(self, client: int) -> nn.Module:
+        net = self.network()
+        for p in net.parameters():
+            nn.init.constant_(p, 100.0 + client)
+        return net
+
     def sample(self, *, by_size: bool = False) -> list[int]:
         self.sampled_by_size = by_size
         return sorted(self.replies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -223,7 +224,9 @@ def _partition_options(part: PartitionPart) -> dict[str, Any]:
 
 
 def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
-    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+    factory = models.models[choice.name]
+    added = {key: int for key in models.options_of(choice.name) if key not in inspect.signature(factory).parameters}
+    return check_options(choice, factory, where, ("classes", "channels", "size"), added)
 
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
@@ -440,11 +443,18 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, 
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
-    return partial(_load_into, network, read_weights(start))
+    return _Started(network, read_weights(start))
 
 
-def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
-    return load_weights(network(), weights)
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A network that starts from these weights; like a partial, it can be sent to another process."""
+
+    without_start: Network
+    weights: Mapping[str, Tensor]
+
+    def __call__(self) -> nn.Module:
+        return load_weights(self.without_start(), self.weights)
 
 
 def _all_rows(site: Site) -> Tensor:

@@ -491,10 +491,11 @@ def check_options(
     maker: Callable[..., Any],
     where: str,
     given: Collection[str] = (),
+    added: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A section's options; refuse any that is not a keyword of the named thing's factory, or has the wrong type.
 
-    `given` are the keywords that users cannot choose.
+    `given` are the keywords that users cannot choose, `added` the types of options that the factory need not know.
 
     >>> def ring(*, classes: int, radius: float = 1.0): ...
     >>> check_options(Choice(name="ring", options={"radius": 2}), ring, "model", given=["classes"])
@@ -505,8 +506,8 @@ def check_options(
     fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
     """
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
-    refuse_unknown(part.options, [*own_keys(type(part)), *takes], where)
-    hints = type_hints(maker)
+    refuse_unknown(part.options, [*own_keys(type(part)), *takes, *(added or ())], where)
+    hints = {**type_hints(maker), **(added or {})}
     return {key: typed_value(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
 

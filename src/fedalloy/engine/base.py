@@ -15,7 +15,16 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Generation, Message, Method, Network, State, initial_generator
+from fedalloy.federation.core import (
+    Client,
+    Generation,
+    Message,
+    Method,
+    Network,
+    State,
+    initial_generator,
+    random_network,
+)
 from fedalloy.federation.engine import Answer, Engine, Failed, Failure, Forgot
 from fedalloy.federation.gate import farthest, refusal, strays
 from fedalloy.federation.quorum import QuorumError
@@ -107,6 +116,11 @@ class Round:
     def build(self, client: int | None = None) -> nn.Module:
         """Build the server's network, or a client's, before any training."""
         return metered(self._setting.build(SERVER if client is None else client), self.meter)
+
+    def random_net(self, client: int) -> nn.Module:
+        """Build a random network of this client's own."""
+        setting = self._setting
+        return random_network(setting.network(client), self.seed, client, setting.layout, setting.device)
 
     def generator(self, make: Network) -> nn.Module:
         """Build a generator before any training."""

@@ -141,6 +141,11 @@ class Client:
         """The client's network with a copy of these weights."""
         return load(self.build(), weights)
 
+    def random_net(self) -> nn.Module:
+        """A random network of this client's own, which no other client has and which is the same in every round."""
+        net = random_network(self.network, self.seed, self.id, self.layout, self.train.x.device)
+        return metered(address_dropout(net, self.rng("dropout")), self.meter)
+
     def generator(self, make: Network) -> nn.Module:
         """A generator before any training, the same for all clients and the server."""
         return initial_generator(make, self.seed, self.layout, self.train.x.device, self.meter)
@@ -221,6 +226,9 @@ class Federation(Protocol):
 
     def build(self, client: int | None = None) -> nn.Module:
         """The network of the server, or of a client, before any training."""
+
+    def random_net(self, client: int) -> nn.Module:
+        """A random network of this client's own: `Client.random_net`."""
 
     def generator(self, make: Network) -> nn.Module:
         """A generator before any training, the same for all clients and the server."""
@@ -523,6 +531,13 @@ def initial(
         return laid_out(network().to(device), layout)
 
 
+def random_network(
+    network: Network, seed: int, client: int, layout: Layout = "auto", device: str | torch.device = "cpu"
+) -> nn.Module:
+    """Build a client's own random network; even where a run starts from given weights, this one does not."""
+    return initial(getattr(network, "without_start", network), seed, layout, device, f"init/{client}")
+
+
 def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
     """Build a generator from a separate stream; its passes are counted separately from the classifier's."""
     return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
@@ -617,6 +632,7 @@ __all__ = [
     "method",
     "methods",
     "quick",
+    "random_network",
     "reply",
     "run",
 ]

@@ -55,7 +55,7 @@ class KDIA(GeneratedFeatures, FedAvg):
     lambda_kd: NotNegative = option(0.5, "weight of the distillation; with 0, no teacher is sent")
     lambda_gen: NotNegative = option(0.01, "weight of generated features; with 0, there is no generator")
     tau: Positive = option(2.0, "temperature of the distillation; there is no factor tau^2")
-    mean: Mean = option("geometric", "how the three frequencies make one weight")
+    mean: Mean = option("geometric", "how the three frequencies make one weight", only_with=("freqs", "all"))
     freqs: Frequency = option("all", "what the teacher's weights follow: three frequencies, or one of them alone")
     variant: Variant = option("recommended", "whose choices hold where the paper and its code differ")
     kd_direction: Literal["forward", "reverse"] = by_variant(
@@ -67,6 +67,12 @@ class KDIA(GeneratedFeatures, FedAvg):
         if not self.cache.oca:
             raise UsageError(
                 "cache.oca = false leaves kdia without its teacher, an average of all clients; leave it out"
+            )
+        weightless = (self.freqs, self.mean) == ("all", "geometric") or self.freqs == "participation"
+        if weightless and self.cache.unseen == "random":
+            raise UsageError(
+                "cache.unseen = 'random' has no effect on kdia with these weights, by which clients not yet seen weigh "
+                "nothing; leave it out, or write mean = 'arithmetic', freqs = 'interval' or freqs = 'number'"
             )
 
     @property
