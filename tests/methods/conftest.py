@@ -45,6 +45,7 @@ class FakeFederation:
     meter: Meter = field(default_factory=Meter)
     asked: list[tuple[str, list[int], dict[str, Any]]] = field(default_factory=list)
     sampled_by_size: bool | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
         return self.network()
@@ -71,6 +72,9 @@ class FakeFederation:
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
         self.asked.append((action, sorted(clients), body))
         return [Message(action, k, self.replies[k]) for k in sorted(clients)]
+
+    def note(self, name: str, value: float) -> None:
+        self.notes[name] = value
 
     def pool(self) -> Samples:
         raise AssertionError("this method must not pool data")
