@@ -231,9 +231,9 @@ class Setting:
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
-        if method.card.public and self.public is None:
+        if method.needs_public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
-        if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":
+        if method.needs_public == "all" and self.public is not None and self.public.holder == "server":
             raise UsageError(f"{method.name} needs clients that hold the public set; write public.holder = 'all'")
         if not method.card.any_network and not self.same_network:
             able = ", ".join(name for name, m in methods.items() if m.card.any_network)
