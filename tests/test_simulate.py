@@ -245,6 +245,44 @@ def test_an_option_that_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@method("noting", label="Noting", card=Card(paper="none"))
+class Noting(FedAvg):
+    """FedAvg that notes numbers; a registry only grows, so the test below removes it."""
+
+    value: Any = 0.0
+
+    def round(self, s: State, fed: Federation) -> State:
+        fed.note("sampled", len(fed.sample()))
+        if fed.round == 2:
+            fed.skip("for once")
+        fed.note("tenth", fed.round / 10 + self.value)
+        return super().round(s, fed)
+
+
+methods._things.pop("noting")  # type: ignore[attr-defined]
+
+
+def test_what_the_server_notes_is_recorded_and_read_as_a_series(tmp_path: Path) -> None:
+    simulate(tiny(), tmp_path / "run", method=Noting())
+    run = read(tmp_path / "run")
+    assert [record.get("notes") for record in run.rounds] == [
+        {"sampled": 2, "tenth": 0.1},
+        None,  # skipped
+        {"sampled": 2, "tenth": 3 / 10},
+    ]
+    assert run.notes == ("sampled", "tenth")
+    rounds, values = run.noted("tenth")
+    assert (rounds.tolist(), values.tolist()) == ([1, 3], [0.1, 3 / 10])
+    with pytest.raises(UsageError, match="sampled"):
+        run.noted("sample")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_note_must_be_a_finite_number(value: float) -> None:
+    with pytest.raises(UsageError, match="noting notes tenth"):
+        simulate(tiny(), method=Noting(value=value))
+
+
 # --- interrupted and resumed ------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -181,6 +182,13 @@ def test_a_private_deployment_is_not_evaluated_and_cannot_be_repeated(make_run):
 def test_a_run_that_recorded_little_is_still_shown(make_run):
     run = make_run(clients={}, partition={}, model={}, versions={}, experiment={})
     assert "How the data was split" not in render([run], title="")
+
+
+def test_what_servers_noted_is_drawn_where_there_is_any(make_run):
+    run = make_run()
+    noting = replace(run, rounds=tuple({**record, "notes": {"<kept>": 3}} for record in run.rounds))
+    assert "the server noted" not in render([run], title="")
+    assert "the server noted in each round: &lt;kept&gt;" in " ".join(render([noting], title="").split())
 
 
 def test_traffic_by_kind(make_run):

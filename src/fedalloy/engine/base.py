@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Round:
     sound: set[int] = field(default_factory=set)  # clients with a valid reply
     failed: set[int] = field(default_factory=set)  # clients that could not act on what they were sent
     back_to: int | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
     @property
     def _setting(self) -> Setting:
@@ -164,9 +166,16 @@ class Round:
             self.skip(f"{len(replies)} of {len(ids)} clients answered, but {needed} are needed")
         return replies
 
+    def note(self, name: str, value: float) -> None:
+        """Record a number about this round; a skipped round has none."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise UsageError(f"{self.method.name} notes {name} = {value!r} in round {self.round}; note a finite number")
+        self.notes[name] = value
+
     def skip(self, reason: str) -> NoReturn:
         """End the round, which is recorded as skipped."""
         self.skipped = reason
+        self.notes.clear()
         raise QuorumError(reason)
 
     @property

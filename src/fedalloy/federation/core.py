@@ -236,6 +236,9 @@ class Federation(Protocol):
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
         """Send each client the body (and its entry of a mapping); replies come in ascending id and may be fewer."""
 
+    def note(self, name: str, value: float) -> None:
+        """Record a number about this round under `notes`, such as how many samples survived a selection."""
+
     def skip(self, reason: str) -> NoReturn:
         """End the round: it is recorded as skipped and changes nothing."""
 

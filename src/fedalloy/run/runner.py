@@ -260,6 +260,7 @@ def round_record(
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
         **({"back_to": fed.back_to} if fed.back_to is not None else {}),
+        **({"notes": dict(fed.notes)} if fed.notes else {}),
         **figures(setting.privacy, fed.engine.memories, len(fed.sizes), secret=setting.secret_noise),
         **({"spent": sorted(fed.spent)} if fed.spent else {}),
         "seconds": dict(seconds),

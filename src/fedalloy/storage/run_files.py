@@ -230,6 +230,7 @@ RECORD = table(
     spent=each(count),
     quarantined=each(table(needed=("client", "reason"), client=count, reason=text)),
     skipped=text,
+    notes=table(rest=measured),
     epsilons=each(measured),
     seconds=costs,
     bytes=table(rest=table(rest=number(0, whole=True))),
