@@ -16,6 +16,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.game import GENERATED, Game, opinions
 from fedalloy.knowledge.pictures import Images
 from fedalloy.knowledge.teaching import Teaching
@@ -115,6 +116,7 @@ class DaFKD(Game, Teaching, FedAvg):
         if found is None:
             return {}
         teacher, table = found
+        note_coverage(fed, teacher)
         return {"model": self.distilled(fed, model, x, teacher), **table}  # line 13
 
     def teacher(
