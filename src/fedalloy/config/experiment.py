@@ -19,7 +19,7 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import GROUPS, Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
-from fedalloy.base.options import Count, Positive, Share, option, options_of, resolve, sections_of
+from fedalloy.base.options import Count, Number, Positive, Share, option, options_of, resolve, sections_of
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
@@ -101,6 +101,7 @@ class PublicPart:
     answers: Literal["all", "private"] = option(
         "all", "outputs that a prediction is chosen from, if classes were added"
     )
+    task_samples: Number = option(0, "rows of the private data, with labels, that the server alone has to validate on")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
