@@ -21,6 +21,7 @@ from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, 
 from fedalloy.base.layout import Layout
 from fedalloy.base.options import (
     Count,
+    Number,
     Positive,
     Share,
     option,
@@ -112,6 +113,7 @@ class PublicPart:
     answers: Literal["all", "private"] = option(
         "all", "outputs that a prediction is chosen from, if classes were added"
     )
+    task_samples: Number = option(0, "rows of the private data, with labels, that the server alone has to validate on")
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from fedalloy.base.options import options_of, resolve, section
 from fedalloy.base.plugins import by_signal, named
 from fedalloy.base.registry import Registry
 from fedalloy.base.tree import Tree
-from fedalloy.data.public import PublicSet
+from fedalloy.data.public import Holder, PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.federation.actions import action, as_check, in_words, is_action, travels
@@ -340,6 +340,11 @@ class Method:
     def leaves(self) -> str:
         """What leaves a client, in words; override it if the method's options change what the card says."""
         return self.card.leaves_client
+
+    @property
+    def needs_public(self) -> Holder | None:
+        """Who must hold a public set, if anybody; override it if the method's options change what the card says."""
+        return ("all" if self.card.clients_hold_public else "server") if self.card.public else None
 
     @property
     def tells_counts(self) -> bool:

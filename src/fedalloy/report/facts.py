@@ -17,6 +17,7 @@ from fedalloy.errors import FedalloyError
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods
 from fedalloy.report.attendance import unheard
+from fedalloy.report.coverage import uncovered
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.spent import private
 from fedalloy.storage.results import Run
@@ -73,6 +74,7 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *unevaluated(runs),
         *skipped(runs),
         *unheard(runs),
+        *uncovered(runs),
         *private(runs),
         *pooled(runs),
     ]

@@ -32,6 +32,7 @@ from fedalloy.federation.core import Federation, Method, Network, State, run
 from fedalloy.federation.engine import Engine
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
+from fedalloy.knowledge.coverage import collapsed, in_words
 from fedalloy.nets.models import parameter_count
 from fedalloy.run.opened import open_run
 from fedalloy.storage.differences import differing
@@ -225,6 +226,9 @@ def _go_on(
         if fed.back_to is not None:
             back = f"the run rolled back to that of round {fed.back_to}"
             say(f"round {state.round}: clients could not train the model that they received; {back}")
+        if collapsed(record, fed.classes) and not any(collapsed(before, fed.classes) for before in records):
+            told = f"in the teachers' eyes, pseudo-samples {in_words(record, fed.classes)}"
+            say(f"round {state.round}: {told}; look at them before you rely on this run (fedalloy draw)")
         records.append(record)
         if store is not None:
             store.record(record)
