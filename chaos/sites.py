@@ -58,8 +58,7 @@ EXPERIMENT = {
     "model": {"name": "mlp"},
     "method": {"name": "fedgen"},
 }
-METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "forward_samples")
-METER = (*METER, "backward_samples")
+METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "flops")
 
 Content = RecordDict | Error
 Reply = Callable[[str, int], Content]
@@ -411,11 +410,11 @@ def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
         with within(said):
             fed = engine.open(METHOD, 1)
             fed.ask("train", here().ids, model=first()["model"])
-            record = round_record(State(1, {}), fed, {}, 1e12, {})
+            record = round_record(State(1, {}), fed, {}, {})
             as_json(record)
         said += [bad["reason"] for bad in fed.quarantined]
         require_lines(said)
-        steps, flops = record["passes"]["steps"], record["flops"]
+        steps, flops = record["passes"]["clients"]["steps"], record["flops"]["clients"]
         if (
             type(steps) is not int
             or not 0 <= steps < 1e9

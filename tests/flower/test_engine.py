@@ -48,7 +48,7 @@ def played(method, engine, folder, rounds=2, state=None):
 
     def watch(state, fed):
         ledger = fed.ledger
-        notes.append((sorted(fed.active), ledger.up, ledger.down, ledger.passes(), ledger.flops(1.0)))
+        notes.append((sorted(fed.active), ledger.up, ledger.down, ledger.passes(), ledger.flops()))
 
     state = run(method, engine, rounds, state, watch)
     return tree.digest({"state": state.body, "memories": remembered(engine, folder)}), notes, state

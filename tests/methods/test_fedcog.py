@@ -320,7 +320,7 @@ def test_without_weight_it_is_fedavg_bit_for_bit(network, optimiser, skewed, pla
         for m in (FedAvg(), FedCOG(**BY_KD, lambda_kd=0.0, **TINY), FedCOG(**BY_KD, lambda_kd=0.5, **TINY))
     )
     assert all(equal(a.body, b.body) for a, b in zip(fedavg.states, zero.states, strict=True))
-    assert zero.rounds[3].ledger.passes()["forward"] > fedavg.rounds[3].ledger.passes()["forward"]
+    assert zero.rounds[3].ledger.passes()["clients"]["forward"] > fedavg.rounds[3].ledger.passes()["clients"]["forward"]
     assert not equal(fedavg.model, some.model)
 
 
@@ -397,9 +397,10 @@ def test_bytes_and_passes(random_sites, small_setting, play):
     for ledger, clients in ((first, 1), (second, 2)):
         assert {**ledger.down, "framing": 0} == {"weights": clients * weights, "framing": 0}
         assert {**ledger.up, "framing": 0} == {"weights": clients * weights, "scalars": clients * 8, "framing": 0}
-    assert first.passes() == {**first.passes(), "steps": 2, "forward": 2, "backward": 2}
+    alone = first.passes()["clients"]
+    assert alone == {**alone, "steps": 2, "forward": 2, "backward": 2}
     # Client 0: three steps of two networks, the targets, then two batches of each kind. Client 1: three plain steps.
-    assert second.passes() == {
+    assert second.passes()["clients"] == {
         "steps": 3 + 2 + 3,
         "forward": 2 * 3 + 1 + 2 * 2 + 3,
         "backward": 2 * 3 + 2 * 2 + 3,

@@ -204,8 +204,8 @@ def test_bytes_and_passes(buffer, models, random_sites, small_setting, play):
     steps = (
         2 + 3
     )  # a step is one pass of the student in both directions and, from round 2 on, one forward of the teacher
-    assert [ledger.passes()["forward"] for ledger in ledgers] == [steps, 2 * steps, 2 * steps, 2 * steps]
-    assert [ledger.passes()["backward"] for ledger in ledgers] == [steps] * 4
+    assert [ledger.passes()["clients"]["forward"] for ledger in ledgers] == [steps, 2 * steps, 2 * steps, 2 * steps]
+    assert [ledger.passes()["clients"]["backward"] for ledger in ledgers] == [steps] * 4
 
 
 @pytest.mark.parametrize(("key", "value"), [("buffer", 0), ("gamma", -0.1), ("tau", 0.0), ("start", "later")])

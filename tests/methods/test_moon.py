@@ -19,6 +19,7 @@ from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg
 from fedalloy.methods.moon import contrastive
 from fedalloy.nets.models import FeatureNet, create, models
+from fedalloy.train.costs import forward_flops
 from fedalloy.train.fit import LocalWork, frozen, params
 
 
@@ -203,11 +204,15 @@ def test_an_experiment_gives_any_network_the_head(name):
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
+def simple_cnn():
+    return create("simple-cnn", classes=10, channels=3, size=32)
+
+
 def test_bytes_and_passes(random_sites, small_setting, play):
     setting = small_setting(
         [],
         sites=random_sites([4, 6], shape=(3, 32, 32), classes=10),
-        networks=[lambda: create("simple-cnn", classes=10, channels=3, size=32)],
+        networks=[simple_cnn],
         classes=10,
         work=LocalWork(batch=2),
         participation=Participation(policy="trace", trace=[[0], [0, 1]]),
@@ -218,11 +223,13 @@ def test_bytes_and_passes(random_sites, small_setting, play):
         assert ledger.down["weights"] == clients * weights
         assert {**ledger.up, "framing": 0} == {"weights": clients * weights, "scalars": clients * 8, "framing": 0}
     # Client 0 takes two steps and client 1 three; in round 1 a client makes one pass a step, then three.
-    assert (first.passes()["forward"], first.passes()["backward"]) == (2, 2)
-    assert (second.passes()["forward"], second.passes()["backward"]) == (3 * 2 + 3 * 3, 2 + 3)
-    assert second.flops(per_sample=1.0) == 3 * (4 + 6) + 2 * (4 + 6)
+    assert (first.clients.forward, first.clients.backward) == (2, 2)
+    assert (second.clients.forward, second.clients.backward) == (3 * 2 + 3 * 3, 2 + 3)
+    # The first layer has no gradient of its input. The two frozen networks leave out the output layer.
+    first_layer, output, whole = 28 * 28 * 6 * 75, 256 * 10, forward_flops(simple_cnn(), torch.zeros(1, 3, 32, 32))
+    assert second.flops()["clients"] == (4 + 6) * (3 * whole - 2 * first_layer) + 2 * (4 + 6) * (whole - 2 * output)
     skipped = play(MOON(unseen="skip"), setting, 2).rounds[1].ledger  # client 1 is there for the first time
-    assert (skipped.passes()["forward"], skipped.passes()["backward"]) == (3 * 2 + 3, 2 + 3)
+    assert (skipped.clients.forward, skipped.clients.backward) == (3 * 2 + 3, 2 + 3)
 
 
 @pytest.mark.parametrize(("key", "value"), [("mu", -1.0), ("tau", 0.0), ("unseen", "never")])

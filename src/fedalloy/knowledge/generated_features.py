@@ -63,7 +63,7 @@ class GeneratedFeatures(Method):
     def taught(self, weights: Tree, clients: Sequence[Tree], p: Sequence[float], fed: Federation) -> Tree:
         """The generator after a round of steps against the heads of these models (Algorithm 1, lines 11 to 18)."""
         net = in_two_parts(fed.build(), self.name)
-        heads, noise = stacked_heads(net, clients), fed.rng("generator/noise")
+        heads, noise = stacked_heads(net, clients, fed.meter.heads), fed.rng("generator/noise")
         made = load(self.new_generator(fed, net), weights)
         generator = Beside(made, self.generator_lr, self.generator_weight_decay)
         device = next(made.parameters()).device
@@ -71,9 +71,7 @@ class GeneratedFeatures(Method):
         for labels in self.server_labels(fed):
             y, eps = labels.to(device, non_blocking=True), normal(len(labels), self.noise, noise, device)
             z = generator(eps, y)
-            with fed.meter.paused():
-                logits = torch.tensordot(shares, heads(z), 1)
-            fed.meter.count(logits, 0.5 * len(shares))  # each head is half a pass, even if one product evaluates many
+            logits = torch.tensordot(shares, heads(z), 1)
             generator.step(ce(logits, y) + diversity_loss(eps, z, self.diversity_eps))  # Eq. 3 and 4
             fed.meter.steps += 1
         return params(made)

@@ -113,7 +113,9 @@ class FedFTG(FedAvg):
             for turn in turns * self.generator_steps:
                 x = generator(z, y)
                 answers = torch.stack([teachers[k](x) for k in turn])
-                hard = self.hardness(answers, student(x), y, alpha[turn][:, y])
+                with fed.meter.passed_through():
+                    said = student(x)
+                hard = self.hardness(answers, said, y, alpha[turn][:, y])
                 generator.step(hard + self.lambda_dis * self.diversity(z, x) / len(turns))
                 fed.meter.steps += 1
             generator.net.eval()

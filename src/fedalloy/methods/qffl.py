@@ -81,7 +81,7 @@ class QFFL(FedAvg):
     def train(self, me: Client, msg: Message) -> Reply:
         """Measure the received model's loss F_k, then train as FedAvg does."""
         net = me.net(msg["model"])
-        with me.meter.paused():
+        with me.meter.paused(flops=True):
             loss = ce(predict(net, me.train), me.train.labels)
         fit(net, me, lambda x, y: ce(net(x), y))
         return reply(model=params(net), loss=loss.float(), **self.about(me))

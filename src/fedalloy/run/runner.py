@@ -198,7 +198,6 @@ def _go_on(
     watch: Watch | None,
     say: Say,
 ) -> Run:
-    flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = _stopped_by(exp, method, records)
 
@@ -220,7 +219,7 @@ def _go_on(
             "checkpoint": clock["checkpoint"],  # of the round before, since a round's record precedes its checkpoint
             "total": evaluated - clock["start"] + clock["checkpoint"],
         }
-        record = round_record(state, fed, seconds, flops, views)
+        record = round_record(state, fed, seconds, views)
         for bad in fed.quarantined:
             say(f"round {state.round}: the reply of client {bad['client']} was rejected: {bad['reason']}")
         if fed.back_to is not None:
@@ -253,9 +252,7 @@ def _go_on(
     return Run(meta, tuple(records), store.folder if store is not None else None)
 
 
-def round_record(
-    state: State, fed: Round, seconds: Mapping[str, float], flops_per_sample: float, views: Mapping[str, Any]
-) -> dict[str, Any]:
+def round_record(state: State, fed: Round, seconds: Mapping[str, float], views: Mapping[str, Any]) -> dict[str, Any]:
     """One line of `rounds.jsonl`."""
     setting = fed.engine.setting
     return {
@@ -273,7 +270,7 @@ def round_record(
         "seconds": dict(seconds),
         "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
         "passes": fed.ledger.passes(),
-        "flops": fed.ledger.flops(flops_per_sample),
+        "flops": fed.ledger.flops(),
         "memory": peak_memory(),
         "views": dict(views),
     }

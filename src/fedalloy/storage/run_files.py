@@ -165,6 +165,13 @@ count = number(0, MANY, whole=True)
 share = number(0, 1, empty=True)
 measured = number(empty=True)
 costs = table(rest=measured)
+by_party = table(clients=costs, server=costs, rest=measured)
+
+
+def flops(value: Any) -> None:
+    """Floating-point operations by party; older runs have one number, without those of generators."""
+    (table(rest=number(0)) if isinstance(value, dict) else number(0, empty=True))(value)
+
 
 META = table(
     needed=("format", "name", "label", "seed"),
@@ -235,8 +242,8 @@ RECORD = table(
     epsilons=each(measured),
     seconds=costs,
     bytes=table(rest=table(rest=number(0, whole=True))),
-    passes=costs,
-    flops=number(0, empty=True),
+    passes=by_party,
+    flops=flops,
     memory=measured,
     views=table(rest=VIEW),
 )
