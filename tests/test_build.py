@@ -118,6 +118,10 @@ WRONG = [
     (["public=own", "public.sample=5"], "public has no key 'sample'; did you mean 'samples'?"),
     (["public=own", "public.samples=600"], "public.samples = 600 leaves nothing of the 600 rows for the clients"),
     (
+        ["public=own", "public.samples=300", "public.task_samples=300"],
+        "public.samples = 300 and public.task_samples = 300 leaves nothing of the 600 rows for the clients",
+    ),
+    (
         ["public=fashion-mini", "public.samples=7000"],
         "public.samples = 7000, but 'fashion-mini' has 6000; write that many or fewer",
     ),
@@ -344,6 +348,39 @@ def test_own_rows_set_aside_belong_to_nobody_and_are_balanced(partition: str) ->
     assert set().union(*held) | aside == set(range(600))  # and nothing is lost
     counts = setting.public.samples.counts(10).tolist()
     assert sorted(counts) == [9] * 5 + [10] * 5
+
+
+@pytest.mark.parametrize("public", ["own", "fashion-mini"])
+def test_rows_of_the_task_are_the_servers_alone(public: str) -> None:
+    setting = built(f"public={public}", "public.samples=50", "public.task_samples=40").setting
+    assert setting.public is not None
+    task = setting.public.task
+    assert task is not None
+    rows = set(task.index.tolist())
+    assert (len(rows), task.counts(10).tolist()) == (40, [4] * 10)
+    held = [set(torch.cat([site.train.index, site.test.index]).tolist()) for site in setting.sites]
+    taken = set(setting.public.samples.index.tolist()) if public == "own" else set()
+    assert rows.isdisjoint(taken)
+    assert all(rows.isdisjoint(mine) for mine in held)
+    assert set().union(*held) | rows | taken == set(range(600))
+    mine = setting.client(0, 1, {}).public
+    assert mine is not None
+    assert (len(mine), mine.task) == (50, None)
+    others = built(f"public={public}", "public.samples=50", "public.task_samples=40", "seed=1").setting.public
+    assert others is not None
+    assert others.task is not None
+    assert others.task.index.tolist() != task.index.tolist()
+
+
+def test_whose_classes_the_public_labels_are() -> None:
+    """By their names, if both data sets have some: 'tiny' holds clothes, as fashion-mini does."""
+    private = load("tiny")
+    digits = dataclasses.replace(private, label_names=tuple("0123456789"), x=private.x[:, :, ::-1].copy())
+    words = ("public=fashion-mini", "public.samples=50", "public.labelled=true")
+    for data, more, shared in ((private, (), True), (digits, (), False), (private, ("public.classes=added",), False)):
+        public = built(*words, *more, dataset=data).setting.public
+        assert public is not None
+        assert public.shared_labels is shared
 
 
 def test_labels_of_a_public_set_are_not_there_unless_asked_for() -> None:

@@ -373,3 +373,60 @@ def test_whatever_stands_in_a_file_is_built_or_refused_in_a_sentence() -> None:
 def test_a_key_without_its_section_is_told_where_it_belongs(key: str, home: str) -> None:
     with pytest.raises(UsageError, match=rf"'{key}'; write {home}$"):
         experiment({key: 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "after"),
+    [
+        ({"data": {"name": "emnist-letters", "per_class": 480, "size": 32}}, "data.name=cifar10", {"size": 32}),
+        ({"data": {"per_class": 480}}, "data.name=fashion-mini", {"per_class": 480}),  # the default's name
+        ({"partition": {"alpha": 0.5, "clients": 3}}, "partition.name=iid", {"clients": 3}),
+        ({"model": {"name": "wrn", "depth": 10}}, "model.name=resnet8", {}),
+        ({"public": {"data": "cifar100", "labels": "coarse", "samples": 9}}, "public.data=cifar10", {"samples": 9}),
+        ({"method": {"name": "fedprox", "mu": 0.1}}, "method.name=moon", {}),
+    ],
+)
+def test_a_name_set_by_its_key_drops_the_options_of_the_old_one(
+    values: dict[str, Any], text: str, after: dict[str, Any]
+) -> None:
+    key, name = text.split("=")
+    section, last = key.split(".")
+    assert override(values, [text])[section] == {**after, last: name}
+    if "name" in values[section] or section != "data":  # and so does the short form
+        assert override(values, [f"{section}={name}"]) == override(values, [text])
+
+
+def test_the_name_of_a_listed_method_can_be_set_too() -> None:
+    listed = {"methods": {"mild": {"name": "fedprox", "mu": 0.001, "cache": {"oca": False}}}}
+    assert override(listed, ["method.name=mild"])["method"] == listed["methods"]["mild"]
+    assert override(listed, ["methods.mild.name=moon"])["methods"]["mild"] == {"name": "moon"}  # the cache was its own
+
+
+@pytest.mark.parametrize(
+    ("section", "before", "text", "after"),
+    [
+        ("training", {"work": "fixed_steps", "steps": 20, "lr": 0.1}, "work=epochs", {"work": "epochs", "lr": 0.1}),
+        ("training", {"optimiser": "sgd", "momentum": 0.9}, "optimiser=adam", {"optimiser": "adam"}),
+        ("training", {"schedule": "step", "step_every": 3}, "schedule=step", {"schedule": "step", "step_every": 3}),
+        ("aggregation", {"combine": "trimmed", "trim": 0.3}, "combine=median", {"combine": "median"}),
+    ],
+)
+def test_an_override_drops_the_keys_of_the_file_that_have_no_effect_with_it(
+    section: str, before: dict[str, Any], text: str, after: dict[str, Any]
+) -> None:
+    assert override({section: before}, [f"{section}.{text}"]) == {section: after}
+    nested = override({"method": {"name": "fedavg", section: before}}, [f"method.{section}.{text}"])
+    assert nested["method"][section] == after
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["training.steps=5", "training.work=epochs"],
+        ["method.mu=0.1", "method=fedprox"],
+        ["data.per_class=5", "data.name=cifar10"],
+    ],
+)
+def test_an_override_that_a_later_one_undoes_is_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match=texts[0].replace(".", r"\.")):
+        override({"data": "mnist"}, texts)

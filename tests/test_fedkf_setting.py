@@ -43,6 +43,7 @@ def test_methods_are_as_fedkf_compared_them(exp: Experiment) -> None:
     assert list(made) == ["fedavg", "fedprox", "fedgen", "fedgkd", "qffl", "fedkf-minus", "fedkf"]
     assert (made["fedprox"].mu, made["qffl"].q) == (1e-3, 1e-4)
     assert (made["fedgkd"].gamma, made["fedgkd"].start, made["fedgkd"].buffer) == (1e-3, "full_buffer", 5)
+    assert exp.methods["qffl"].training == {"work": "epochs"}
     assert made["fedgen"].labels == "counts_by_size"
     for name in ("fedkf", "fedkf-minus"):
         ours = made[name]

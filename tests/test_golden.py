@@ -45,8 +45,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         if not cls.__module__.startswith("fedalloy."):
             continue
         yield name, {"name": name, **cls.card.quick}
-        hint = next((found.hint for found in options_of(cls) if found.name == "variant"), None)
-        for variant in (word for word in get_args(hint) if word != cls().variant):
+        words = [get_args(found.hint) for found in options_of(cls) if found.name == "variant"]
+        for variant in (word for found in words for word in found if word != "recommended"):
             yield f"{name} {variant}", {"name": name, **cls.card.quick, "variant": variant}
 
 

@@ -219,7 +219,8 @@ def test_what_is_counted_does_not_tell_how_many_were_drawn() -> None:
         steps.backward(lambda x, y, net=net: ce(net(x), y), pool.take, positions)  # type: ignore[misc]
         counts.append(me.meter)
     assert counts[0] == counts[1] == counts[2]
-    assert (counts[0].forward, counts[0].forward_samples, counts[0].backward_samples) == (1, 3, 3)
+    # Three samples are expected: a product of 4 x 2 weights forward and one for their gradient.
+    assert (counts[0].forward, counts[0].flops) == (1, 3 * 2 * 8 * 2)
 
 
 def test_a_term_without_data_is_not_clipped(logistic: type[nn.Module], rows: Callable[..., Samples]) -> None:

@@ -83,6 +83,7 @@ def changed(small: Run, tmp_path: Path) -> Callable[..., Path]:
         ("rounds.0.active", [99], "client 99"),
         ("rounds.0.lost", None, "lost"),
         ("rounds.0.skipped", {}, "skipped"),
+        ("rounds.0.notes", {"survivors": "many"}, "notes.survivors"),
         ("rounds.0.quarantined", [{"client": 0}], "quarantined[0]"),
         ("rounds.0.bytes.up.weights", -1, "bytes.up.weights"),
         ("rounds.0.bytes", None, "bytes"),

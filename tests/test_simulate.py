@@ -258,6 +258,44 @@ def test_an_option_that_cannot_be_recorded_leaves_no_folder(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@method("noting", label="Noting", card=Card(paper="none"))
+class Noting(FedAvg):
+    """FedAvg that notes numbers; a registry only grows, so the test below removes it."""
+
+    value: Any = 0.0
+
+    def round(self, s: State, fed: Federation) -> State:
+        fed.note("sampled", len(fed.sample()))
+        if fed.round == 2:
+            fed.skip("for once")
+        fed.note("tenth", fed.round / 10 + self.value)
+        return super().round(s, fed)
+
+
+methods._things.pop("noting")  # type: ignore[attr-defined]
+
+
+def test_what_the_server_notes_is_recorded_and_read_as_a_series(tmp_path: Path) -> None:
+    simulate(tiny(), tmp_path / "run", method=Noting())
+    run = read(tmp_path / "run")
+    assert [record.get("notes") for record in run.rounds] == [
+        {"sampled": 2, "tenth": 0.1},
+        None,  # skipped
+        {"sampled": 2, "tenth": 3 / 10},
+    ]
+    assert run.notes == ("sampled", "tenth")
+    rounds, values = run.noted("tenth")
+    assert (rounds.tolist(), values.tolist()) == ([1, 3], [0.1, 3 / 10])
+    with pytest.raises(UsageError, match="sampled"):
+        run.noted("sample")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_note_must_be_a_finite_number(value: float) -> None:
+    with pytest.raises(UsageError, match="noting notes tenth"):
+        simulate(tiny(), method=Noting(value=value))
+
+
 # --- interrupted and resumed ------------------------------------------------------------------------------------------
 
 
@@ -286,6 +324,25 @@ def test_ctrl_c_loses_nothing_of_a_completed_round(tmp_path: Path) -> None:
     folder = killed(tmp_path / "run", 2)
     assert read(folder).meta["status"] == "running"
     assert same(resume(folder), whole)
+
+
+def test_stragglers_are_recorded_and_the_same_with_workers_and_after_a_resume(tmp_path: Path) -> None:
+    words = ("method=fedprox", "training.epochs=4", "participation.policy=full", "participation.fraction=1.0")
+    slow = tiny(*words, "participation.stragglers=0.5")
+    whole = simulate(slow, tmp_path / "whole")
+    taken, late = ([record[key] for record in whole.rounds] for key in ("active", "stragglers"))
+    assert taken == [[0, 1, 2, 3]] * 3
+    assert [len(ids) for ids in late] == [2, 2, 2]
+    assert len({tuple(ids) for ids in late}) > 1
+    drops = simulate({**slow, "method": "fedavg"}, tmp_path / "drops")
+    assert [record["stragglers"] for record in drops.rounds] == late
+    assert all(sorted(r["active"] + r["stragglers"]) == [0, 1, 2, 3] for r in drops.rounds)
+    pool = simulate({**slow, "engine": "pool", "workers": 2}, tmp_path / "pool")
+    assert told(pool.rounds) == told(whole.rounds)
+    assert ended(tmp_path / "pool") == ended(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(slow, tmp_path / "killed", watch=kill_after(1))
+    assert same(resume(tmp_path / "killed"), whole)
 
 
 def test_killed_before_the_first_round_was_complete(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
         ({"data": {"name": "own.npz"}}, 3, r"data\.name = 'own\.npz'.*write data\.name = \"sites\""),
         ({"public": {"data": "own.npz", "samples": 20}}, 3, r"public\.data = 'own\.npz'"),
         ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, r"public\.data = 'own'"),
+        ({"data": {"name": "sites"}, "public": {"data": "mnist", "task_samples": 9}}, 3, r"public\.task_samples = 9"),
         ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, r"partition\.test = 'global'.*write 'local'"),
     ],
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from fedalloy.aggregation.rule import Aggregation
+from fedalloy.base.options import options_of
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import digest, equal
 from fedalloy.data.public import PublicSet
@@ -19,6 +21,7 @@ from fedalloy.federation.core import run
 from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedDF
 from fedalloy.nets.models import create
+from fedalloy.train.costs import forward_flops
 from fedalloy.train.fit import LocalWork, load, params
 
 small = partial(create, "mlp", classes=3, channels=1, size=2, hidden=5)
@@ -144,6 +147,46 @@ def test_a_lone_client_teaches_its_own_model_nothing_new(ensemble, setting, play
         assert close(plain, taught, atol=1e-7 if same else 1e-4) is same
 
 
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_three_steps_of_sgd_by_hand(schedule, setting):
+    """At a rate that stays or falls, on batches of 5, 5 and 2: the last batch of a pass is not left out."""
+    federation = setting(participation=Participation())
+    method = FedDF(steps=3, batch=5, optimiser="sgd", lr=0.3, schedule=schedule, drop_last=False)
+    averaged = run(FedDF(steps=0), Serial(federation), 1)["models"]["0"]
+    fed = Serial(federation).open(method, 1)
+    replies = fed.ask("train", {k: {"model": m} for k, m in starts(federation).items()})
+    x = federation.public.inputs
+    target = torch.stack([load(small(), r["model"])(x).detach() for r in replies]).mean(0).softmax(1)
+    net = load(small(), averaged)
+    for t, rows in enumerate(torch.randperm(12, generator=fed.rng("distillation")).split(5)):
+        loss = (target[rows] * (target[rows].log() - net(x[rows]).log_softmax(1))).sum() / len(rows)
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        rate = 0.3 if schedule == "constant" else 0.3 * (1 + math.cos(math.pi * t / 3)) / 2
+        with torch.no_grad():
+            for p, gradient in zip(net.parameters(), gradients, strict=True):
+                p -= rate * gradient
+    assert close(run(method, Serial(federation), 1)["models"]["0"], params(net), atol=1e-9)
+
+
+VARIANTS = {  # recommended, reference, dafkd
+    "ensemble": ("logits", "logits", "probabilities"),
+    "batch": (128, 64, 128),
+    "drop_last": (True, False, True),
+    "optimiser": ("adam", "adam", "sgd"),
+    "lr": (1e-3, 1e-3, 0.01),
+    "schedule": ("cosine", "cosine", "constant"),
+}
+
+
+def test_variants():
+    assert {found.name for found in options_of(FedDF) if found.variants} == VARIANTS.keys()
+    for column, variant in enumerate(("recommended", "reference", "dafkd")):
+        method = FedDF(variant=variant)
+        assert [getattr(method, name) for name in VARIANTS] == [row[column] for row in VARIANTS.values()]
+        assert method.aggregation.weights == ("size", "uniform", "size")[column]
+
+
 def test_the_defaults_are_the_codes():
     method = FedDF()
     assert (method.steps, method.batch, method.check_every, method.patience) == (10_000, 128, 100, 1_000)
@@ -165,7 +208,9 @@ def test_only_inputs_that_are_used_are_answered_for(setting):
     engine, method = Serial(federation), FedDF(steps=1, batch=4)
     fed = engine.open(method, 1)
     method.round(run(method, engine, 0), fed)
-    assert fed.meter.forward_samples == 4 * 4 + 4
+    once = forward_flops(fed.build(), federation.sites[0].train.x)
+    by_teachers = 4 * 4 * once
+    assert by_teachers < fed.meter.flops < by_teachers + 4 * 3 * once  # the student's first layer has one gradient less
 
 
 def test_replies_are_not_changed(setting, monkeypatch):
@@ -256,3 +301,46 @@ def test_validation_needs_labels_and_samples(setting, play):
         play(FedDF(validation=0.5), setting(), 1)
     with pytest.raises(UsageError, match="leaves nothing of 12 public samples"):
         play(FedDF(validation=0.01), setting(labelled=True), 1)
+
+
+def test_validation_on_the_task_uses_the_servers_own_rows(setting):
+    federation = setting(participation=Participation())
+    draw = generator(8, "task")
+    task = Samples(torch.randn(6, 1, 2, 2, generator=draw), torch.arange(6) % 3, torch.arange(6))
+    federation = replace(federation, public=replace(federation.public, task=task))
+    method = FedDF(steps=4, batch=4, validation_on="task", check_every=1, lr=0.3, schedule="constant")
+    inputs, held_out = method.parts(Serial(federation).open(method, 1))
+    assert (len(inputs), held_out) == (12, task)
+    best = run(method, Serial(federation), 1)["models"]["0"]
+    students = [run(replace_steps(method, n), Serial(federation), 1)["models"]["0"] for n in (1, 2, 3, 4)]
+    right = [(load(small(), s)(task.inputs).argmax(1) == task.labels).double().mean().item() for s in students]
+    assert equal(best, students[right.index(max(right))])
+
+
+def replace_steps(method, steps):
+    """The same distillation without validation, cut short; its rate is constant."""
+    return FedDF(steps=steps, batch=method.batch, lr=method.lr, schedule="constant")
+
+
+def test_validation_on_the_task_needs_rows_of_it(setting, play):
+    with pytest.raises(UsageError, match=r"feddf\.validation_on = 'task' .*write public\.task_samples"):
+        play(FedDF(validation_on="task"), setting(labelled=True), 1)
+
+
+def test_labels_of_another_task_are_refused(setting, play):
+    federation = setting(labelled=True)
+    foreign = replace(federation, public=replace(federation.public, shared_labels=False))
+    with pytest.raises(UsageError, match=r"feddf\.validation = 0\.5 .* another data set"):
+        play(FedDF(validation=0.5), foreign, 1)
+    play(FedDF(steps=1), foreign, 1)  # their inputs will do
+
+
+def test_idle_options_of_validation_are_refused():
+    for name in ("check_every", "patience"):
+        with pytest.raises(UsageError, match=rf"feddf\.{name} has no effect"):
+            FedDF(**{name: 7})
+        assert getattr(FedDF(**{name: 7}, validation=0.1), name) == getattr(
+            FedDF(**{name: 7}, validation_on="task"), name
+        )
+    with pytest.raises(UsageError, match=r"feddf\.validation has no effect without validation_on = 'public'"):
+        FedDF(validation=0.1, validation_on="task")

@@ -1,5 +1,6 @@
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -183,6 +184,13 @@ def test_a_run_that_recorded_little_is_still_shown(make_run):
     assert "How the data was split" not in render([run], title="")
 
 
+def test_what_servers_noted_is_drawn_where_there_is_any(make_run):
+    run = make_run()
+    noting = replace(run, rounds=tuple({**record, "notes": {"<kept>": 3}} for record in run.rounds))
+    assert "the server noted" not in render([run], title="")
+    assert "the server noted in each round: &lt;kept&gt;" in " ".join(render([noting], title="").split())
+
+
 def test_traffic_by_kind(make_run):
     kinds = {"weights": 1000, "logits": 4000}
     lines = facts.traffic([make_run(kinds=kinds, seed=0), make_run(kinds=kinds, seed=1)])
@@ -214,7 +222,7 @@ def test_the_page_says_in_words_what_left_the_clients(tmp_path):
     ]
     page = write_report(runs, tmp_path / "r.html").read_text()
     words = page.partition("What left the clients")[2].partition("Time, all rounds")[0]
-    assert "model weights, number of samples, how many samples of each class" in words
+    assert "model weights, number of samples, once how far its labels are from uniform" in words
     assert "nothing" in words
     assert "the confusion matrix on its test rows" in words
     assert re.search(r"Local, equal rounds</th><td[^>]*>nothing</td><td[^>]*>its own</td>", words)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedalloy.errors import UsageError
 from fedalloy.report.canvas import HALF, NARROW, WIDE
-from fedalloy.report.plots import client_picture, cost_picture, learning_curves, save, to_svg
+from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves, save, to_svg
 from fedalloy.report.series import series_of, spread
 
 
@@ -35,6 +36,20 @@ def test_curves_are_means_and_deviations_over_seeds(make_run):
 def test_a_shorter_seed_shortens_the_curve(make_run):
     runs = [make_run(seed=0, views={"oca": [[0.1], [0.2], [0.3]]}), make_run(seed=1, views={"oca": [[0.1], [0.2]]})]
     assert series_of(runs)[0].curve("amp")[0].tolist() == [1, 2]
+
+
+def test_notes_have_one_line_for_each_method_whatever_its_views(make_run):
+    def noting(label, seed, *values):
+        run = make_run(label=label, seed=seed, views={"aca": [[0.1], [0.2]], "oca": [[0.1], [0.2]]})
+        rounds = [{**r, "notes": {"kept": value}} for r, value in zip(run.rounds, values, strict=True)]
+        return replace(run, rounds=tuple(rounds))
+
+    runs = [noting("A", 0, 4, 6), noting("A", 1, 2, 2), noting("B", 0, 1, 1), make_run(label="C")]
+    figure = note_curves(runs, "kept")
+    lines = {tuple(line.get_ydata()) for line in figure.axes[0].lines}
+    assert lines == {(3.0, 4.0), (1.0, 1.0)}
+    assert {"A", "B"} <= set(texts(figure))
+    assert "C" not in texts(figure)
 
 
 def test_traffic_adds_up(make_run):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,15 @@ from torch import Tensor, nn
 
 from fedalloy.base import rng
 from fedalloy.base.files import read_weights
-from fedalloy.config.experiment import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
+from fedalloy.config.experiment import (
+    Choice,
+    DataPart,
+    Experiment,
+    PartitionPart,
+    PublicPart,
+    check_options,
+    for_method,
+)
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
@@ -51,17 +60,25 @@ class Built:
         return tried(self.setting)
 
 
+class Other(NamedTuple):
+    """Another data set's samples, what the outputs mean with them, and whether their labels are the task's classes."""
+
+    samples: Samples
+    space: LabelSpace | None
+    shared_labels: bool
+
+
 @dataclass(frozen=True)
 class Loaded:
     """An experiment's data before anything is drawn from it; all its seeds share it.
 
-    `other` is the complete other data set that provides the public samples, and what the outputs then mean.
+    `other` is the complete other data set that provides the public samples.
     """
 
     data: Dataset
     pool: Samples
     holdout: Samples | None
-    other: tuple[Samples, LabelSpace | None] | None
+    other: Other | None
     digest: str
 
 
@@ -102,10 +119,10 @@ def build(
     _refuse_other_kinds(dataset, network)
     given = loaded(exp, dataset) if given is None else given
     data, pool, holdout = given.data, given.pool, given.holdout
-    aside = _set_aside(data, exp) if exp.public is not None and exp.public.data == "own" else None
-    rows = np.arange(len(pool)) if aside is None else np.setdiff1d(np.arange(len(pool)), aside)
+    aside, held = _set_aside(data, exp)
+    rows = np.setdiff1d(np.arange(len(pool)), np.concatenate([aside, held]))
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    public, space = public_of(exp, given.other, pool, aside)
+    public, space = public_of(exp, given.other, pool, aside, held)
     everywhere = exp.partition.test == "global"
     setting = setting_of(
         exp,
@@ -117,11 +134,14 @@ def build(
         network=network,
         holdout=None if everywhere else holdout,
     )
-    if public is not None and aside is not None:
-        assert_disjoint(public.samples.index, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
+    if len(aside) or len(held):
+        withheld = torch.from_numpy(np.concatenate([aside, held]))
+        assert_disjoint(withheld, {k: _all_rows(site) for k, site in enumerate(setting.sites)})
     digests = {"data": given.digest, "partition": fingerprint(part)}
     if public is not None:
         digests["public set"] = _digest(public.inputs.cpu().numpy(), public.samples.labels.cpu().numpy())
+        if public.task is not None:
+            digests["server's rows"] = _digest(public.task.inputs.cpu().numpy(), public.task.labels.cpu().numpy())
     return Built(
         setting=setting,
         data=exp.data if dataset is None else replace(exp.data, name=dataset.name, options={}),
@@ -153,7 +173,7 @@ def setting_of(
         server=server if exp.models else None,
         classes=data.classes,
         seed=exp.seed,
-        work=exp.training,
+        work=for_method(exp).training,
         participation=exp.participation,
         quorum=exp.quorum,
         privacy=exp.privacy,
@@ -215,7 +235,9 @@ def _partition_options(part: PartitionPart) -> dict[str, Any]:
 
 
 def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
-    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+    factory = models.models[choice.name]
+    added = {key: int for key in models.options_of(choice.name) if key not in inspect.signature(factory).parameters}
+    return check_options(choice, factory, where, ("classes", "channels", "size"), added)
 
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
@@ -356,17 +378,29 @@ def _site(
     return Site(of(part.train[k]), test, of(part.val[k]) if len(part.val[k]) else None)
 
 
-def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
-    """Rows of the private data for a public set: the same number from each class, drawn at random."""
-    assert exp.public is not None
-    _public_options(exp.public)
-    wanted = exp.public.samples
-    if wanted >= len(data.y):
-        raise UsageError(f"public.samples = {wanted} leaves nothing of the {len(data.y)} rows for the clients")
-    stream = rng.numpy_generator(exp.seed, "public rows")
-    shuffled = stream.permutation(len(data.y))
+def _set_aside(data: Dataset, exp: Experiment) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of the private data that no client has: those of a public set, and those that the server validates on."""
+    part = exp.public
+    if part is None:
+        return np.arange(0), np.arange(0)
+    _public_options(part)
+    own = part.samples if part.data == "own" else 0
+    if own + part.task_samples >= len(data.y):
+        taken = {"public.samples": own, "public.task_samples": part.task_samples}
+        keys = " and ".join(f"{key} = {rows}" for key, rows in taken.items() if rows)
+        raise UsageError(f"{keys} leaves nothing of the {len(data.y)} rows for the clients")
+    aside = _from_each_class(data, np.arange(len(data.y)), own, rng.numpy_generator(exp.seed, "public rows"))
+    rest = np.setdiff1d(np.arange(len(data.y)), aside)
+    return aside, _from_each_class(data, rest, part.task_samples, rng.numpy_generator(exp.seed, "server's rows"))
+
+
+def _from_each_class(
+    data: Dataset, rows: NDArray[np.int64], wanted: int, stream: np.random.Generator
+) -> NDArray[np.int64]:
+    """Some of these rows, the same number from each class, drawn at random."""
+    shuffled = rows[stream.permutation(len(rows))]
     # Take the first of every class, then the second of every class, and so on.
-    rank = np.empty(len(data.y), dtype=np.int64)
+    rank = np.empty(len(rows), dtype=np.int64)
     for label in range(data.classes):
         mine = np.flatnonzero(data.y[shuffled] == label)
         rank[mine] = np.arange(len(mine))
@@ -375,9 +409,10 @@ def _set_aside(data: Dataset, exp: Experiment) -> NDArray[np.int64]:
 
 def public_of(
     exp: Experiment,
-    other: tuple[Samples, LabelSpace | None] | None,
+    other: Other | None,
     pool: Samples,
-    aside: NDArray[np.int64] | None = None,
+    aside: Sequence[int] | NDArray[np.int64] = (),
+    held: Sequence[int] | NDArray[np.int64] = (),
 ) -> tuple[PublicSet | None, LabelSpace | None]:
     """The public set, from the rows set aside or from another data set, and what the networks' outputs mean.
 
@@ -386,15 +421,17 @@ def public_of(
     part = exp.public
     if part is None:
         return None, None
-    if aside is not None:
-        return PublicSet(pool.subset(torch.from_numpy(aside)), labelled=part.labelled, holder=part.holder), None
-    assert other is not None
-    everything, space = other
-    order = torch.randperm(len(everything), generator=rng.generator(exp.seed, "public rows"))
-    return PublicSet(everything.subset(order[: part.samples]), labelled=part.labelled, holder=part.holder), space
+    task = pool.subset(torch.as_tensor(held)) if len(held) else None
+    known = partial(PublicSet, labelled=part.labelled, holder=part.holder, task=task)
+    if other is None:
+        assert len(aside)
+        return known(pool.subset(torch.as_tensor(aside))), None
+    order = torch.randperm(len(other.samples), generator=rng.generator(exp.seed, "public rows"))
+    rows = other.samples.subset(order[: part.samples])
+    return known(rows, shared_labels=other.shared_labels), other.space
 
 
-def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, LabelSpace | None] | None:
+def other_data(exp: Experiment, data: Dataset, pool: Samples) -> Other | None:
     """All samples of the data set that an experiment's public set comes from, if it is another one."""
     part = exp.public
     if part is None or part.data == "own":
@@ -426,17 +463,25 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> tuple[Samples, 
             f"the public set '{part.data}' has {other.classes} classes and '{data.name}' {data.classes}; "
             "write public.classes = 'added' to give them outputs of their own"
         )
-    return _moved(everything, exp.device), space
+    named_otherwise = bool(data.label_names and other.label_names and data.label_names != other.label_names)
+    return Other(_moved(everything, exp.device), space, shared_labels=space is None and not named_otherwise)
 
 
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
-    return partial(_load_into, network, read_weights(start))
+    return _Started(network, read_weights(start))
 
 
-def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
-    return load_weights(network(), weights)
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A network that starts from these weights; like a partial, it can be sent to another process."""
+
+    without_start: Network
+    weights: Mapping[str, Tensor]
+
+    def __call__(self) -> nn.Module:
+        return load_weights(self.without_start(), self.weights)
 
 
 def _all_rows(site: Site) -> Tensor:

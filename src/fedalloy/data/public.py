@@ -27,6 +27,9 @@ Policy = Literal["fixed", "fresh", "stratified", "all"]
 class PublicSet:
     """Public samples, whether their labels may be used, and who holds them.
 
+    With `shared_labels` the labels mean the classes of the task. `task` holds rows of the task itself, with labels,
+    that the server alone keeps to validate on.
+
     >>> pool = Samples(torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 0, 1]), torch.arange(4))
     >>> public = PublicSet(pool, labelled=False, holder="all")
     >>> len(public.subset(round=3, seed=0, size=2, policy="fresh"))
@@ -40,6 +43,8 @@ class PublicSet:
     samples: Samples
     labelled: bool
     holder: Holder
+    shared_labels: bool = True
+    task: Samples | None = None
 
     def __post_init__(self) -> None:
         if self.holder not in get_args(Holder):

@@ -117,6 +117,11 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
                 "public.data = 'own' takes rows of the private data, which stays at the sites; name a published data "
                 "set"
             )
+        if exp.public is not None and exp.public.task_samples:
+            raise UsageError(
+                f"public.task_samples = {exp.public.task_samples} takes rows of the private data, which stays at the "
+                "sites; leave it out"
+            )
         if exp.partition.test != "local":
             raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
     setting = for_server(exp, dict.fromkeys(range(sites), Amount(1, 1))).setting if agreed else build(exp).setting

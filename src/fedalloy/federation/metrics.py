@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 # Tolerance for >= between accuracies: far below one test sample in a billion, far above the rounding of a sum.
 TINY = 1e-12
 
-Unit = Literal["percent", "thousandths", "number", "count", "client", "bytes", "seconds"]
+Unit = Literal["percent", "thousandths", "number", "power", "count", "client", "bytes", "seconds"]
 FACTORS: dict[Unit, float] = {"percent": 100.0, "thousandths": 1000.0}  # factor for a value when written
 
 
@@ -46,7 +46,9 @@ class Metric:
     meaning: str
     source: Literal["view", "curve", "run"] = "view"  # recorded for each view; of a view's curve; of the whole run
     path: tuple[str, ...] = ()  # where a round's record has it, if it is summed over all rounds
-    table: Literal["comparison", "mixtures", ""] = ""  # the table that shows it
+    plus: tuple[str, ...] = ()  # where the record has a second part of it
+    per: tuple[str, ...] = ()  # where the record has what it is divided by; it is then that of the last round
+    table: Literal["comparison", "mixtures", "costs", ""] = ""  # the table that shows it
 
     @property
     def factor(self) -> float:
@@ -66,6 +68,8 @@ class Metric:
             return human_seconds(mean)
         if self.unit in ("count", "client"):
             return number(mean, 0)
+        if self.unit == "power":
+            return number(mean) if mean is None else f"{mean:.3g}"
         mean, std = (None if value is None else value * self.factor for value in (mean, std))
         return plus_minus(mean, std)
 
@@ -164,8 +168,34 @@ METRICS: dict[str, Metric] = {
             meaning="Bytes sent to the clients in all rounds.",
         ),
         Metric(
-            "flops", "FLOPs", "number", "low", source="run", path=("flops",),
-            meaning="Floating-point operations of all rounds, without those of generators.",
+            "flops", "FLOPs", "power", "low", source="run", path=("flops", "clients"), plus=("flops", "server"),
+            table="costs", meaning="Floating-point operations of all networks in all rounds, clients and server.",
+        ),
+        Metric(
+            "client_flops", "Client FLOPs", "power", "low", source="run", path=("flops", "clients"), table="costs",
+            meaning="The clients' part of them.",
+        ),
+        *(
+            Metric(
+                name, heading, "number", "low", source="run", path=("passes", "clients", name),
+                per=("passes", "clients", "steps"), table="costs",
+                meaning=f"{passes} of a client's step, as in FedKF's Table IX, in the last round.",
+            )
+            for name, heading, passes in (
+                ("forward", "Forward", "Forward passes through classifiers"),
+                ("backward", "Backward", "Backward passes through classifiers"),
+                ("generator_forward", "Generator forward", "Forward passes through generators"),
+                ("generator_backward", "Generator backward", "Backward passes through generators"),
+            )
+        ),
+        Metric(
+            "training_seconds", "Training", "seconds", "low", source="run", path=("seconds", "client"),
+            plus=("seconds", "server"), table="costs",
+            meaning="Wall-clock time of all rounds without evaluation and checkpoints, clients and server.",
+        ),
+        Metric(
+            "seconds_to_target", "Time to target", "seconds", "low", source="curve", table="costs",
+            meaning="The part of it until the first round that reaches the target.",
         ),
     )
 }  # fmt: skip

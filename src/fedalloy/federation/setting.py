@@ -86,6 +86,12 @@ class Setting:
             )
         self._check_labels()
         self.participation.check(len(self.sites))
+        if self.participation.stragglers and (self.work.work == "fixed_steps" or self.work.epochs == 1):
+            given = "work = 'fixed_steps'" if self.work.work == "fixed_steps" else "epochs = 1"
+            raise UsageError(
+                f"participation.stragglers = {self.participation.stragglers} needs several epochs of which a straggler "
+                f"does some, but training.{given}; write training.epochs = 2 or more, or leave stragglers out"
+            )
 
     def _check_labels(self) -> None:
         owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
@@ -202,17 +208,27 @@ class Setting:
         sizes = bounded(self.sizes, cap)
         return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
+    def late(self, round: int, active: Sequence[int]) -> dict[int, int]:
+        """The stragglers among a round's clients, and how many epochs each has time for."""
+        return self.participation.late(active, epochs=self.work.epochs, round=round, seed=self.seed)
+
     @property
     def usual_active(self) -> float:
         """Approximate number of clients that take part in a round."""
         return len(self.sites) if self.participation.policy == "full" else self.participation.fraction * len(self.sites)
 
+    @cached_property
+    def _with_clients(self) -> PublicSet | None:
+        """The public set as clients hold it, if they do: without the rows of the task that are the server's."""
+        if self.public is None or self.public.holder == "server":
+            return None
+        return self.public if self.public.task is None else replace(self.public, task=None)
+
     def client(self, id: int, round: int, memory: Tree) -> Client:
         """A client as its actions see it in the given round."""
         memory, account = opened(self.privacy, memory, secret=self.secret_noise)
-        public = self.public if self.public is not None and self.public.holder == "all" else None
         me = self._learner(id, round, self.sites[id].train, self.steps(id))
-        return replace(me, memory=memory, public=public, account=account)
+        return replace(me, memory=memory, public=self._with_clients, account=account)
 
     def learner(self, samples: Samples, steps: int, round: int, meter: Meter) -> Client:
         """The server as a learner on the given samples."""
@@ -237,9 +253,11 @@ class Setting:
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
-        if method.card.public and self.public is None:
+        if (idle := method.idle(self.participation)) is not None:
+            raise UsageError(f"{method.name}.{idle}; leave it out")
+        if method.needs_public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
-        if method.card.clients_hold_public and self.public is not None and self.public.holder == "server":
+        if method.needs_public == "all" and self.public is not None and self.public.holder == "server":
             raise UsageError(f"{method.name} needs clients that hold the public set; write public.holder = 'all'")
         if not method.card.any_network and not self.same_network:
             able = ", ".join(name for name, m in methods.items() if m.card.any_network)

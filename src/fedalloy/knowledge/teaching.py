@@ -26,7 +26,6 @@ Scaling = Literal["plain", "tau2", "tau2_mean"]
 class Teaching(Method):
     """How the average learns from the clients' models, for methods that distil at the server."""
 
-    distil_samples: Several = option(1280, "generated samples of a distillation")
     distil_batch: Several = option(32, "samples of a step of distillation")
     distil_steps: Number = by_variant(200, "steps of distillation; 0: none", reference=1600)
     distil_optimiser: Literal["sgd", "adam"] = by_variant("sgd", "optimiser of the distillation", reference="adam")

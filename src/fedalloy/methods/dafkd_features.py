@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from fedalloy.base.options import option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Client, Federation, State, method
 from fedalloy.knowledge.domains import TwoHeads, TwoHeadsOnFeatures
@@ -26,11 +27,13 @@ class DaFKDFeatures(DaFKD):
 
     It is FedGen's generator. The discriminator tells features from features, and only the average's head is distilled.
 
-    >>> DaFKDFeatures().makes
-    'features'
+    >>> DaFKDFeatures().generates
+    True
     """
 
-    makes = "features"
+    pseudo_samples: Literal["features"] = option(  # type: ignore[assignment]  # neither of DaFKD's two
+        "features", "its generator makes features"
+    )
 
     def two_heads(self, where: Client | Federation, kind: type[TwoHeads] = TwoHeadsOnFeatures) -> TwoHeads:
         """Classifier and discriminator, which both see features."""

@@ -44,7 +44,7 @@ class DaFKDPredictions(DaFKDScores):
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """Products of a score and probabilities."""
-        products = array(self.distil_samples, party.outputs, least=0.0, most=1.0)
+        products = array(self.pseudo_count(party), party.outputs, least=0.0, most=1.0)
         return products if name == "soft" else super().example(name, party)
 
     def taught(
@@ -58,7 +58,7 @@ class DaFKDPredictions(DaFKDScores):
             teacher[~known] = ensemble(alike, self.logits(fed, models(replies), rest), self.tau)
         return teacher, {}
 
-    @action("generator, number -> soft")
+    @action("generator if generates, number if generates -> soft")
     def score(self, me: Client, msg: Message) -> Reply:
         """The client's probabilities for the samples, each times how like its own data it finds the sample."""
         scores, logits = self.opinion(me, msg)

@@ -38,7 +38,7 @@ class DaFKDScores(DaFKD):
         """The number that samples are made from, and scores; those outside 0 and 1 are clamped, not refused."""
         if name == "number":
             return whole(0, 2**62 - 1)
-        return array(self.distil_samples) if name == "scores" else super().example(name, party)
+        return array(self.pseudo_count(party)) if name == "scores" else super().example(name, party)
 
     def teacher(
         self, fed: Federation, replies: Sequence[Message], x: Tensor, **made_from: Any
@@ -55,14 +55,14 @@ class DaFKDScores(DaFKD):
         scores = torch.stack([r["scores"] for r in told])
         return self.weighted(fed, replies, scores, self.logits(fed, models(replies), x))
 
-    @action("model, generator -> model, generator, n, counts if tells_counts")
+    @action("model, generator if generates -> model, generator if generates, n, counts if tells_counts")
     def train(self, me: Client, msg: Message) -> Reply:
         """As in DaFKD; the client also keeps its model until it is asked for scores."""
         done = super().train(me, msg)
         model = {"model": done.body["model"]} if self.distils(me.round) else {}
         return reply(**done.body, keep={**(done.keep or {}), **model})
 
-    @action("generator, number -> scores")
+    @action("generator if generates, number if generates -> scores")
     def score(self, me: Client, msg: Message) -> Reply:
         """How like its own data the client finds the samples."""
         scores, _ = self.opinion(me, msg)
@@ -71,4 +71,4 @@ class DaFKDScores(DaFKD):
     def opinion(self, me: Client, msg: Message) -> tuple[Tensor, Tensor]:
         """The client's scores and logits for the samples, which it makes itself."""
         two = self.two_heads(me).load(me.memory["model"], me.memory["head"])
-        return opinions(two, self.made(me, msg["generator"], msg["number"], self.distil_samples))
+        return opinions(two, self.pseudo_set(me, **msg.body))

@@ -15,6 +15,7 @@ from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, State, initial, method
 from fedalloy.federation.setting import SERVER
+from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.methods.centralised import Centralised
 from fedalloy.train.beside import normal
@@ -79,6 +80,7 @@ class DataFreeKD(DataFree, Centralised):
             return kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
 
         fit(student, me, loss, after=lambda: generator.step(self.generator_loss(batch)))
+        note_coverage(fed, batch.answers)  # of the last batch
         return s.next(student=params(student), **self.kept(generator))
 
     def learner(self, fed: Federation, batches: int) -> Client:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.averaging import average
-from fedalloy.base import rng
-from fedalloy.base.options import Count, Fraction, Number, Positive, option
+from fedalloy.aggregation.rule import Weights
+from fedalloy.base.options import Count, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
-from fedalloy.errors import UsageError
-from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.teachers import Rule, taught
+from fedalloy.knowledge.validation import Validated
 from fedalloy.train.fit import batches, fit, frozen, load, params, predict
 from fedalloy.train.losses import ce, kl
 
@@ -28,18 +29,19 @@ from fedalloy.train.losses import ce, kl
         distils="the mean answer of all active clients' models, on public inputs, into each network's average",
         public=True,
         any_network=True,
-        quick={"steps": 6, "batch": 4, "check_every": 2, "patience": 4},
+        quick={"steps": 6, "batch": 4},
     ),
 )
-class FedDF(Method):
+class FedDF(Validated):
     """FedAvg among clients of equal networks, then distillation of everybody's mean logits on unlabelled public data.
 
     Clients with equal networks form a group with a model of its own. After a round, each group's model is the average
-    of its active clients; it then takes `steps` steps of Adam towards the mean answer of *all* active clients' models,
+    of its active clients; it then takes `steps` steps towards the mean answer of *all* active clients' models,
     of every group, on the server's public inputs. Groups never exchange parameters, and a group without an active
     client stays as it is. With one group the view is `global`; with several, group g has the view `group g`.
 
-    If the public set has labels, `validation` holds a share of it out; the best student on that share is kept.
+    With validation, the student that is best on held-out labelled samples is kept: on a share of the public set, or on
+    rows of the task that only the server holds.
 
     >>> FedDF(steps=0).aggregation.weights
     'size'
@@ -47,15 +49,27 @@ class FedDF(Method):
 
     takes = frozenset({"weights=size", "weights=uniform"})
 
-    ensemble: Rule = option("logits", "mean logits, centred logits or probabilities; or these by certainty")
+    variant: Literal["recommended", "reference", "dafkd"] = option(
+        "recommended", "whose choices: ours, those of its code and commands, or DaFKD's"
+    )
+    ensemble: Rule = by_variant(
+        "logits", "mean logits, centred logits or probabilities; or these by certainty", dafkd="probabilities"
+    )
     steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group")
-    batch: Count = option(128, "public inputs in a step")
-    lr: Positive = option(1e-3, "Adam's first learning rate, which falls to 0 along a cosine")
+    batch: Count = by_variant(128, "public inputs in a step", reference=64)
+    drop_last: bool = by_variant(True, "leave out the last, smaller batch of a pass", reference=False)
+    optimiser: Literal["adam", "sgd"] = by_variant("adam", "optimiser of the distillation", dafkd="sgd")
+    lr: Positive = by_variant(1e-3, "its first learning rate", dafkd=0.01)
+    schedule: Literal["cosine", "constant"] = by_variant(
+        "cosine", "how this rate goes on: to 0 along a cosine, or not at all", dafkd="constant"
+    )
     tau: Positive = option(1.0, "temperature of the distillation; there is no factor tau^2")
     clip_gradients: Positive = option(5.0, "largest norm of a gradient")
-    validation: Fraction = option(0.0, "share of a labelled public set to choose the best student by")
-    check_every: Count = option(100, "steps between two validations")
-    patience: Count = option(1_000, "steps without a better validation after which a student stops")
+
+    @property
+    def usual_weights(self) -> Weights:
+        """The paper averages by size, its code with equal weights."""
+        return "uniform" if self.variant == "reference" else "size"
 
     def init(self, fed: Federation) -> Tree:
         """One model for each group of equal networks."""
@@ -84,7 +98,7 @@ class FedDF(Method):
     def distil(self, models: Mapping[str, Tree], replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
         """Each group's model after its steps towards the ensemble of all active clients' models."""
         inputs, held_out = self.parts(fed)
-        plan = list(batches(len(inputs), self.batch, self.steps, fed.rng("distillation"), drop_last=True))
+        plan = list(batches(len(inputs), self.batch, self.steps, fed.rng("distillation"), self.drop_last))
         used = torch.unique(torch.cat(plan))  # teachers answer for these only, and only once
         nets = [frozen(load(fed.build(r.client), r["model"])) for r in replies]
         answers = torch.stack([predict(net, inputs.subset(used)) for net in nets])
@@ -96,16 +110,18 @@ class FedDF(Method):
     def student(self, fed: Federation, member: int, weights: Tree, lesson: Lesson) -> Tree:
         """The model of a member's group after distillation; with validation, the best that was met on the way."""
         net = load(fed.build(member), weights)
-        adam = torch.optim.Adam(net.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, self.steps)
+        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.SGD
+        optimiser = kind(net.parameters(), lr=self.lr)
+        last = 0.0 if self.schedule == "cosine" else self.lr  # a cosine from a rate to itself stays there
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps, eta_min=last)
         best, found, since = -1.0, weights, 0
         for step, positions in enumerate(lesson.plan, start=1):
             net.train()
-            adam.zero_grad()
+            optimiser.zero_grad()
             x, _ = lesson.inputs.take(positions)
             kl(lesson.teacher[positions], net(x), self.tau).backward()  # type: ignore[no-untyped-call]  # torch's
             nn.utils.clip_grad_norm_(net.parameters(), self.clip_gradients)
-            adam.step()
+            optimiser.step()
             schedule.step()
             fed.meter.steps += 1
             since += 1
@@ -117,20 +133,6 @@ class FedDF(Method):
                 elif since >= self.patience:
                     break
         return found if lesson.held_out is not None else params(net)
-
-    def parts(self, fed: Federation) -> tuple[Samples, Samples | None]:
-        """The public inputs to distil on, and those with labels to validate on, the same in every round."""
-        assert fed.public is not None
-        samples = fed.public.samples
-        if not self.validation:
-            return samples, None
-        if not fed.public.labelled:
-            raise UsageError("feddf.validation needs labels; write public.labelled = true, or leave validation out")
-        size = round(self.validation * len(samples))
-        if not 0 < size < len(samples):
-            raise UsageError(f"feddf.validation = {self.validation} leaves nothing of {len(samples)} public samples")
-        shuffled = torch.randperm(len(samples), generator=rng.generator(fed.seed, "feddf", "validation"))
-        return samples.subset(shuffled[size:]), samples.subset(shuffled[:size])
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """Each group's model."""

@@ -15,8 +15,9 @@ from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge import server_generator as losses
 from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.server_generator import DISTANCES, drawn_labels, split_labels
-from fedalloy.knowledge.teachers import by_label_counts
+from fedalloy.knowledge.teachers import by_label_counts, ensemble
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.generators import LabelledImageGenerator
 from fedalloy.train.beside import Beside, normal
@@ -88,7 +89,7 @@ class FedFTG(FedAvg):
     @property
     def tells_counts(self) -> bool:
         """The fine-tuning weighs clients by their samples of each class."""
-        return bool(self.iterations) or super().tells_counts
+        return bool(self.iterations)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """Fine-tune the average, and with it the generator."""
@@ -103,6 +104,7 @@ class FedFTG(FedAvg):
         device, noise = next(student.parameters()).device, fed.rng("generator/noise")
         alpha = by_label_counts(counts, self.eps).to(device)
         everybody = list(range(len(teachers)))
+        seen: list[Tensor] = []
         turns = [[k] for k in everybody] if self.one_by_one else [everybody]
         for y in self.sampled(counts.sum(0).cpu(), fed.rng("generator/labels")).to(device):
             z = normal(len(y), self.noise, noise, device)
@@ -111,7 +113,9 @@ class FedFTG(FedAvg):
             for turn in turns * self.generator_steps:
                 x = generator(z, y)
                 answers = torch.stack([teachers[k](x) for k in turn])
-                hard = self.hardness(answers, student(x), y, alpha[turn][:, y])
+                with fed.meter.passed_through():
+                    said = student(x)
+                hard = self.hardness(answers, said, y, alpha[turn][:, y])
                 generator.step(hard + self.lambda_dis * self.diversity(z, x) / len(turns))
                 fed.meter.steps += 1
             generator.net.eval()
@@ -119,11 +123,13 @@ class FedFTG(FedAvg):
             with torch.no_grad():  # neither images nor answers change while the average learns
                 x = generator(z, y)
                 answers = torch.stack([teacher(x) for teacher in teachers])
+            seen.append(ensemble(alpha[:, y].double(), answers))
             for _ in range(self.student_steps):
                 learn.zero_grad()
                 self.student_loss(answers, student(x), alpha[:, y]).backward()  # type: ignore[no-untyped-call]  # torch's
                 learn.step()
                 fed.meter.steps += 1
+        note_coverage(fed, torch.cat(seen))
         return {"model": params(student), "generator": params(generator.net)}
 
     def sampled(self, held: Tensor, stream: torch.Generator) -> Tensor:

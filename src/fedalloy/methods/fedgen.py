@@ -123,9 +123,9 @@ class FedGen(FedAvg):
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """The average, and the generator after steps of its Adam, whose moments last, against the replies' heads."""
         received = self.aggregation.clipped(models(replies), s["model"])
-        heads = stacked_heads(in_two_parts(fed.build(), self.name), received)
+        heads = stacked_heads(in_two_parts(fed.build(), self.name), received, fed.meter.heads)
         sizes, counts, cap = [r["n"] for r in replies], label_counts(replies), self.aggregation.cap
-        a, held = shares(self.aggregation.bounded(sizes, counts)), bounded_counts(counts, cap)
+        a, held = shares(self.aggregation.bounded(sizes, self.discrepancies(s, replies))), bounded_counts(counts, cap)
         by_size = sizes if self.labels == "counts_by_size" else None
         labels = label_distribution(counts, by_size, self.labels == "uniform", cap)  # p(y)
         rate = self.generator_lr * self.generator_lr_decay**s.round  # rounds before this one
@@ -135,10 +135,7 @@ class FedGen(FedAvg):
         for _ in range(self.generator_steps):
             y = torch.multinomial(labels, self.generator_batch, replacement=True, generator=stream).to(device)
             z = generator(eps := self.noise_for(y, stream), y)
-            with fed.meter.paused():
-                answers = heads(z)
-            for of_one in answers:
-                fed.meter.count(of_one, 0.5)  # however many heads one product evaluates, each is half a pass
+            answers = heads(z)
             together = average_ce(answers, y, a) if self.server_loss == "avg_logits" else weighted_ce(answers, y, held)
             generator.step(together + self.diversity * diversity_loss(eps, z))
             fed.meter.steps += 1

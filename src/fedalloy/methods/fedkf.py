@@ -116,7 +116,7 @@ class FedKF(DataFree, FedAvg):
         def improve_generator() -> None:
             total = self.generator_loss(batch)
             if against:
-                with aside(student, dropout):
+                with aside(student, dropout), me.meter.passed_through():
                     total = total - self.gamma * kl(batch.answers.detach(), student(batch.images))
             generator.step(total)  # line 18
 

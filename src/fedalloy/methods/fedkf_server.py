@@ -11,6 +11,7 @@ from fedalloy.base.options import Number, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.setting import SERVER
+from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.data_free import judged
 from fedalloy.methods.fedkf import QUICK, FedKF
 from fedalloy.train.beside import normal
@@ -60,7 +61,8 @@ class FedKFServer(FedKF):
         noise, device = fed.rng("generator"), next(teacher.parameters()).device
         for _ in range(self.server_steps or max((fed.steps(k) for k in fed.sample()), default=0)):
             images = generator(normal(self.generated(fed.work.batch, fed.work), self.noise, noise, device))
-            generator.step(self.generator_loss(judged(teacher, images)))
+            generator.step(self.generator_loss(batch := judged(teacher, images)))
+            note_coverage(fed, batch.answers)  # the last batch's stays
         return self.kept(generator)
 
     @action("model, teacher? if distils, generator if distils -> model, n, counts if tells_counts")

@@ -13,11 +13,17 @@ from fedalloy.nets.models.base import FeatureNet
 _SIMPLE = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.Flatten, nn.Dropout)
 
 
-def stacked_heads(net: FeatureNet, models: Sequence[Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
+Note = Callable[[Tensor, int], None]
+
+
+def stacked_heads(
+    net: FeatureNet, models: Sequence[Mapping[str, Tensor]], note: Note = lambda answers, products: None
+) -> Callable[[Tensor], Tensor]:
     """Combine the heads of several models of one architecture into a function from features to logits (K, B, classes).
 
     Linear layers become one batched product; a head with other layers is evaluated model by model. The heads are
-    constants in eval mode: gradients only flow to the features.
+    constants in eval mode: gradients only flow to the features. `note` is told the answers and the multiply-adds of a
+    product, which no layer of the network sees.
 
     >>> net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Linear(3, 2)), (3,))
     >>> stacked_heads(net, [net.state_dict(), net.state_dict()])(torch.zeros(5, 3)).shape
@@ -25,13 +31,15 @@ def stacked_heads(net: FeatureNet, models: Sequence[Mapping[str, Tensor]]) -> Ca
     """
     layers = list(net.head)
     if all(isinstance(layer, (nn.Linear, *_SIMPLE)) for layer in layers):
-        return _products(layers, models)
+        return _products(layers, models, note)
     heads = [{n.removeprefix("head."): t.detach() for n, t in m.items() if n.startswith("head.")} for m in models]
     net.head.eval()
     return lambda z: torch.stack([functional_call(net.head, head, (z,)) for head in heads])
 
 
-def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]]) -> Callable[[Tensor], Tensor]:
+def _products(
+    layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]], note: Note
+) -> Callable[[Tensor], Tensor]:
     weights, biases = {}, {}
     for i, layer in enumerate(layers):
         if isinstance(layer, nn.Linear):
@@ -51,6 +59,8 @@ def _products(layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]
                 x = x.flatten(2)
             elif not isinstance(layer, nn.Dropout):
                 x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # do not modify the caller's features
-        return x.expand(len(models), *x.shape[1:])
+        answers = x.expand(len(models), *x.shape[1:])
+        note(answers, len(z) * sum(stack.numel() for stack in weights.values()))
+        return answers
 
     return logits

@@ -17,6 +17,7 @@ from fedalloy.errors import FedalloyError
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods
 from fedalloy.report.attendance import unheard
+from fedalloy.report.coverage import uncovered
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.spent import private
 from fedalloy.storage.results import Run
@@ -50,7 +51,7 @@ def left(run: Run) -> str:
     """What left the clients, in words; unknown for a method that is not registered here.
 
     >>> left(Run({"name": "feddisco", "experiment": {"method": {"name": "feddisco"}}}, ()))
-    'model weights, number of samples of each class'
+    'model weights, number of samples, once how far its labels are from uniform'
     """
     try:
         return make_method(recorded(run.meta)).leaves()
@@ -73,6 +74,7 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *unevaluated(runs),
         *skipped(runs),
         *unheard(runs),
+        *uncovered(runs),
         *private(runs),
         *pooled(runs),
     ]

@@ -21,7 +21,7 @@ from fedalloy.report.gains import Gains, gains, leading
 from fedalloy.report.gains_plot import gain_picture
 from fedalloy.report.gains_table import each_client, summary, who_gains
 from fedalloy.report.partition_plot import bubble_plot
-from fedalloy.report.plots import client_picture, cost_picture, learning_curves
+from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
 from fedalloy.report.table import cells, meanings
@@ -40,6 +40,7 @@ UNFIT = re.compile(
 # The text alternatives for screen readers; the tables on the page hold the same numbers.
 SPOKEN = {
     "curves": "Line chart: {} of each method and view over the rounds.",
+    "notes": "Line chart: {} over the rounds, as each method's server noted it.",
     "clients": "Dot plot: the accuracy of each client under each method, in the last round.",
     "gains": "Bar chart: each client's gain or loss with the leading method, and its number of training samples.",
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
@@ -122,6 +123,7 @@ def render(
         meanings=meanings([*compared[0], *mixed[0]]),
         published=beside(runs, table),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
+        notes=[(name, _notes(runs, name, place)) for place, name in enumerate(_noted(runs))],
         clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),
         gains=_gains(found),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
@@ -145,6 +147,15 @@ def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
     spoken = SPOKEN["curves"].format(metric.upper())
     wide = WIDE if metric == "amp" else HALF
     return _both(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
+
+
+def _noted(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(name for run in runs for name in run.notes))
+
+
+def _notes(runs: Sequence[Run], name: str, place: int) -> dict[str, Markup]:
+    spoken = SPOKEN["notes"].format(name)
+    return _both(lambda width: note_curves(runs, name, width=width), f"notes-{place}", spoken, HALF)
 
 
 def _gains(found: Sequence[Gains]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ uses pyplot or its global state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,21 +15,33 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fedalloy.base.text import human_bytes
+from fedalloy.base.text import human_bytes, shortened
 from fedalloy.federation.metrics import METRICS
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.report.svg import save, to_svg
 from fedalloy.storage.results import Run
 
-__all__ = ["client_picture", "cost_picture", "learning_curves", "save", "to_svg"]
+__all__ = ["client_picture", "cost_picture", "learning_curves", "note_curves", "save", "to_svg"]
 
 
 @styled
 def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = WIDE) -> Figure:
     """One line per method and view, with a band of one standard deviation over the seeds, named at its end."""
     title, unit = (METRICS[metric].title, METRICS[metric].factor) if metric in METRICS else (metric, 1.0)
-    series = [(one, *one.curve(metric)) for one in series_of(runs)]
+    return _curves([(one, *one.curve(metric)) for one in series_of(runs)], title, unit, width)
+
+
+@styled
+def note_curves(runs: Sequence[Run], name: str, *, width: float = WIDE) -> Figure:
+    """One line per method: a number that its server noted in each round (`fed.note`)."""
+    alone = {
+        one.label: replace(one, name=shortened(one.label)) for one in reversed(series_of(runs))
+    }  # notes belong to no view
+    return _curves([(one, *one.noted(name)) for one in reversed(alone.values())], name, 1.0, width)
+
+
+def _curves(series: Sequence[tuple[Series, Floats, Floats, Floats]], title: str, unit: float, width: float) -> Figure:
     series = [entry for entry in series if len(entry[1])]
     last = max((rounds[-1] for _, rounds, *_ in series), default=1.0)
     series = [_drawn_to(last, *entry) if entry[0].level else entry for entry in series]

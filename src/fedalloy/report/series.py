@@ -43,6 +43,10 @@ class Series:
         """The rounds that all seeds have evaluated, and the metric's mean and deviation over the seeds in each."""
         return _over_seeds([run.series(self.view, metric) for run in self.runs])
 
+    def noted(self, name: str) -> tuple[Floats, Floats, Floats]:
+        """The rounds in which all seeds noted a number, and its mean and deviation over the seeds in each."""
+        return _over_seeds([run.noted(name) for run in self.runs if name in run.notes])
+
     def traffic(self) -> tuple[Floats, Floats]:
         """The rounds, and the bytes sent in both directions up to each of them (mean over seeds)."""
         rounds, mean, _ = _over_seeds([_sent_so_far(run) for run in self.runs])

@@ -76,6 +76,22 @@ class Run:
         values = [_number(record.get(metric)) for record in evaluated.values()]
         return np.array(list(evaluated), dtype=np.int64), np.array(values, dtype=np.float64)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The names of the numbers that the method's server noted (`fed.note`), in order of first appearance."""
+        return tuple({name: None for record in self.rounds for name in record.get("notes", {})})
+
+    def noted(self, name: str) -> tuple[NDArray[np.int64], Floats]:
+        """The rounds in which the server noted a number, and the numbers.
+
+        >>> Run({"label": "DaFKD"}, ({"round": 1, "notes": {"coverage": 0.5}}, {"round": 2})).noted("coverage")
+        (array([1]), array([0.5]))
+        """
+        found = {r["round"]: _number(r["notes"][name]) for r in self.rounds if name in r.get("notes", {})}
+        if not found:
+            raise UsageError(f"{self.label} has no note '{name}'; {suggest(name, list(self.notes))}")
+        return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
+
     def clients(self, view: str, metric: str, when: int | Selection = "last") -> Floats:
         """One value per client (`accuracy`, `loss` or `size`) in a round, given by number or by selection."""
         evaluated = self._evaluated(view)

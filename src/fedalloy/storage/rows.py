@@ -13,7 +13,7 @@ import numpy as np
 
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
-from fedalloy.federation.metrics import METRICS, Floats
+from fedalloy.federation.metrics import METRICS, Floats, Metric
 from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, best_round
 
 # An id has no mean; everything else in a row has.
@@ -149,10 +149,26 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         "gap": _gap(run, view, chosen),
         "stability": _known(metrics.stability(amps)),
         "rounds_to_target": None if hit is None else int(numbers[hit - 1]),
+        "seconds_to_target": None if hit is None else _cost(METRICS["training_seconds"], _until(run, numbers[hit - 1])),
         "rounds": int(run.rounds[-1]["round"]),
     }
-    costs = {name: run.total(*metric.path) for name, metric in METRICS.items() if metric.path}
+    costs = {name: _cost(metric, run) for name, metric in METRICS.items() if metric.path}
     return Row(run.label, view, run.seed, selection, {**values, **curve, **costs}, target)
+
+
+def _cost(metric: Metric, run: Run) -> float | None:
+    """A cost of all rounds, or of a step in the last round in which clients took any."""
+    if metric.per:
+        last = next((r for r in reversed(run.rounds) if Run(run.meta, (r,)).total(*metric.per)), None)
+        of_last = None if last is None else Run(run.meta, (last,))
+        spent, steps = (None if of_last is None else of_last.total(*path) for path in (metric.path, metric.per))
+        return spent / steps if spent is not None and steps else None
+    parts = [run.total(*path) for path in (metric.path, metric.plus) if path]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
+def _until(run: Run, number: int) -> Run:
+    return Run(run.meta, tuple(record for record in run.rounds if record["round"] <= number))
 
 
 def _gap(run: Run, view: str, chosen: int | None) -> float | None:
