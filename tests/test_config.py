@@ -182,7 +182,7 @@ def own_method() -> Iterator[type[Method]]:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"round": 3}, "the experiment has no key 'round'; did you mean 'rounds'?"),
-    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, budget, "),
+    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, amp_weights, budget, "),
     ({"method": {"name": "fedprox", "mue": 1}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
     ({"method": "fedproxx"}, "there is no method 'fedproxx'; did you mean 'fedprox'?"),
     ({"methods": {"fedprox": {"mue": 1}}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
