@@ -17,7 +17,7 @@ Note = Callable[[Tensor, int], None]
 
 
 def stacked_heads(
-    net: FeatureNet, models: Sequence[Mapping[str, Tensor]], note: Note = lambda answers, products: None
+    net: FeatureNet, models: Sequence[Mapping[str, Tensor]], note: Note | None = None
 ) -> Callable[[Tensor], Tensor]:
     """Combine the heads of several models of one architecture into a function from features to logits (K, B, classes).
 
@@ -38,7 +38,7 @@ def stacked_heads(
 
 
 def _products(
-    layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]], note: Note
+    layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]], note: Note | None
 ) -> Callable[[Tensor], Tensor]:
     weights, biases = {}, {}
     for i, layer in enumerate(layers):
@@ -60,7 +60,8 @@ def _products(
             elif not isinstance(layer, nn.Dropout):
                 x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # do not modify the caller's features
         answers = x.expand(len(models), *x.shape[1:])
-        note(answers, len(z) * sum(stack.numel() for stack in weights.values()))
+        if note is not None:
+            note(answers, len(z) * sum(stack.numel() for stack in weights.values()))
         return answers
 
     return logits
