@@ -2,7 +2,7 @@
 
 from fedalloy.nets.generators.adversarial import adversarial_generator
 from fedalloy.nets.generators.conditional import ConditionalGenerator
-from fedalloy.nets.generators.features import FeatureGenerator
+from fedalloy.nets.generators.features import FeatureGenerator, feature_generator
 from fedalloy.nets.generators.images import ImageGenerator
 from fedalloy.nets.generators.labelled_images import LabelledImageGenerator
 
@@ -12,4 +12,5 @@ __all__ = [
     "ImageGenerator",
     "LabelledImageGenerator",
     "adversarial_generator",
+    "feature_generator",
 ]
