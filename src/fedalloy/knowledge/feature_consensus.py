@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedalloy.aggregation.averaging import shares
 from fedalloy.aggregation.robust import bounded, bounded_counts
 from fedalloy.base.options import Count, NotNegative, Positive, Several, by_variant, option
-from fedalloy.federation.core import Client, Federation, Message, Method, State
-from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.federation.core import Client, Federation, Message, State
+from fedalloy.knowledge.averaged import Averaged, label_counts, models
 from fedalloy.knowledge.server_generator import consensus_loss, diversity_loss, label_distribution
 from fedalloy.nets.ensemble import stacked_heads
 from fedalloy.nets.generators import FeatureGenerator, PerceptronFeatures
@@ -23,7 +23,7 @@ from fedalloy.train.beside import Beside
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureConsensus(Method):
+class FeatureConsensus(Averaged):
     """A generator z = G(eps, y) on the server, taught by the heads of the clients that replied; see FedGen."""
 
     cut: Literal["features", "last"] = by_variant(
