@@ -15,7 +15,7 @@ from typing import Any
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import kind, options_of, toml
-from fedalloy.config.experiment import DataPart, Experiment, PartitionPart, PublicPart, Stop
+from fedalloy.config.sections import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
 from fedalloy.federation.core import Method
