@@ -15,6 +15,7 @@ import pytest
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.config import experiment as config
+from fedalloy.config.build import check_names
 from fedalloy.config.experiment import Choice, Experiment, check_options, experiment, make_method, override
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
@@ -430,3 +431,29 @@ def test_an_override_drops_the_keys_of_the_file_that_have_no_effect_with_it(
 def test_an_override_that_a_later_one_undoes_is_refused(texts: list[str]) -> None:
     with pytest.raises(UsageError, match=texts[0].replace(".", r"\.")):
         override({"data": "mnist"}, texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("fedavg", "method=fedavg"),
+        ("tiny", "data=tiny"),
+        ("mlp", "model=mlp"),
+        ("iid", "partition=iid"),
+        ("fedavg,fedprox", "--methods fedavg,fedprox"),
+        ("kdia-cifar", "'kdia-cifar10.toml'"),
+        ("nothing-like-it", ""),
+    ],
+)
+def test_a_name_in_the_place_of_a_file_is_told_what_to_write(
+    name: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kdia-cifar10.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"there is no experiment file '{name}'.*{instead}"):
+        config.read(name)
+
+
+def test_a_data_set_that_is_not_known_may_be_a_file() -> None:
+    with pytest.raises(UsageError, match=r"'patients'; choose one of: cifar10, .*\.npz file"):
+        check_names(experiment({"data": "patients"}))

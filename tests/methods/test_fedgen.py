@@ -14,7 +14,7 @@ from torch import nn
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import digest, equal
-from fedalloy.check.method import check_method
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State, initial
@@ -464,3 +464,14 @@ def test_the_latent_weight_belongs_to_the_latent_term():
         FedGen(latent_kl=True, latent_weight=0.0)
     with pytest.raises(UsageError, match=r"^fedgen\.latent_weight has no effect"):
         FedGen(latent_weight=2.0)
+
+
+def test_dafkds_comparison_has_dafkds_generator(play):
+    """Two embeddings before the layers, and its rate; the rest is ours."""
+    method = FedGen(variant="dafkd", hidden=4, noise=6)
+    assert (method.generator_lr, FedGen(variant="dafkd").noise, FedGen(variant="dafkd").hidden) == (1e-3, 100, 128)
+    setting = small_settings()[0]
+    generator = play(method, setting, 2).states[-1]["generator"]
+    assert generator["of_label.weight"].shape == (4, setting.classes)
+    assert generator["of_noise.weight"].shape == (4, 6)
+    assert "of_label.weight" not in play(FedGen(hidden=4, noise=6), setting, 2).states[-1]["generator"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import digest, equal
 from fedalloy.check.method import check_method, small_settings
+from fedalloy.config.experiment import experiment, make_method, read_toml
+from fedalloy.config.grid import cells
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State
 from fedalloy.federation.participation import Participation
@@ -756,3 +759,26 @@ def test_lost_replies_do_not_count_as_participation(small_setting, play):
     assert played.states[-1]["last"].tolist() == [
         max((t for t, ids in enumerate(came, 1) if k in ids), default=0) for k in range(6)
     ]
+
+
+# --- the experiment file ----------------------------------------------------------------------------------------------
+
+
+def test_the_cells_of_table_2_have_their_own_settings():
+    names, table = cells(read_toml(Path(__file__).parents[2] / "experiments" / "kdia-cifar10.toml"))
+    assert names == ["data", "beta"]
+    assert len(table) == 9
+    for cell in table:
+        exp, beta = experiment(cell.values), float(cell.labels[1])
+        assert exp.partition.options["alpha"] == beta
+        assert exp.training.drop_last is (beta >= 0.5)
+        assert exp.methods["kdia"].options["lambda_gen"] == (1.0 if beta == 0.5 else 0.01)
+        assert exp.data.augment == f"{exp.data.name}-kdia"
+        control = make_method(exp, exp.methods["control"])
+        assert (control.name, control.lambda_kd, control.lambda_gen) == ("kdia", 0, 0)
+        held = [
+            part.source
+            for part in exp.published
+            if (part.where["data.name"], part.where["partition.alpha"]) == (exp.data.name, beta)
+        ]
+        assert held == [f"KDIA, Table 2, {cell.labels[0]}, beta = {cell.labels[1]}, the best of 200 rounds"]

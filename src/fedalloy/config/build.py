@@ -286,6 +286,10 @@ def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs
 def _created(name: str, **options: Any) -> nn.Module:
     try:
         return models.create(name, **options)
+    except UsageError as error:
+        if "resize the images" not in str(error):
+            raise
+        raise UsageError(f"{error} with data.size, or write model = 'mlp', which takes any size") from None
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is too large"
         raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error

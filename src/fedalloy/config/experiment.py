@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -531,7 +532,7 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
     except UsageError:
         raise
     except FileNotFoundError as error:
-        raise UsageError(f"there is no {what} {shown(str(path))}") from error
+        raise UsageError(f"there is no {what} {shown(str(path))}{_instead(Path(path))}") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
@@ -540,6 +541,23 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise UsageError(f"{name} is nested too deeply") from error
     except ValueError as error:  # bytes that are not UTF-8, a number with thousands of digits, an invalid path
         raise UsageError(f"{name} cannot be read: {error}") from error
+
+
+def _instead(path: Path) -> str:
+    """What to write instead of a file that does not exist: a file nearby, or the key for a name."""
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+    from fedalloy.data.catalogue import datasets
+    from fedalloy.data.partition import partitions
+    from fedalloy.nets.models import models
+
+    name = str(path)
+    for kind, things in (("method", methods), ("data", datasets), ("model", models), ("partition", partitions)):
+        if name in things:
+            return f"; to choose a {kind.replace('data', 'data set')}, write {kind}={name}"
+    if "," in name and all(part.strip() in methods for part in name.split(",")):
+        return f"; to choose methods, write --methods {name}"
+    near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1, cutoff=0.4)
+    return f"; did you mean {shown(str(path.with_name(near[0])))}?" if near else ""
 
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.robust import bounded_counts
-from fedalloy.base.options import Count, Even, NotNegative, Number, Positive, Several, Variant, by_variant, option
+from fedalloy.base.options import Count, Even, NotNegative, Number, Positive, Several, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge import server_generator as losses
@@ -19,7 +19,7 @@ from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.server_generator import DISTANCES, drawn_labels, split_labels
 from fedalloy.knowledge.teachers import by_label_counts, ensemble
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.nets.generators import LabelledImageGenerator
+from fedalloy.nets.generators import LabelledImageGenerator, PerceptronImages
 from fedalloy.train.beside import Beside, normal
 from fedalloy.train.fit import LocalWork, frozen, load, params
 
@@ -47,26 +47,31 @@ class FedFTG(FedAvg):
         L_cls = mean sum_k alpha_{k,y} CE(w_k(x), y)
         L_div = exp(-mean_ij |z_i - z_j|^2 |x_i - x_j|), without the square if `norms`
 
-    The generator lasts over the rounds and is never sent. The view `oca` is not fine-tuned.
-
     >>> FedFTG(iterations=3).student_steps, FedFTG(variant="reference").student_distance
     (5, 'ce')
     """
 
     takes = frozenset({"weights", "clip"})
 
-    variant: Variant = option("recommended", "whose choices: ours, the paper's or its code's")
+    variant: Literal["recommended", "paper", "reference", "dafkd"] = option(
+        "recommended", "whose choices: ours, the paper's, its code's or DaFKD's"
+    )
     iterations: Number = option(10, "iterations of fine-tuning in a round; 0 is FedAvg")
     generator_steps: Count = option(1, "steps of the generator in an iteration")
     student_steps: Count = option(5, "steps of the average in an iteration")
-    server_lr: Positive = option(0.1, "learning rate of the average")
+    server_lr: Positive = by_variant(0.1, "learning rate of the average", dafkd=0.01)
     server_weight_decay: NotNegative = option(1e-3, "weight decay of the average")
-    generator_lr: Positive = option(0.01, "learning rate of the generator's Adam, which is reset in each round")
+    generator_lr: Positive = by_variant(
+        0.01, "learning rate of the generator's Adam, which is reset in each round", dafkd=1e-3
+    )
     decay: Positive = option(0.998, "factor of both learning rates from one round to the next")
     lambda_cls: NotNegative = option(1.0, "weight of L_cls")
     lambda_dis: NotNegative = option(1.0, "weight of L_div")
     noise: Count = option(100, "length of an image's noise vector")
-    width: Even = option(128, "channels of the generator, half of them for noise and half for the label")
+    generator_kind: Literal["convolutional", "perceptron"] = by_variant(
+        "convolutional", "the generator of FedFTG's code, or the perceptron of DaFKD's comparison", dafkd="perceptron"
+    )
+    width: Even = option(128, "channels of the generator, half of them for the label; or numbers of each embedding")
     generator_batch: Several = option(50, "images of an iteration")
     norms: bool = by_variant(False, "L_div of Euclidean norms, not of means over coordinates", paper=True)
     labels: Literal["drawn", "split"] = by_variant(
@@ -103,8 +108,7 @@ class FedFTG(FedAvg):
         counts = torch.stack(list(bounded_counts(label_counts(replies), self.aggregation.cap)))
         device, noise = next(student.parameters()).device, fed.rng("generator/noise")
         alpha = by_label_counts(counts, self.eps).to(device)
-        everybody = list(range(len(teachers)))
-        seen: list[Tensor] = []
+        everybody, seen = list(range(len(teachers))), list[Tensor]()
         turns = [[k] for k in everybody] if self.one_by_one else [everybody]
         for y in self.sampled(counts.sum(0).cpu(), fed.rng("generator/labels")).to(device):
             z = normal(len(y), self.noise, noise, device)
@@ -152,4 +156,7 @@ class FedFTG(FedAvg):
 
     def new_generator(self, fed: Federation) -> nn.Module:
         """The generator before any training."""
-        return fed.generator(partial(LabelledImageGenerator, fed.shape, fed.classes, self.noise, self.width))
+        sizes = (fed.classes, self.noise, self.width)
+        if self.generator_kind == "perceptron":
+            return fed.generator(partial(PerceptronImages, fed.shape, fed.scale, *sizes))
+        return fed.generator(partial(LabelledImageGenerator, fed.shape, *sizes))

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 from fedalloy.aggregation.averaging import shares
 from fedalloy.aggregation.robust import bounded_counts
-from fedalloy.base.options import Count, NotNegative, Positive, Several, Variant, by_variant, option
+from fedalloy.base.options import Count, NotNegative, Positive, Several, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.averaged import label_counts, models
-from fedalloy.knowledge.server_generator import average_ce, diversity_loss, label_distribution, weighted_ce
+from fedalloy.knowledge.server_generator import average_ce, decayed, diversity_loss, label_distribution, weighted_ce
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.ensemble import stacked_heads
-from fedalloy.nets.generators import FeatureGenerator
+from fedalloy.nets.generators import FeatureGenerator, PerceptronFeatures
 from fedalloy.nets.models import in_two_parts
 from fedalloy.train.beside import Beside
 from fedalloy.train.fit import aside, fit, frozen, load, params
@@ -56,20 +56,23 @@ class FedGen(FedAvg):
     takes = frozenset({"weights", "clip"})
     tells_counts = True  # the generator's labels follow them
 
-    variant: Variant = option("recommended", "whose choices: ours, the paper's, or those of FedKF's code")
+    variant: Literal["recommended", "paper", "reference", "dafkd"] = option(
+        "recommended", "whose choices: ours, the paper's, those of FedKF's code, or DaFKD's"
+    )
     weight: NotNegative = option(1.0, "weight of generated features in a client's loss; 0 is FedAvg")
     diversity: NotNegative = option(1.0, "weight of the diversity of generated features")
-    noise: Count = option(32, "length of a feature's noise vector")
-    hidden: Count = option(256, "width of the generator's hidden layer")
+    noise: Count = by_variant(32, "length of a feature's noise vector", dafkd=100)
+    generator_kind: Literal["hidden", "perceptron"] = by_variant(
+        "hidden", "a generator with one hidden layer, or that of DaFKD's comparison", dafkd="perceptron"
+    )
+    hidden: Count = by_variant(256, "width of the hidden layer, or of each of the two embeddings", dafkd=128)
     relu: bool = option(True, "whether generated features have passed a ReLU, as real ones mostly have")
-    generator_lr: Positive = option(1e-4, "learning rate of the generator's Adam")
+    generator_lr: Positive = by_variant(1e-4, "learning rate of the generator's Adam", dafkd=1e-3)
     generator_lr_decay: Positive = option(1.0, "factor of this learning rate from one round to the next")
     generator_weight_decay: NotNegative = option(0.0, "weight decay of the generator's Adam")
     generator_steps: Count = option(50, "steps of the generator in a round")
     generator_batch: Several = option(64, "features of a step of the generator")
-    server_loss: Literal["avg_logits", "weighted_ce"] = option(
-        "avg_logits", "CE of mean logits, or CEs weighed by label"
-    )
+    server_loss: Literal["avg_logits", "weighted_ce"] = option("avg_logits", "CE of mean logits, or weighted CEs")
     latent_kl: bool = option(False, "the client loss of FedGen's code: decaying weights, and a KL to generated answers")
     latent_weight: Positive = option(1.0, "first weight of that KL", only_with=("latent_kl", True))
     distribution: Literal["uniform", "normal"] = by_variant("uniform", "distribution of the noise", paper="normal")
@@ -101,7 +104,7 @@ class FedGen(FedAvg):
         net = in_two_parts(me.net(msg["model"]), self.name)
         generator = frozen(load(self.new_generator(me), msg["generator"]))
         stream, dropout = me.rng("generated"), me.rng("generated/dropout")
-        alpha = _decayed(10.0, me.round) if self.latent_kl else 1.0
+        alpha = decayed(10.0, me.round) if self.latent_kl else 1.0
 
         def generated(labels: Tensor) -> Tensor:
             return generator(self.noise_for(labels, stream), labels).detach()  # type: ignore[no-any-return]
@@ -114,7 +117,7 @@ class FedGen(FedAvg):
                 if self.latent_kl:
                     with torch.no_grad():
                         target = net.head(generated(y))
-                    extra = extra + _decayed(self.latent_weight, me.round) * kl(target, logits)
+                    extra = extra + decayed(self.latent_weight, me.round) * kl(target, logits)
             return ce(logits, y) + self.weight * extra
 
         fit(net, me, loss)
@@ -144,14 +147,10 @@ class FedGen(FedAvg):
     def new_generator(self, where: Client | Federation) -> nn.Module:
         """The untrained generator of features, at a client or at the server."""
         shape = in_two_parts(where.build(), self.name).feature_shape
-        return where.generator(partial(FeatureGenerator, shape, where.classes, self.noise, self.hidden, self.relu))
+        make = PerceptronFeatures if self.generator_kind == "perceptron" else FeatureGenerator
+        return where.generator(partial(make, shape, where.classes, self.noise, self.hidden, self.relu))
 
     def noise_for(self, labels: Tensor, stream: torch.Generator) -> Tensor:
         """One row of noise for each label."""
         draw = torch.randn if self.distribution == "normal" else torch.rand
         return draw(len(labels), self.noise, generator=stream).to(labels.device)
-
-
-def _decayed(start: float, round: int) -> float:
-    """The schedule of both weights in FedGen's own client loss; rounds count from 1, there from 0."""
-    return max(1e-4, start * 0.98**round)
