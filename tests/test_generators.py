@@ -9,9 +9,6 @@ from torch import nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
-<<<<<<< HEAD
-from fedalloy.nets.generators import DCGAN, ConditionalGenerator, FeatureGenerator, ImageGenerator
-=======
 from fedalloy.nets.generators import (
     DCGAN,
     ConditionalGenerator,
@@ -20,7 +17,6 @@ from fedalloy.nets.generators import (
     PerceptronFeatures,
     adversarial_generator,
 )
->>>>>>> i20-dafkd
 from fedalloy.nets.generators.images import UpsampledConv
 from fedalloy.nets.models import create, models
 from fedalloy.nets.models.base import parameter_count

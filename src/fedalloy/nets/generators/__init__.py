@@ -2,13 +2,8 @@
 
 from fedalloy.nets.generators.adversarial import PerceptronImages, adversarial_generator
 from fedalloy.nets.generators.conditional import ConditionalGenerator
-<<<<<<< HEAD
-from fedalloy.nets.generators.dcgan import DCGAN
-from fedalloy.nets.generators.features import FeatureGenerator
-=======
 from fedalloy.nets.generators.dcgan import DCGAN
 from fedalloy.nets.generators.features import FeatureGenerator, PerceptronFeatures
->>>>>>> i20-dafkd
 from fedalloy.nets.generators.images import ImageGenerator
 from fedalloy.nets.generators.labelled_images import LabelledImageGenerator
 
