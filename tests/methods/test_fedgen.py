@@ -510,7 +510,7 @@ def test_contract(options):
             },
         ),
         ("fedkf", {"labels": "counts_by_size"}),
-        ("dafkd", {"generator": "embeddings", "generator_lr": 1e-3}),
+        ("dafkd", {"generator_kind": "perceptron", "noise": 100, "hidden": 128, "generator_lr": 1e-3}),
     ],
 )
 def test_variants(variant, differs):
