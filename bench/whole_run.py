@@ -84,6 +84,6 @@ def whole_rounds(work: Workload, built: Built, pool: Pool, bare: Callable[[int],
     return WholeRounds(
         test_rows=sum(next(iter(last["views"].values()))["clients"]["size"]),
         tested=sum(sum(view["clients"]["size"]) for view in last["views"].values()),
-        trained=last["flops"] / run.meta["model"]["flops_per_sample"],
+        trained=sum(last["flops"].values()) / run.meta["model"]["flops_per_sample"],
         seconds={name: values[1:] for name, values in seconds.items()},  # the first round also sets up the run
     )

@@ -28,7 +28,6 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from harness import Dice, FaultError, little_memory, run_from_command_line, show, trials
 
-from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.check.probe import small_settings
@@ -45,7 +44,7 @@ from fedalloy.federation.evaluation import at_client, distinct
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum, QuorumError
 from fedalloy.federation.setting import Setting
-from fedalloy.methods import FedAvg
+from fedalloy.methods import FedGen
 from fedalloy.run.runner import round_record
 from fedalloy.train.privacy import Privacy
 
@@ -53,15 +52,13 @@ CLIENTS, BAD = 3, 1
 NODES = {1000 + 7 * k: k for k in range(CLIENTS)}
 LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
-METHOD = FedAvg(aggregation=Aggregation(weights="disco"))  # its clients send their label counts
+METHOD = FedGen()  # its clients send their label counts
 EXPERIMENT = {
     "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
     "model": {"name": "mlp"},
-    "method": {"name": "fedavg"},
-    "aggregation": {"weights": "disco"},
+    "method": {"name": "fedgen"},
 }
-METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "forward_samples")
-METER = (*METER, "backward_samples")
+METER = ("steps", "forward", "backward", "generator_forward", "generator_backward", "flops")
 
 Content = RecordDict | Error
 Reply = Callable[[str, int], Content]
@@ -413,11 +410,11 @@ def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
         with within(said):
             fed = engine.open(METHOD, 1)
             fed.ask("train", here().ids, model=first()["model"])
-            record = round_record(State(1, {}), fed, {}, 1e12, {})
+            record = round_record(State(1, {}), fed, {}, {})
             as_json(record)
         said += [bad["reason"] for bad in fed.quarantined]
         require_lines(said)
-        steps, flops = record["passes"]["steps"], record["flops"]
+        steps, flops = record["passes"]["clients"]["steps"], record["flops"]["clients"]
         if (
             type(steps) is not int
             or not 0 <= steps < 1e9

@@ -16,7 +16,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Message, Method, Reply, methods, quick, run
+from fedalloy.federation.core import Message, Method, Reply, act, methods, quick, run
 from fedalloy.federation.engine import Answer
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting, Site
@@ -34,7 +34,7 @@ PLAIN: dict[str, dict[str, Any]] = {
     "fedftg": {"iterations": 0},
     "qffl": {"q": 0.0},
 }
-BY_SIZE = {name: {"weights": "size"} for name in (*DAFKD, "qffl")}  # which usually weigh clients alike
+BY_SIZE = {name: {"weights": "size"} for name in DAFKD}  # which usually weigh clients alike
 MODELS = [name for name in methods if "model" in methods[name].card.up]
 
 STEP = 2.0**-8  # small enough not to lie far out beside the others
@@ -55,6 +55,9 @@ class Moving(Serial):
     def carry(self, method: Method, round: int, messages: Sequence[Message]) -> Iterable[Answer]:
         for message in messages:
             me = self.setting.client(message.client, round, {})
+            if message.action == "tell":
+                yield Answer(message.client, act(method, me, message), Meter())
+                continue
             told = {"n": me.n} | ({"counts": me.train.counts(me.classes)} if getattr(method, "tells_counts", 0) else {})
             told |= {"loss": torch.tensor(1.0)} if method.name == "qffl" else {}
             nets = {key: body for key, body in message.body.items() if key in ("model", "generator", "head")}

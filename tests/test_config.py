@@ -15,6 +15,7 @@ import pytest
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.config import experiment as config
+from fedalloy.config.build import check_names
 from fedalloy.config.experiment import Choice, Experiment, check_options, experiment, make_method, override
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
@@ -182,7 +183,7 @@ def own_method() -> Iterator[type[Method]]:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"round": 3}, "the experiment has no key 'round'; did you mean 'rounds'?"),
-    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, budget, "),
+    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, amp_weights, budget, "),
     ({"method": {"name": "fedprox", "mue": 1}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
     ({"method": "fedproxx"}, "there is no method 'fedproxx'; did you mean 'fedprox'?"),
     ({"methods": {"fedprox": {"mue": 1}}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
@@ -373,3 +374,86 @@ def test_whatever_stands_in_a_file_is_built_or_refused_in_a_sentence() -> None:
 def test_a_key_without_its_section_is_told_where_it_belongs(key: str, home: str) -> None:
     with pytest.raises(UsageError, match=rf"'{key}'; write {home}$"):
         experiment({key: 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "after"),
+    [
+        ({"data": {"name": "emnist-letters", "per_class": 480, "size": 32}}, "data.name=cifar10", {"size": 32}),
+        ({"data": {"per_class": 480}}, "data.name=fashion-mini", {"per_class": 480}),  # the default's name
+        ({"partition": {"alpha": 0.5, "clients": 3}}, "partition.name=iid", {"clients": 3}),
+        ({"model": {"name": "wrn", "depth": 10}}, "model.name=resnet8", {}),
+        ({"public": {"data": "cifar100", "labels": "coarse", "samples": 9}}, "public.data=cifar10", {"samples": 9}),
+        ({"method": {"name": "fedprox", "mu": 0.1}}, "method.name=moon", {}),
+    ],
+)
+def test_a_name_set_by_its_key_drops_the_options_of_the_old_one(
+    values: dict[str, Any], text: str, after: dict[str, Any]
+) -> None:
+    key, name = text.split("=")
+    section, last = key.split(".")
+    assert override(values, [text])[section] == {**after, last: name}
+    if "name" in values[section] or section != "data":  # and so does the short form
+        assert override(values, [f"{section}={name}"]) == override(values, [text])
+
+
+def test_the_name_of_a_listed_method_can_be_set_too() -> None:
+    listed = {"methods": {"mild": {"name": "fedprox", "mu": 0.001, "cache": {"oca": False}}}}
+    assert override(listed, ["method.name=mild"])["method"] == listed["methods"]["mild"]
+    assert override(listed, ["methods.mild.name=moon"])["methods"]["mild"] == {"name": "moon"}  # the cache was its own
+
+
+@pytest.mark.parametrize(
+    ("section", "before", "text", "after"),
+    [
+        ("training", {"work": "fixed_steps", "steps": 20, "lr": 0.1}, "work=epochs", {"work": "epochs", "lr": 0.1}),
+        ("training", {"optimiser": "sgd", "momentum": 0.9}, "optimiser=adam", {"optimiser": "adam"}),
+        ("training", {"schedule": "step", "step_every": 3}, "schedule=step", {"schedule": "step", "step_every": 3}),
+        ("aggregation", {"combine": "trimmed", "trim": 0.3}, "combine=median", {"combine": "median"}),
+    ],
+)
+def test_an_override_drops_the_keys_of_the_file_that_have_no_effect_with_it(
+    section: str, before: dict[str, Any], text: str, after: dict[str, Any]
+) -> None:
+    assert override({section: before}, [f"{section}.{text}"]) == {section: after}
+    nested = override({"method": {"name": "fedavg", section: before}}, [f"method.{section}.{text}"])
+    assert nested["method"][section] == after
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["training.steps=5", "training.work=epochs"],
+        ["method.mu=0.1", "method=fedprox"],
+        ["data.per_class=5", "data.name=cifar10"],
+    ],
+)
+def test_an_override_that_a_later_one_undoes_is_refused(texts: list[str]) -> None:
+    with pytest.raises(UsageError, match=texts[0].replace(".", r"\.")):
+        override({"data": "mnist"}, texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("fedavg", "method=fedavg"),
+        ("tiny", "data=tiny"),
+        ("mlp", "model=mlp"),
+        ("iid", "partition=iid"),
+        ("fedavg,fedprox", "--methods fedavg,fedprox"),
+        ("kdia-cifar", "'kdia-cifar10.toml'"),
+        ("nothing-like-it", ""),
+    ],
+)
+def test_a_name_in_the_place_of_a_file_is_told_what_to_write(
+    name: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kdia-cifar10.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"there is no experiment file '{name}'.*{instead}"):
+        config.read(name)
+
+
+def test_a_data_set_that_is_not_known_may_be_a_file() -> None:
+    with pytest.raises(UsageError, match=r"'patients'; choose one of: cifar10, .*\.npz file"):
+        check_names(experiment({"data": "patients"}))

@@ -9,12 +9,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.base.tree import encode
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment, make_method
+from fedalloy.data.samples import Scale
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import run
-from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedProx
+from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedGen, FedGKD, FedKF, FedProx, methods
+from fedalloy.methods.fedkf_minus import FedKFMinus
+from fedalloy.nets.generators import ImageGenerator
+from fedalloy.nets.generators.images import UpsampledConv
 from fedalloy.nets.models import create, models
 from fedalloy.train.costs import Ledger, Meter, forward_flops, metered, payload, peak_memory
-from fedalloy.train.fit import LocalWork
+from fedalloy.train.fit import LocalWork, frozen
 
 LENET_BYTES = 252_264  # 63,066 parameters of LeNet-5 for 26 letters
 
@@ -49,19 +55,36 @@ def test_a_model_down_and_a_model_up(method, letters):
     assert up == {"weights": 2 * LENET_BYTES, "scalars": 2 * (12 if isinstance(method, QFFL) else 8)}
 
 
-@pytest.mark.parametrize("method", AVERAGING, ids=repr)
-def test_one_forward_and_one_backward_pass_a_step(method, letters):
-    (ledger,) = ledger_of(method, letters)
-    steps = 2 * (2 + 3)
-    assert ledger.passes() == {
-        "steps": steps,
-        "forward": steps,
-        "backward": steps,
-        "generator_forward": 0,
-        "generator_backward": 0,
-    }
-    assert ledger.clients.forward_samples == ledger.clients.backward_samples == 2 * (4 + 6)
-    assert ledger.flops(per_sample=100.0) == 100 * 20 * 3
+# FedKF's Table IX: passes of a client's step, forward and backward, through classifiers and through generators.
+TABLE_IX = {
+    FedAvg(): (1, 1, 0, 0),
+    FedProx(mu=0.1): (1, 1, 0, 0),
+    FedGen(generator_steps=4): (1.5, 1.5, 1, 0),
+    FedGKD(): (2, 1, 0, 0),
+    QFFL(q=1.0): (1, 1, 0, 0),
+    FedKFMinus(width=4): (3, 3, 1, 1),
+    FedKF(width=4): (3, 3, 1, 1),
+    # Not in the table.
+    FedAvg(cache=Cache(oca=False)): (1, 1, 0, 0),
+    FedAvgM(): (1, 1, 0, 0),
+    FedKF(width=4, adversarial=True): (4, 4, 1, 1),
+}
+
+
+@pytest.mark.parametrize(("method", "published"), TABLE_IX.items(), ids=repr)
+def test_passes_of_a_clients_step_as_published(method, published, letters):
+    ledger = ledger_of(method, letters, rounds=2)[1]  # generators and teachers come with the second round
+    passes = ledger.passes()["clients"]
+    assert passes.pop("steps") == (steps := 2 * (2 + 3))
+    assert tuple(count / steps for count in passes.values()) == published
+    assert list(passes) == ["forward", "backward", "generator_forward", "generator_backward"]
+
+
+def test_the_servers_passes_are_apart(letters):
+    of_server = ledger_of(FedGen(generator_steps=4), letters, rounds=2)[1].passes()["server"]
+    # Two clients' heads answer for every feature, and the generator learns through them.
+    assert list(of_server.values()) == [4, 4 * 2 * 0.5, 4 * 2 * 0.5, 4, 4]
+    assert set(ledger_of(FedAvg(), letters)[0].passes()["server"].values()) == {0}
 
 
 def test_buffers_are_bytes_too(small_setting, small):
@@ -106,13 +129,97 @@ def test_flops_by_hand():
     conv = nn.Conv2d(2, 3, 3, bias=False)  # 3 maps of 4x4, each of 2*9 products
     assert forward_flops(conv, torch.zeros(1, 2, 6, 6)) == 2 * (3 * 4 * 4) * (2 * 9)
     assert forward_flops(nn.Linear(10, 4), torch.zeros(1, 10)) == 2 * 10 * 4
+    grouped = nn.Conv2d(4, 6, 3, groups=2)  # each map sees half of the inputs
+    assert forward_flops(grouped, torch.zeros(1, 4, 5, 5)) == 2 * (6 * 3 * 3) * (2 * 9)
+    grown = nn.ConvTranspose2d(2, 3, 4, stride=2, padding=1)  # each of 2*5*5 inputs is added to 3 maps of 4*4
+    assert forward_flops(grown, torch.zeros(1, 2, 5, 5)) == 2 * (2 * 5 * 5) * (3 * 16)
+    doubled = UpsampledConv(2, 3)  # computed as the layer above
+    assert forward_flops(doubled, torch.zeros(1, 2, 5, 5)) == 2 * (2 * 5 * 5) * (3 * 16)
     both = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(48, 5))
     assert forward_flops(both, torch.zeros(7, 2, 6, 6)) == 1728 + 480  # of one sample, however many are given
 
 
+def test_flops_of_gradients_by_hand():
+    meter, x = Meter(), torch.zeros(5, 10)
+    net = metered(nn.Sequential(nn.Linear(10, 4), nn.Tanh(), nn.Linear(4, 3)), meter)
+    first, second = 2 * 5 * 10 * 4, 2 * 5 * 4 * 3
+    net(x)  # the second layer also has a gradient of its input
+    assert meter.flops == 2 * first + 3 * second
+    with torch.no_grad():
+        net(x)
+    assert meter.flops == 3 * first + 4 * second
+    frozen(net)(x.requires_grad_())  # gradients of inputs only
+    assert meter.flops == 5 * first + 6 * second
+    net.requires_grad_(True)
+    with meter.passed_through():
+        net(x)
+    assert meter.flops == 7 * first + 8 * second
+    with meter.paused(flops=True):
+        net(x.detach())
+    assert (meter.flops, meter.forward) == (9 * first + 11 * second, 4)
+
+
+LENET = 6 * 28 * 28 * 25 + 16 * 10 * 10 * 150 + 120 * 400 + 120 * 84 + 84 * 26
+
+
 def test_lenet5_flops():
-    convolutions = 6 * 28 * 28 * 25 + 16 * 10 * 10 * 150 + 120 * 400
-    assert forward_flops(lenet5(), torch.zeros(1, 1, 32, 32)) == 2 * (convolutions + 120 * 84 + 84 * 26)
+    assert forward_flops(lenet5(), torch.zeros(1, 1, 32, 32)) == 2 * LENET
+
+
+def image_products(width):
+    """Of FedKF's generator: two doublings as transposed 4x4 convolutions, a 3x3 convolution to one channel."""
+    half = width // 2
+    return 100 * width * 64 + width * 64 * width * 16 + width * 256 * half * 16 + 32 * 32 * half * 9
+
+
+def test_the_generator_of_fedkf_costs_as_much_as_124_classifiers():
+    meter = Meter()
+    metered(ImageGenerator((1, 32, 32), Scale(), noise=100), meter, generator=True)(torch.zeros(2, 100))
+    assert meter.flops == 2 * 2 * (3 * image_products(128) - 100 * 128 * 64)  # forward, and two gradients
+    assert round(image_products(128) / LENET) == 124
+
+
+@pytest.mark.parametrize("width", [4, 128])
+def test_fedkf_beside_fedavg_by_hand(width, letters):
+    """A step: the student on real and generated images, the teacher, and the generator that learns through it."""
+    (_, fedkf), (fedavg, _) = ledger_of(FedKF(width=width), letters, 2), ledger_of(FedAvg(), letters, 2)
+    first, images = 6 * 28 * 28 * 25, 2 * (4 + 6)
+    student = 3 * LENET - first
+    generator = 3 * image_products(width) - 100 * width * 64  # noise has no gradient
+    assert fedavg.flops() == {"clients": 2 * images * student, "server": 0}
+    assert fedkf.flops() == {"clients": 2 * images * (2 * student + 2 * LENET + generator), "server": 0}
+    assert width < 128 or round(fedkf.flops()["clients"] / fedavg.flops()["clients"]) == 139
+
+
+def test_fedgens_server_counts_its_heads_by_hand(letters):
+    ledger = ledger_of(FedGen(generator_steps=1, generator_batch=8), letters, 2)[1]
+    head, generator = 120 * 84 + 84 * 26, (32 + 26) * 256 + 256 * 120
+    learning = 3 * generator - (32 + 26) * 256
+    assert ledger.server.flops == 2 * 8 * (2 * 2 * head + learning)  # two clients; gradients go to features only
+    first, images = 6 * 28 * 28 * 25, 2 * (4 + 6)
+    assert ledger.clients.flops == 2 * images * (3 * LENET - first + generator + 3 * head - 120 * 84)
+
+
+EXPERIMENT = {
+    "engine": "serial",
+    "data": {"name": "tiny", "size": 8},
+    "partition": {"clients": 3, "alpha": 1.0},
+    "model": {"name": "fedmd-cnn", "widths": [4, 6]},
+    "training": {"work": "fixed_steps", "steps": 2, "batch": 8},
+    "public": {"data": "own", "samples": 24, "labelled": True},
+}
+# What is not counted: evaluation on held-out samples, and products outside networks, such as mixtures of logits.
+EVALUATES = {"fedmd", "fedmd-global", "local-converged"}
+
+
+@pytest.mark.parametrize("name", [name for name, cls in methods.items() if cls.__module__.startswith("fedalloy.")])
+def test_all_networks_of_a_method_are_counted_as_torch_counts_them(name):
+    exp = experiment({**EXPERIMENT, "method": {"name": name, **methods[name].card.quick}})
+    setting = build(exp).setting
+    with FlopCounterMode(display=False) as counter:
+        ledgers = ledger_of(make_method(exp), setting, 2)
+    ours, torchs = sum(sum(ledger.flops().values()) for ledger in ledgers), counter.get_total_flops()
+    assert 0.5 * torchs < ours < torchs if name in EVALUATES else 0.997 * torchs <= ours <= torchs
 
 
 def test_features_and_head_count_half_a_pass_each():
@@ -120,12 +227,12 @@ def test_features_and_head_count_half_a_pass_each():
     net = metered(lenet5(), meter)
     x = torch.zeros(3, 1, 32, 32)
     net(x)
-    assert (meter.forward, meter.backward, meter.forward_samples) == (1.0, 1.0, 3.0)
+    assert (meter.forward, meter.backward) == (1.0, 1.0)
     with torch.no_grad():
         features = net.features(x)
     assert (meter.forward, meter.backward) == (1.5, 1.0)
     net.head(features)
-    assert (meter.forward, meter.backward, meter.backward_samples) == (2.0, 1.5, 4.5)
+    assert (meter.forward, meter.backward) == (2.0, 1.5)
 
 
 def test_features_and_head_may_be_plain_functions():
@@ -145,7 +252,7 @@ def test_features_and_head_may_be_plain_functions():
 
     meter = Meter()
     metered(Plain(), meter)(torch.zeros(4, 2))
-    assert (meter.forward, meter.backward, meter.forward_samples) == (1.0, 1.0, 4.0)
+    assert (meter.forward, meter.backward, meter.flops) == (1.0, 1.0, 2 * 4 * 6 * 5)
 
 
 def test_a_generator_is_counted_apart():
@@ -155,7 +262,7 @@ def test_a_generator_is_counted_apart():
     with torch.no_grad():
         net(torch.zeros(1, 2))
     assert (meter.generator_forward, meter.generator_backward) == (2.0, 1.0)
-    assert (meter.forward, meter.backward, meter.forward_samples) == (0.0, 0.0, 0.0)
+    assert (meter.forward, meter.backward, meter.flops) == (0.0, 0.0, 2 * 4 * 3)
 
 
 def test_a_paused_meter_does_not_count_and_goes_on_after_an_error():
@@ -174,20 +281,9 @@ def test_a_paused_meter_does_not_count_and_goes_on_after_an_error():
 
 
 def test_meters_add_up():
-    total = Meter(steps=1, forward=2.0, running=False)
-    total.add(Meter(steps=3, forward=0.5, generator_backward=1.0, backward_samples=7.0))
-    assert total == Meter(steps=4, forward=2.5, generator_backward=1.0, backward_samples=7.0, running=False)
-
-
-def test_server_and_clients_passes_are_added_and_cost_flops():
-    ledger = Ledger(
-        clients=Meter(steps=2, forward=2.0, backward=2.0, forward_samples=10.0, backward_samples=10.0),
-        server=Meter(steps=9, forward=1.0, forward_samples=5.0),
-    )
-    assert ledger.passes()["forward"] == 3.0
-    assert ledger.passes()["backward"] == 2.0
-    assert ledger.passes()["steps"] == 11
-    assert ledger.flops(10.0) == 10 * (15 + 2 * 10)
+    total = Meter(steps=1, forward=2.0, passes_count=False)
+    total.add(Meter(steps=3, forward=0.5, generator_backward=1.0, flops=7.0))
+    assert total == Meter(steps=4, forward=2.5, generator_backward=1.0, flops=7.0, passes_count=False)
 
 
 def test_peak_memory_is_in_bytes():
@@ -206,9 +302,17 @@ def test_layers_we_do_not_know_are_left_to_torchs_counter():
     class Bilinear(nn.Module):
         def __init__(self):
             super().__init__()
-            self.w = nn.Parameter(torch.ones(4, 6))
+            self.w, self.drop = nn.Parameter(torch.ones(4, 6)), nn.Dropout(0.5)
 
         def forward(self, x):
-            return x.flatten(1) @ self.w
+            return self.drop(x.flatten(1) @ self.w)
 
     assert forward_flops(Bilinear(), torch.ones(1, 4)) == 2 * 4 * 6
+    meter, state = Meter(), torch.get_rng_state()
+    net = metered(Bilinear(), meter)
+    net(torch.ones(3, 4))
+    torch.set_rng_state(state)
+    again = net(torch.ones(3, 4))  # measured once
+    assert (meter.forward, meter.flops, net.training) == (2, 2 * 3 * 2 * 3 * 4 * 6, True)
+    torch.set_rng_state(state)
+    assert torch.equal(again, Bilinear()(torch.ones(3, 4)))  # measuring draws nothing

@@ -223,6 +223,19 @@ def test_similarity_to_a_central_networks_features(
     assert all(0 <= value <= 1 for value in values)  # features after a ReLU, and after a sigmoid
     draw(folder, out=tmp_path, central=run("method=centralised", "rounds=1"))
     assert given["similarity_picture"][0] != values
+    with pytest.raises(UsageError, match="--compare has no effect without --central"):
+        draw(folder, out=tmp_path, compare="maps")
+
+
+def test_whole_maps_are_another_comparison(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
+    maps = ("model=simple-cnn", "data.size=20")  # of 2 x 2 pixels
+    folder, central = run(*KDIA, *LOSSY, *maps), run("method=centralised", *maps)
+    found = []
+    for compare in ("channel_means", "maps", None):
+        draw(folder, out=tmp_path, central=central, compare=compare)
+        found.append(given["similarity_picture"][0])
+    assert found[0] == found[2]
+    assert found[0] != found[1]
 
 
 def test_what_cannot_be_compared_is_refused(run: Make, tmp_path: Path) -> None:

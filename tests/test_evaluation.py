@@ -76,6 +76,23 @@ def test_a_shared_view_by_hand(setting):
     assert view["validation"] == pytest.approx((1 + 2) / 5)
 
 
+def test_amp_by_training_samples_by_hand(setting, rows):
+    sizes = [1, 9, 3]
+    trains = [rows(likes(*[0] * n), [0] * n) for n in sizes]
+    sites = [dataclasses.replace(site, train=train) for site, train in zip(setting.sites, trains, strict=True)]
+    by_test, by_train = (dataclasses.replace(setting, sites=sites, amp_weights=by) for by in ("test", "train"))
+    plain, weighted = (evaluate(s, Shared(), State(1, {}), {})["as-is"] for s in (by_test, by_train))
+    assert plain["amp"] == pytest.approx((4 * 0.75 + 2 * 0.5) / 6)
+    assert weighted["amp"] == pytest.approx((1 * 0.75 + 3 * 0.5) / 4)  # client 1 has no test samples
+    assert {**plain, "amp": 0} == {**weighted, "amp": 0}
+    # The same from what each client counts for itself, as over Flower and at real sites.
+    which, kept = distinct(Shared().models(State(1, {})))
+    counts = {k: at_client(by_train, Shared(), k, 1, {}, kept) for k in by_train.ids}
+    assert from_clients(by_train, which, kept, counts)["as-is"]["amp"] == weighted["amp"]
+    only = {k: c for k, c in counts.items() if k != 0}  # client 0 did not answer
+    assert from_clients(by_train, which, kept, only)["as-is"]["amp"] == 0.5
+
+
 def test_every_view_is_evaluated(setting):
     views = evaluate(setting, Shared(), State(1, {}), {})
     assert list(views) == ["as-is", "rolled"]

@@ -10,6 +10,7 @@ from torch import nn
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
 from fedalloy.nets.generators import (
+    DCGAN,
     ConditionalGenerator,
     FeatureGenerator,
     ImageGenerator,
@@ -56,6 +57,52 @@ def test_image_generator_makes_images_of_other_sizes(height, across, draw):
 def test_image_generator_refuses_sizes_it_cannot_reach():
     with pytest.raises(UsageError, match=r"30 x 30 pixels.*multiple of 4"):
         ImageGenerator((1, 30, 30), Scale())
+
+
+@pytest.mark.parametrize(
+    ("shape", "maps"),
+    [
+        ((3, 64, 64), [(1024, 4, 4), (512, 8, 8), (256, 16, 16), (128, 32, 32)]),  # as in DCGAN's own picture
+        ((1, 32, 32), [(512, 4, 4), (256, 8, 8), (128, 16, 16)]),
+        ((1, 28, 28), [(256, 7, 7), (128, 14, 14)]),
+        ((2, 8, 16), [(128, 4, 8)]),
+    ],
+)
+def test_dcgan_doubles_a_small_map(shape, maps, draw):
+    make, seen = DCGAN(shape, Scale((0.5,) * shape[0], (0.25,) * shape[0]), noise=7), []
+    for layer in make.layers:
+        if isinstance(layer, nn.ConvTranspose2d):
+            layer.register_forward_pre_hook(lambda _, x: seen.append(tuple(x[0].shape[1:])))
+    images = make(torch.randn(3, 7, generator=draw))
+    assert seen == maps
+    assert images.shape == (3, *shape)
+    assert -2 <= images.min() < images.max() <= 2  # a sigmoid's 0 to 1, normalised by (x - 0.5) / 0.25
+    kernels = [25 * a[0] * b for a, b in zip(maps, [*(m[0] for m in maps[1:]), shape[0]], strict=True)]
+    projection = 7 * maps[0][0] * maps[0][1] * maps[0][2]
+    assert parameter_count(make) == projection + sum(kernels) + sum(2 * m[0] for m in maps)
+
+
+def test_dcgan_starts_small_and_has_no_other_activation_than_relu():
+    torch.manual_seed(0)
+    make = DCGAN((1, 32, 32), Scale(), noise=100)
+    for layer in (make.linear, make.layers[2], make.layers[5]):
+        assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)
+        assert layer.bias is None
+    assert make.layers[0].weight.mean().item() == pytest.approx(1.0, abs=0.005)
+    kinds = [type(layer).__name__ for layer in make.layers]
+    assert kinds == [
+        "BatchNorm2d",
+        "ReLU",
+        *["ConvTranspose2d", "BatchNorm2d", "ReLU"] * 2,
+        "ConvTranspose2d",
+        "Sigmoid",
+    ]
+
+
+@pytest.mark.parametrize("size", [7, 6, 15])
+def test_dcgan_refuses_sizes_it_cannot_reach(size):
+    with pytest.raises(UsageError, match=rf"{size} x {size} pixels.*even number of at least 8"):
+        DCGAN((1, size, size), Scale())
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "height", "across"), [(3, 2, 4, 4), (1, 1, 1, 1), (5, 7, 3, 6)])

@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from torch import nn
 
 from fedalloy import simulate
 from fedalloy.base import tree
+from fedalloy.base.options import options_of
 from fedalloy.methods import methods
 from fedalloy.storage.store import Store
 
@@ -44,7 +45,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         if not cls.__module__.startswith("fedalloy."):
             continue
         yield name, {"name": name, **cls.card.quick}
-        for variant in ("paper", "reference") if getattr(cls(), "variant", "") == "recommended" else ():
+        words = [get_args(found.hint) for found in options_of(cls) if found.name == "variant"]
+        for variant in (word for found in words for word in found if word != "recommended"):
             yield f"{name} {variant}", {"name": name, **cls.card.quick, "variant": variant}
 
 

@@ -42,6 +42,14 @@ def test_table_ii_of_fedkf(acc: list[float], amp: float, fm: float, wlp: float) 
     assert metrics.alma(acc) == pytest.approx(amp, abs=1e-12)
 
 
+def test_amp_by_other_sizes_leaves_out_who_has_no_accuracy() -> None:
+    counts, losses = np.array([[[3, 1], [0, 4]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]), np.array([4.0, 0.0, 1.0])
+    by_test, by_data = (metrics.summarise(counts, losses, seed=0, weights=w) for w in (None, [10, 70, 30]))
+    assert by_test["amp"] == pytest.approx((7 + 1) / 10)
+    assert by_data["amp"] == pytest.approx((10 * 0.875 + 30 * 0.5) / 40)
+    assert {**by_data, "amp": 0} == {**by_test, "amp": 0}
+
+
 def test_amp_is_weighted_and_fm_is_not() -> None:
     acc, sizes = [0.6, 0.7, 0.8], [10, 10, 80]
     assert metrics.amp(acc, sizes) == pytest.approx(0.77, abs=1e-12)

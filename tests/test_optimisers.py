@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedalloy.base.tree import check, decode, encode, equal
+from fedalloy.train.fit import FlatSGD, LocalWork, optimiser_state
 from fedalloy.train.optimisers import adam, kept_moments
 
 
@@ -85,3 +86,35 @@ def test_a_parameter_without_a_gradient_has_no_moments():
     again = adam([idle, used], 0.1, moments=moments)
     assert used in again.state
     assert idle not in again.state
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["one vector", "torch's own"])
+@pytest.mark.parametrize("work", [{"momentum": 0.9, "weight_decay": 0.01}, {"optimiser": "adam"}], ids=str)
+def test_any_state_goes_on_to_the_same_bits(work, gaps, monkeypatch):
+    if gaps:  # as if the parameters did not fit into one vector
+        monkeypatch.setattr(FlatSGD, "fits", lambda parameters: False)
+    local = LocalWork(lr=0.05, **work)
+    whole, parts = network(), network()
+    optimiser, first = local.optimiser_for(whole, 1), local.optimiser_for(parts, 1)
+    for number in range(4):
+        step(whole, optimiser, number)
+    for number in range(2):
+        step(parts, first, number)
+    kept = encode(optimiser_state(first))
+    restored = network()
+    restored.load_state_dict(parts.state_dict())
+    second = local.optimiser_for(restored, 1, decode(kept))
+    for number in (2, 3):
+        step(restored, second, number)
+    assert equal(whole.state_dict(), restored.state_dict())
+    assert equal(optimiser_state(optimiser), optimiser_state(second))
+    assert not equal(decode(kept), optimiser_state(second))
+
+
+def test_sgd_without_momentum_has_no_state():
+    net = network()
+    sgd = LocalWork(lr=0.1).optimiser_for(net, 1)
+    step(net, sgd, 0)
+    assert optimiser_state(sgd) == {}
+    found = [LocalWork(**work).has_state for work in ({}, {"momentum": 0.5}, {"optimiser": "adam"})]
+    assert found == [False, True, True]

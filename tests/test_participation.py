@@ -204,6 +204,37 @@ def test_nobody_in_time_is_a_round_without_change(small_setting):
         assert equal(run(method, engine, 1).body, start)
 
 
+# --- stragglers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "clients", "count"), [(0.0, 10, 0), (0.5, 10, 5), (0.9, 10, 9), (0.9, 4, 3), (0.5, 1, 0), (0.5, 0, 0)]
+)
+def test_the_share_of_stragglers(share, clients, count):
+    late = Participation(stragglers=share).late(range(clients), epochs=20, round=1, seed=0)
+    assert len(late) == count  # at least one client has all its time
+    assert list(late) == sorted(late)
+
+
+def test_stragglers_depend_on_seed_and_round_and_have_any_number_of_epochs():
+    slow = Participation(stragglers=0.9)
+    draws = [slow.late([3, 5, 8, 9], epochs=4, round=t, seed=0) for t in range(1, 201)]
+    assert draws[:2] == [slow.late([3, 5, 8, 9], epochs=4, round=t, seed=0) for t in (1, 2)]
+    assert draws[0] != slow.late([3, 5, 8, 9], epochs=4, round=1, seed=1)
+    told = np.bincount([epochs for late in draws for epochs in late.values()], minlength=5)
+    assert told[0] == 0
+    assert told[1:].sum() == 600
+    assert all(110 < n < 190 for n in told[1:])  # 150 expected, standard deviation 11
+    met = np.bincount([k for late in draws for k in late])[[3, 5, 8, 9]]
+    assert all(120 < n < 180 for n in met)
+
+
+@pytest.mark.parametrize("work", [LocalWork(epochs=1), LocalWork(work="fixed_steps", epochs=3)])
+def test_stragglers_need_epochs(work, small_setting):
+    with pytest.raises(UsageError, match=r"participation\.stragglers = 0\.5 .* training\."):
+        small_setting([4, 5], work=work, participation=Participation(stragglers=0.5))
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 

@@ -90,6 +90,32 @@ def test_held_out_samples_are_rounded_down_and_never_trained_on(n, held, client)
     assert len(seen) == n - held
 
 
+@pytest.mark.parametrize(("n", "done"), [(19, 20), (20, 3)])
+def test_few_held_out_samples_decide_nothing(n, done, client, scripted):
+    """A fifth of 19 samples is 3, fewer than 4: all are trained on, for all epochs."""
+    seen = scripted(*[(0.5, 0)] * 20)
+    net, epochs = pretrain(client(n), least=4, patience=2)
+    assert epochs == done
+    assert len(seen) == (3 if n == 20 else 0)
+    if n == 19:
+        assert equal(params(net), params(pretrain(client(n), held_out=0.0)[0]))
+
+
+def test_by_training_accuracy_all_are_trained_on_and_the_last_weights_kept(client, scripted):
+    seen = scripted((0.5, 0), (0.9, 0), (0.9, 0), (0.1, 0), (0.1, 0))
+    net, done = pretrain(client(20), by="training")
+    assert done == len(seen) == 5
+    assert equal(params(net), seen[-1])
+    assert equal(params(net), params(pretrain(client(20), held_out=0.0, epochs=5)[0]))
+
+
+def test_training_accuracy_is_that_of_the_samples_it_trains_on(client, monkeypatch):
+    judged = []
+    monkeypatch.setattr(module, "_trial", lambda net, me, samples: (judged.append(len(samples)), (1.0, 0))[1])
+    pretrain(client(20), by="training", epochs=2)
+    assert judged == [20, 20]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_client_too_small_to_hold_anything_out_does_all_epochs(n, client, small):
     me = client(n, network=lambda: small(batch_norm=True))

@@ -219,7 +219,8 @@ def test_what_is_counted_does_not_tell_how_many_were_drawn() -> None:
         steps.backward(lambda x, y, net=net: ce(net(x), y), pool.take, positions)  # type: ignore[misc]
         counts.append(me.meter)
     assert counts[0] == counts[1] == counts[2]
-    assert (counts[0].forward, counts[0].forward_samples, counts[0].backward_samples) == (1, 3, 3)
+    # Three samples are expected: a product of 4 x 2 weights forward and one for their gradient.
+    assert (counts[0].forward, counts[0].flops) == (1, 3 * 2 * 8 * 2)
 
 
 def test_a_term_without_data_is_not_clipped(logistic: type[nn.Module], rows: Callable[..., Samples]) -> None:
@@ -614,12 +615,14 @@ def test_options_that_leak_are_refused(method: Method) -> None:
 
 
 def test_holding_private_samples_out_is_refused() -> None:
-    method = FedMD(**{**FedMD.card.quick, "held_out": 0.2})
+    method = FedMD(**{**FedMD.card.quick, "held_out": 0.2, "held_out_least": 1})
     with pytest.raises(UsageError, match=r"neither public nor all of its own .*write held_out = 0"):
         run(method, Serial(private_setting(participation=Participation())), 1)
     with pytest.raises(UsageError, match=r"held_out = 0\.2 \(write 0\) uses a client's samples in a way"):
         private_setting().check(method)  # and so before the first round
     private_setting().check(FedMDKnFu())
+    with pytest.raises(UsageError, match=r"converged_by = 'training' .* uses a client's samples in a way"):
+        private_setting().check(FedMD(**FedMD.card.quick, converged_by="training"))
 
 
 def test_batch_norm_is_refused() -> None:

@@ -25,6 +25,9 @@ def view(amp: float, test: float | None = None, validation: float | None = None,
     return dict.fromkeys(names, 0.125) | scores | {"clients": clients} | changes
 
 
+PASSES = {"forward": 12.0, "backward": 8.0, "generator_forward": 4.0, "generator_backward": 0.0}
+
+
 def record(number: int, **views: dict[str, Any]) -> dict[str, Any]:
     return {
         "round": number,
@@ -32,8 +35,8 @@ def record(number: int, **views: dict[str, Any]) -> dict[str, Any]:
         "lost": [],
         "seconds": {"client": 0.25, "server": 0.25, "evaluation": 0.5, "checkpoint": 0.0, "total": 1.0},
         "bytes": {"down": {"weights": 100, "framing": 10}, "up": {"weights": 50, "scalars": 8, "framing": 2}},
-        "passes": {"forward": 12.0, "backward": 12.0, "generator_forward": 0.0, "generator_backward": 0.0},
-        "flops": 1e9,
+        "passes": {"clients": {"steps": 8, **PASSES}, "server": {"steps": 100, **dict.fromkeys(PASSES, 50.0)}},
+        "flops": {"clients": 9e8, "server": 1e8},
         "memory": 1,
         "views": views,
     }
@@ -188,6 +191,8 @@ def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds
     scores |= {"amp": 0.25, "wlp": 0.0, "worst_client": 1, "test": None, "validation": None}
     curve = {"round": 3, "gap": None, "stability": float(np.std(AMPS)), "rounds_to_target": 2}
     costs = {"rounds": 3, "bytes_up": 180, "bytes_down": 330, "bytes_total": 510, "seconds": 3.0, "flops": 3e9}
+    costs |= {"client_flops": 2.7e9, "training_seconds": 1.5}
+    costs |= {"forward": 1.5, "backward": 1.0, "generator_forward": 0.5, "generator_backward": 0.0}  # of a step
     assert row == Row("FedAvg", "aca", 0, "last", {**scores, **curve, **costs}, target=0.6)
     assert row.values.keys() == METRICS.keys()
     assert (row.amp, row.balanced, row.bytes_total) == (0.25, 0.125, 510)
@@ -222,6 +227,20 @@ def test_the_target_may_be_one_of_global_accuracy() -> None:
 def test_a_cost_that_a_round_does_not_know_is_unknown_for_the_run(three_rounds: list[dict[str, Any]]) -> None:
     three_rounds[1]["flops"] = None
     assert rows(make(three_rounds))[0].flops is None
+
+
+def test_flops_of_older_runs_which_lack_generators_are_unknown(three_rounds: list[dict[str, Any]]) -> None:
+    for old in three_rounds:
+        old |= {"flops": 1e9, "passes": {"steps": 8, **PASSES}}
+    (row,) = rows(make(three_rounds))
+    assert (row.flops, row.client_flops, row.forward, row.training_seconds) == (None, None, None, 1.5)
+
+
+def test_passes_of_a_step_are_those_of_the_last_round_with_steps(three_rounds: list[dict[str, Any]]) -> None:
+    three_rounds[0]["passes"]["clients"] = {"steps": 8, **dict.fromkeys(PASSES, 8.0)}  # before there is a generator
+    three_rounds[2]["passes"]["clients"] = {"steps": 0, **dict.fromkeys(PASSES, 0.0)}  # nobody answered
+    (row,) = rows(make(three_rounds))
+    assert (row.forward, row.backward, row.generator_forward, row.generator_backward) == (1.5, 1.0, 0.5, 0.0)
 
 
 def test_nobody_measured_is_an_empty_cell() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedalloy.methods
@@ -148,6 +149,18 @@ def test_rounds_are_evaluated_as_often_as_asked_and_at_the_end() -> None:
     assert len(run.rounds) == 5
     whole = simulate(tiny("rounds=5"))
     assert [r["views"] for r in run.rounds if r["views"]] == [whole.rounds[t - 1]["views"] for t in (2, 4, 5)]
+
+
+def test_amp_counts_clients_by_what_the_experiment_says(tmp_path: Path) -> None:
+    words = ("partition.test=official", "partition.test_samples=7")  # so that all tests have the same size
+    runs = [simulate(tiny(*words, f"amp_weights={by}"), tmp_path / by) for by in ("test", "train")]
+    found = [run.rounds[-1]["views"]["aca"] for run in runs]
+    assert found[0]["clients"] == found[1]["clients"]
+    assert found[0]["clients"]["size"] == runs[0].meta["clients"]["test_sizes"]
+    for run, view, sizes in zip(runs, found, ("test_sizes", "train_sizes"), strict=True):
+        assert view["amp"] == pytest.approx(np.average(view["clients"]["accuracy"], weights=run.meta["clients"][sizes]))
+    assert found[0]["amp"] != pytest.approx(found[1]["amp"], abs=1e-4)
+    assert [run.meta["experiment"]["amp_weights"] for run in runs] == ["test", "train"]
 
 
 def test_a_validation_share_fills_its_column_and_selects_its_own_round() -> None:
@@ -311,6 +324,25 @@ def test_ctrl_c_loses_nothing_of_a_completed_round(tmp_path: Path) -> None:
     folder = killed(tmp_path / "run", 2)
     assert read(folder).meta["status"] == "running"
     assert same(resume(folder), whole)
+
+
+def test_stragglers_are_recorded_and_the_same_with_workers_and_after_a_resume(tmp_path: Path) -> None:
+    words = ("method=fedprox", "training.epochs=4", "participation.policy=full", "participation.fraction=1.0")
+    slow = tiny(*words, "participation.stragglers=0.5")
+    whole = simulate(slow, tmp_path / "whole")
+    taken, late = ([record[key] for record in whole.rounds] for key in ("active", "stragglers"))
+    assert taken == [[0, 1, 2, 3]] * 3
+    assert [len(ids) for ids in late] == [2, 2, 2]
+    assert len({tuple(ids) for ids in late}) > 1
+    drops = simulate({**slow, "method": "fedavg"}, tmp_path / "drops")
+    assert [record["stragglers"] for record in drops.rounds] == late
+    assert all(sorted(r["active"] + r["stragglers"]) == [0, 1, 2, 3] for r in drops.rounds)
+    pool = simulate({**slow, "engine": "pool", "workers": 2}, tmp_path / "pool")
+    assert told(pool.rounds) == told(whole.rounds)
+    assert ended(tmp_path / "pool") == ended(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        simulate(slow, tmp_path / "killed", watch=kill_after(1))
+    assert same(resume(tmp_path / "killed"), whole)
 
 
 def test_killed_before_the_first_round_was_complete(tmp_path: Path) -> None:

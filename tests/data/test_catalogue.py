@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.data import Dataset, Samples, datasets, from_arrays, from_torch, load, readers, tensors
+from fedalloy.data import Dataset, Samples, catalogue, datasets, from_arrays, from_torch, load, readers, tensors
 from fedalloy.data.arrays import statistics
-from fedalloy.data.catalogue import first_per_class, only_classes
+from fedalloy.data.catalogue import drawn_per_class, first_per_class, only_classes
 from fedalloy.data.fetch import find
 from fedalloy.data.files import FASHION_MNIST
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
@@ -124,6 +124,24 @@ def test_first_per_class_takes_the_first_of_each(labels: list[int], k: int) -> N
     for label in set(labels):
         assert rows[y[rows] == label].tolist() == [i for i, value in enumerate(labels) if value == label][:k]
     assert (np.diff(rows) > 0).all()
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_drawn_per_class_takes_as_many_of_each(labels: list[int], k: int, seed: int) -> None:
+    y = np.array(labels)
+    rows = drawn_per_class(y, k, seed)
+    assert len(set(rows.tolist())) == len(rows)
+    assert np.bincount(y[rows], minlength=5).tolist() == np.minimum(np.bincount(y, minlength=5), k).tolist()
+    # Class by class, in the order of their first rows.
+    assert list(dict.fromkeys(y[rows].tolist())) == list(dict.fromkeys(labels))
+
+
+def test_drawn_per_class_is_random_and_follows_its_seed() -> None:
+    y = np.repeat([1, 0], 500)
+    one, again, other = (drawn_per_class(y, 20, seed) for seed in (3, 3, 4))
+    assert one.tolist() == again.tolist()
+    assert not set(one) <= set(other)
+    assert not set(one) <= set(first_per_class(y, 20))
 
 
 def test_only_some_classes_train_and_test() -> None:
@@ -328,8 +346,42 @@ def test_options_are_checked_before_anything_is_fetched() -> None:
         load("cifar100", labels="course")
     with pytest.raises(UsageError, match=r"'cinic10'.*'kdai'.*'kdia'"):
         load("cinic10", normalise="kdai")
-    with pytest.raises(UsageError, match=r"'mnist'.*'per_class'.*normalise"):
-        load("mnist", per_class=3)
+    with pytest.raises(UsageError, match=r"'svhn'.*'per_class'.*normalise"):
+        load("svhn", per_class=3)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist-letters", "cifar10", "cifar100"])
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"pick": "random"}, "pick = 'random' has no effect without per_class"),
+        ({"pick": "first"}, "pick = 'first' has no effect without per_class"),
+        ({"per_class": 5, "pick": "last"}, 'pick = \'last\'.*"first" or "random"'),
+        ({"per_class": 5, "pick_seed": 1}, 'pick_seed has no effect without pick = "random"'),
+        ({"per_class": 5, "pick": "first", "pick_seed": 0}, "pick_seed has no effect"),
+    ],
+)
+def test_a_pick_without_effect_is_refused(name: str, options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        load(name, **options)
+
+
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_some_digits_and_clothes_of_each_class(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    y = np.random.default_rng(0).integers(0, 10, 400).astype(np.uint8)
+    x = np.arange(400, dtype=np.uint16).view(np.uint8).reshape(400, 1, 1, 2)  # every image says which row it is
+    monkeypatch.setattr(catalogue, "fetch", lambda file: Path(file.name))
+    monkeypatch.setattr(readers, "read_mnist", lambda _: readers.Arrays(x, y, x[:10], y[:10]))
+    first = load(name, per_class=7)
+    assert load(name, per_class=7, pick="first").x.tolist() == first.x.tolist() == x[first_per_class(y, 7)].tolist()
+    drawn = load(name, per_class=7, pick="random", pick_seed=5)
+    assert drawn.x.tolist() == x[drawn_per_class(y, 7, 5)].tolist()
+    assert drawn.y.tolist() == y[drawn_per_class(y, 7, 5)].tolist()
+    assert (first.note, drawn.note) == ("the first 7 of each class", "random 7 of each class")
+    assert drawn.x_test is not None
+    assert len(drawn.x_test) == 10
+    with pytest.raises(UsageError, match="pick_seed = -1"):
+        load(name, per_class=7, pick="random", pick_seed=-1)
 
 
 PUBLISHED = {  # training rows, test rows, classes, mean of the first channel: of the whole sets

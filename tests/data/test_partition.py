@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedalloy.data import partitioners
+from fedalloy.data import load, partitioners
+from fedalloy.data.catalogue import drawn_per_class
 from fedalloy.data.partition import local_split, partitions, split
 from fedalloy.data.partition_fixed import class_priors, dirichlet_fixed, draw_tests
 from fedalloy.data.partition_legacy import dirichlet_dominant
@@ -104,6 +107,75 @@ def test_dominant_gives_the_published_sizes(labels, alpha, published, class_mean
     assert (held.max(axis=1) / held.sum(axis=1)).mean() == pytest.approx(share, abs=0.00501)
     # Nobody falls below 195 rows to train on, so a batch of 64 is always full.
     assert min(len(local_split(mine, client_id=k)[0]) for k, mine in enumerate(rows)) >= 195
+
+
+def by_the_book(lists, clients, alpha, seed):
+    """FedKF's split of a dict from class to rows, as its code does it, step by step on plain lists."""
+    old, classes = np.random.RandomState(seed), len(lists)
+    sizes = [min(classes, clients - start) for start in range(0, clients, classes)]
+    parts = {}
+    for name, rows in lists.items():  # in the order of the dict
+        old.shuffle(rows)
+        counts = [int(size / clients * len(rows)) for size in sizes]
+        counts[old.randint(len(sizes))] += len(rows) - sum(counts)
+        parts[name] = [rows[sum(counts[:g]) : sum(counts[: g + 1])] for g in range(len(sizes))]
+    hands = []
+    for g, size in enumerate(sizes):
+        group, led = [[] for _ in range(size)], set()
+        for name in sorted(parts):  # in ascending order
+            rows = parts[name][g]
+            while (shares := old.dirichlet([alpha] * size)).argmax() in led:
+                pass
+            led = led | {shares.argmax()} if len(led) + 1 < size else set()
+            counts = [int(share * len(rows)) for share in shares]
+            counts[old.randint(size)] += len(rows) - sum(counts)
+            for k in range(size):
+                group[k] += rows[sum(counts[:k]) : sum(counts[: k + 1])]
+        hands += group
+    return hands
+
+
+def lists_of(labels):
+    """The rows of each class, as a dict in the order of first appearance."""
+    found = {}
+    for row, label in enumerate(labels.tolist()):
+        found.setdefault(label, []).append(row)
+    return found
+
+
+@pytest.mark.parametrize("seed", [0, 7, 123456])
+@pytest.mark.parametrize(("classes", "clients"), [(10, 20), (26, 20), (10, 10), (5, 13), (3, 29)])
+def test_dominant_is_fedkfs_procedure_draw_for_draw(classes, clients, seed):
+    labels = np.append(classes - 1, np.random.default_rng(seed).integers(0, classes, 2_000))
+    walked = lists_of(labels)
+    assert same(dirichlet_dominant(labels, clients, seed=seed, alpha=0.3), by_the_book(walked, clients, 0.3, seed))
+    ascending = by_the_book(dict(sorted(lists_of(labels).items())), clients, 0.3, seed)
+    assert same(dirichlet_dominant(labels, clients, seed=seed, alpha=0.3, order="label"), ascending)
+    assert not same(dirichlet_dominant(labels, clients, seed=seed, alpha=0.3), ascending)
+
+
+@pytest.mark.parametrize("seed", [0, 123456])
+def test_letters_drawn_and_split_are_fedkfs_draw_for_draw(seed):
+    labels = np.random.default_rng(seed).integers(0, 26, 6_000)
+    old, drawn = np.random.RandomState(seed), {}
+    for name, rows in lists_of(labels).items():
+        old.shuffle(rows)
+        drawn[name] = rows[:100]
+    picked = drawn_per_class(labels, 100, seed)
+    ours = dirichlet_dominant(labels[picked], 20, seed=seed, alpha=0.1)
+    assert same([picked[mine] for mine in ours], by_the_book(drawn, 20, 0.1, seed))
+
+
+@pytest.mark.real
+@pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
+@pytest.mark.parametrize(("order", "first"), [("appearance", [502, 614, 637, 418]), ("label", [631, 518, 370, 588])])
+def test_real_letters_are_split_as_in_fedkfs_code(order, first):
+    letters = load("emnist-letters")
+    if len(letters.y) != 10_000:
+        pytest.skip("these are the sizes for the 10,000 letters of the compact file")
+    for y in (letters.y, load("emnist-letters", per_class=480, pick="random", pick_seed=123456).y):
+        rows = dirichlet_dominant(y, 20, seed=123456, alpha=0.1, order=order)
+        assert sizes(rows)[:4] == first
 
 
 def test_dominant_lets_every_client_of_a_group_lead_once():
@@ -411,6 +483,7 @@ def test_split_refuses_with_a_sentence(changes, sentence):
             r"samples = 1001 .*from 1 to 1000\b",
         ),
         ({"name": "dirichlet-dominant", "alpha": 1, "seed": -1}, "seed = -1 .*'dirichlet-dominant'.*4294967295"),
+        ({"name": "dirichlet-dominant", "alpha": 1, "order": "lable"}, "order = 'lable'.*appearance"),
         ({"name": "iid", "alpha": 1}, "'iid'.*'alpha'"),
         ({"name": "natural"}, "'natural'.*ids"),
         ({"name": "natural", "ids": SMALL}, r"\b10\b.*clients = 4.*clients=10\b"),

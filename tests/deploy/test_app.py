@@ -68,6 +68,14 @@ def test_a_rehearsal_ends_with_the_model_of_a_simulation(tmp_path: Path) -> None
     assert said == []
 
 
+def test_sites_train_with_the_keys_that_the_method_has_for_itself(tmp_path: Path) -> None:
+    own = {**TINY, "training": {"work": "fixed_steps"}, "method": {"name": "qffl", "training": {"work": "epochs"}}}
+    made, said = init(own, tmp_path / "lab", 3), list[str]()
+    app.conducted(grid_of(made), made, said.append)
+    plain = {**TINY, "method": "qffl", "training": {"work": "epochs"}}
+    assert (_digest(made.run), said) == (_alone(plain, tmp_path / "alone"), [])
+
+
 PRIVATE = {**TINY, "privacy": {"noise_multiplier": 1.0}}
 
 

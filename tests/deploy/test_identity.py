@@ -37,6 +37,7 @@ TINY = {
     "training": {"batch": 16},
     "quorum": {"fraction": 0.5, "deadline": 20.0},
 }
+COUNTED = {**TINY, "method": {"name": "fedgen", "generator_steps": 1}}
 DISCO = {**TINY, "aggregation": {"weights": "disco"}}
 Change = Callable[[dict[str, Any], Any], Any]
 
@@ -245,7 +246,7 @@ def _moved(header: dict[str, Any], body: Any) -> Any:
 
 
 def test_label_counts_are_those_of_the_introduction(tmp_path: Path) -> None:
-    made, said = init(DISCO, tmp_path / "lab", 3), list[str]()
+    made, said = init(COUNTED, tmp_path / "lab", 3), list[str]()
     app.conducted(grid_of(made, _saying(1, _moved, "train.act")), made, said.append)
     clients = described(made.run)["clients"]
     assert [sum(row) for row in clients["class_counts"]] == clients["train_sizes"]
@@ -256,7 +257,7 @@ def test_label_counts_are_those_of_the_introduction(tmp_path: Path) -> None:
 
 
 def test_label_counts_stay_what_they_were_when_the_run_began(tmp_path: Path) -> None:
-    made = init(DISCO, tmp_path / "lab", 3)
+    made = init(COUNTED, tmp_path / "lab", 3)
     said = _begun(made)
     before = described(made.run)["clients"]
 
@@ -280,7 +281,7 @@ def test_label_counts_leave_a_site_only_where_the_method_needs_them(made: Deploy
 
 @pytest.mark.parametrize("counts", [None, "[1]", "[-1, 49]", '{"a": 1}', "[" * 5000, "[1.5, 2]", "7"])
 def test_label_counts_that_are_none_are_refused(tmp_path: Path, counts: str | None) -> None:
-    made, said = init(DISCO, tmp_path / "lab", 3), list[str]()
+    made, said = init(COUNTED, tmp_path / "lab", 3), list[str]()
 
     def other(header: dict[str, Any], body: Any) -> Any:
         kept = {key: value for key, value in header.items() if key != "counts"}
@@ -289,3 +290,39 @@ def test_label_counts_that_are_none_are_refused(tmp_path: Path, counts: str | No
     with pytest.raises(QuorumError):
         app.conducted(grid_of(made, _saying(1, other)), made, said.append)
     assert "counts" in said[0]
+
+
+# --- FedDisco's discrepancies -----------------------------------------------------------------------------------------
+
+
+def test_a_discrepancy_is_told_once_and_no_label_counts(tmp_path: Path) -> None:
+    made, told, heads = init(DISCO, tmp_path / "lab", 3), list[float](), list[dict[str, Any]]()
+
+    def noted(header: dict[str, Any], body: Any) -> Any:
+        heads.append(header)
+        told.extend(value for key, value in body.items() if key == "discrepancy")
+        assert "counts" not in body
+        return header, body
+
+    def fault(client: int, answer: Message) -> Message:
+        return changed(answer, noted) if client == 1 else answer
+
+    app.conducted(grid_of(made, fault), made, print)
+    assert len(read(made.run).rounds) == 2
+    assert len(told) == 1
+    assert told[0] > 0
+    assert all("counts" not in header for header in heads)
+
+
+@pytest.mark.parametrize("claim", [-0.1, 2.4, float("nan"), "none"])  # at most ln 10 = 2.303 with ten classes
+def test_a_discrepancy_out_of_range_is_refused(claim: float | str, tmp_path: Path) -> None:
+    made = init(DISCO, tmp_path / "lab", 3)
+
+    def other(header: dict[str, Any], body: Any) -> Any:
+        return header, {**body, "discrepancy": claim} if "discrepancy" in body else body
+
+    app.conducted(grid_of(made, _saying(1, other, "train.act")), made, lambda _: None)
+    for record in read(made.run).rounds:
+        (bad,) = record["quarantined"]
+        assert (bad["client"], bad["action"]) == (1, "tell")
+        assert bad["reason"].startswith("discrepancy")

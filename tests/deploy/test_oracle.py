@@ -253,7 +253,8 @@ TINY = {
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"evaluate_every": 2}, {"participation": {"policy": "fraction", "fraction": 0.4}}]
+    "more",
+    [{}, {"evaluate_every": 2}, {"participation": {"policy": "fraction", "fraction": 0.4}}, {"amp_weights": "train"}],
 )
 def test_an_honest_run_is_evaluated_as_a_simulation_is(more: dict[str, Any], tmp_path: Path) -> None:
     deployment, said = init({**TINY, **more}, tmp_path / "lab", 3), list[str]()

@@ -196,7 +196,8 @@ def test_the_server_and_the_clients_have_a_meter_each(engine, setting):
     fed.method = FedAvg()
     fed.ask("train", [0], model=FedAvg().init(fed)["model"])
     assert (fed.ledger.server.forward, fed.ledger.clients.forward) == (3, setting.steps(0))
-    assert fed.ledger.passes()["forward"] == 3 + setting.steps(0)
+    passes = fed.ledger.passes()
+    assert (passes["server"]["forward"], passes["clients"]["forward"]) == (3, setting.steps(0))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), QFFL(q=1.0), Local()], ids=lambda m: m.name)
@@ -208,7 +209,7 @@ def test_one_forward_and_one_backward_pass_a_local_step(method, which):
     run(method, Serial(setting), 2, watch=lambda _, fed: seen.append(fed.ledger))
     for t, ledger in enumerate(seen, start=1):
         steps = sum(setting.steps(k) for k in setting.active(t))
-        assert ledger.passes() == {
+        assert ledger.passes()["clients"] == {
             "steps": steps,
             "forward": steps,
             "backward": steps,

@@ -26,7 +26,7 @@ from fedalloy.federation.core import State, methods, quick, run
 from fedalloy.federation.engine import Failed, Failure
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Site
-from fedalloy.methods import FedAvg, Local
+from fedalloy.methods import FedAvg, FedProx, Local
 from fedalloy.run.runner import resume, simulate
 from fedalloy.storage.results import read
 from fedalloy.storage.store import Store
@@ -48,7 +48,7 @@ def played(method, engine, folder, rounds=2, state=None):
 
     def watch(state, fed):
         ledger = fed.ledger
-        notes.append((sorted(fed.active), ledger.up, ledger.down, ledger.passes(), ledger.flops(1.0)))
+        notes.append((sorted(fed.active), ledger.up, ledger.down, ledger.passes(), ledger.flops()))
 
     state = run(method, engine, rounds, state, watch)
     return tree.digest({"state": state.body, "memories": remembered(engine, folder)}), notes, state
@@ -107,6 +107,14 @@ def test_a_client_does_not_need_to_know_how_much_others_have(plain, federation, 
 
     digest = played(FedAvg(), Serial(setting), tmp_path)[0]
     assert played(FedAvg(), federation(setting, setting_of=alone), tmp_path / "memories")[0] == digest
+
+
+@pytest.mark.parametrize("work", ["epochs", "equal_steps"])
+def test_a_straggler_is_told_how_many_epochs_it_has_time_for(work, plain, federation, tmp_path):
+    local = LocalWork(work=work, epochs=5, batch=4)
+    setting = replace(plain, work=local, participation=Participation(stragglers=0.5))
+    digest, notes, _ = played(FedProx(), Serial(setting), tmp_path)
+    assert played(FedProx(), federation(setting), tmp_path / "memories")[:2] == (digest, notes)
 
 
 def test_lost_replies_are_remembered_by_their_clients(plain, federation, tmp_path):

@@ -95,7 +95,7 @@ FAULTS = {
         "ledger",
     ),
     "a digest without a ledger": (lambda h, b: ({**h, "digest": "0" * 64}, b), "ledger"),
-    "endless samples": (lambda h, b: ({**h, "meter.forward_samples": 1e308}, b), "meter.forward_samples"),
+    "endless work": (lambda h, b: ({**h, "meter.flops": 1e308}, b), "meter.flops"),
     "endless steps": (lambda h, b: ({**h, "meter.steps": 1e308}, b), "meter.steps"),
     "many steps": (lambda h, b: ({**h, "meter.steps": 1 << 52}, b), "meter.steps"),
     "half a step": (lambda h, b: ({**h, "meter.steps": 1.5}, b), "meter.steps"),

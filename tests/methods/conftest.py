@@ -45,13 +45,23 @@ class FakeFederation:
     meter: Meter = field(default_factory=Meter)
     asked: list[tuple[str, list[int], dict[str, Any]]] = field(default_factory=list)
     sampled_by_size: bool | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
     def build(self) -> nn.Module:
         return self.network()
 
+    def random_net(self, client: int) -> nn.Module:
+        net = self.network()
+        for p in net.parameters():
+            nn.init.constant_(p, 100.0 + client)
+        return net
+
     def sample(self, *, by_size: bool = False) -> list[int]:
         self.sampled_by_size = by_size
         return sorted(self.replies)
+
+    def stragglers(self) -> dict[int, int]:
+        return {}
 
     def steps(self, client: int) -> int:
         return 1
@@ -62,6 +72,9 @@ class FakeFederation:
     def ask(self, action: str, clients: Iterable[int] | Mapping[int, Tree], /, **body: Any) -> list[Message]:
         self.asked.append((action, sorted(clients), body))
         return [Message(action, k, self.replies[k]) for k in sorted(clients)]
+
+    def note(self, name: str, value: float) -> None:
+        self.notes[name] = value
 
     def pool(self) -> Samples:
         raise AssertionError("this method must not pool data")

@@ -8,12 +8,14 @@ from torch import nn
 
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import with_batch_norm
+from fedalloy.data.samples import Scale
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import State, run
 from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
 from fedalloy.methods import Centralised, DataFreeKD
+from fedalloy.nets.generators import DCGAN
 from fedalloy.nets.models import FeatureNet, create
 from fedalloy.train.fit import LocalWork, load, params
 from fedalloy.train.losses import kl
@@ -173,6 +175,19 @@ def test_the_generator_learns_from_the_teacher_and_goes_on(setting, play):
 
     losses = [judgement(s) for s in played.states[3:]]
     assert losses[0] > losses[1] > losses[2]
+
+
+@pytest.mark.parametrize(("keep", "steps"), [(True, [4.0, 6.0]), (False, [])])
+def test_moments_stay_only_if_they_are_kept(keep, steps, setting, play):
+    method = DataFreeKD(teacher_rounds=1, steps=2, keep_moments=keep, **QUICK)
+    states = play(method, setting(), 4).states
+    assert [float(s["moments"]["0"]["step"]) for s in states[3:] if s["moments"]] == steps
+    assert not equal(states[3]["generator"], states[4]["generator"])
+
+
+def test_the_papers_generator_is_dcgan(setting, play):
+    last = play(DataFreeKD(teacher_rounds=1, steps=2, variant="paper", **QUICK), setting(), 2).states[-1]
+    assert last["generator"].keys() == params(DCGAN((1, 8, 8), Scale(), noise=8, width=4)).keys()
 
 
 def test_every_round_has_noise_of_its_own(setting):

@@ -229,6 +229,14 @@ def test_four_kilobytes_travel_each_way_for_each_client():
         assert bytes_ == {"logits": 3 * 4000}
 
 
+def test_the_papers_schedule_by_name(setting, play):
+    paper = DSFL(variant="paper")
+    assert (paper.samples, paper.tune_epochs, paper.tune_batch, paper.tune_lr) == (1000, 5, 50, 0.1)
+    played = play(DSFL(variant="paper", samples=10, tune_batch=5), setting(), 1)
+    assert played.rounds[0].ledger.server.steps == 5 * 2  # the server's model learns by the same schedule
+    assert DSFL(variant="paper", tune_steps=3).tune_steps == 3
+
+
 def test_it_keeps_the_contract():
     check_method(DSFL())
     check_method(DSFL(aggregation=Aggregation(combine="median"), samples=6), small_settings()[1])

@@ -1,4 +1,4 @@
-"""FedAvgM: both momentum rules by hand, their limits, and what has no velocity."""
+"""FedAvgM: its three forms by hand, their limits, and what has no velocity."""
 
 from __future__ import annotations
 
@@ -23,16 +23,40 @@ def steps(method, averages, fake, scalar, start=1.0):
     return seen
 
 
-def test_heavy_ball_vector(fake, scalar):
-    (w1, v1), (w2, v2) = steps(FedAvgM(momentum=0.9), [0.4, 0.3], fake, scalar)
-    assert (w1, v1) == pytest.approx((0.4, 0.6), abs=1e-12)
-    assert (w2, v2) == pytest.approx((-0.24, 0.64), abs=1e-12)
+# beta = 0.9 and w_0 = 1, by hand; D is the model before a round minus the average, and each row (w, v) after a round.
+# heavy ball: D = .6, .1, -.34: v = .6, .64, .236 and w = w - v.
+# Nesterov: v = .6, then D = -.14 - .3 = -.44: v = .1; D = .21 - .1 = .11: v = .2; and w = w - (.9 v + D).
+# ema: v = .06, then D = .94 - .9: v = .058; D = .882 - .682: v = .0722; and w = w - v.
+VECTORS = {
+    "heavy_ball": ([0.4, 0.3, 0.1], [(0.4, 0.6), (-0.24, 0.64), (-0.476, 0.236)]),
+    "nesterov": ([0.4, 0.3, 0.1], [(-0.14, 0.6), (0.21, 0.1), (-0.08, 0.2)]),
+    "ema": ([0.4, 0.9, 0.682], [(0.94, 0.06), (0.882, 0.058), (0.8098, 0.0722)]),
+}
+FORMS = list(VECTORS)
 
 
-def test_ema_vector(fake, scalar):
-    (w1, v1), (w2, v2) = steps(FedAvgM(momentum=0.9, variant="ema"), [0.4, 0.9], fake, scalar)
-    assert (w1, v1) == pytest.approx((0.94, 0.06), abs=1e-12)
-    assert (w2, v2) == pytest.approx((0.882, 0.058), abs=1e-12)
+@pytest.mark.parametrize("form", FORMS)
+def test_three_rounds_by_hand(form, fake, scalar):
+    averages, expected = VECTORS[form]
+    seen = steps(FedAvgM(momentum=0.9, form=form), averages, fake, scalar)
+    assert [number for row in seen for number in row] == pytest.approx([n for row in expected for n in row], abs=1e-12)
+
+
+def test_nesterov_is_torchs(fake, scalar):
+    averages = [0.4, -0.2, 0.9, 0.35]
+    seen = steps(FedAvgM(momentum=0.7, form="nesterov", server_lr=0.5), averages, fake, scalar)
+    w = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    sgd = torch.optim.SGD([w], lr=0.5, momentum=0.7, nesterov=True)
+    for mean, (ours, _) in zip(averages, seen, strict=True):
+        w.grad = w.detach() - mean
+        sgd.step()
+        assert ours == pytest.approx(w.item(), abs=1e-12)
+
+
+def test_whose_form():
+    assert FedAvgM(variant="kdia", form="heavy_ball").form == "heavy_ball"
+    with pytest.raises(UsageError, match=r"fedavgm\.server_lr has no effect without form = "):
+        FedAvgM(variant="kdia", server_lr=0.5)
 
 
 def test_the_server_rate_scales_the_step_and_not_the_velocity(fake, scalar):
@@ -40,20 +64,20 @@ def test_the_server_rate_scales_the_step_and_not_the_velocity(fake, scalar):
     assert (w, v) == pytest.approx((0.7, 0.6), abs=1e-12)
 
 
-@pytest.mark.parametrize(("variant", "limit"), [("heavy_ball", 10.0), ("ema", 1.0)])
-def test_a_constant_update_has_a_limit(variant, limit, fake, scalar):
+@pytest.mark.parametrize(("form", "limit"), [("heavy_ball", 10.0), ("nesterov", 10.0), ("ema", 1.0)])
+def test_a_constant_update_has_a_limit(form, limit, fake, scalar):
     d = 0.03
-    seen = steps(FedAvgM(momentum=0.9, variant=variant), [lambda w: w - d] * 300, fake, scalar)
+    seen = steps(FedAvgM(momentum=0.9, form=form), [lambda w: w - d] * 300, fake, scalar)
     velocities = [v for _, v in seen]
     assert velocities[-1] == pytest.approx(limit * d, rel=1e-9)
     assert velocities[:50] == sorted(velocities[:50])
     assert seen[-2][0] - seen[-1][0] == pytest.approx(limit * d, rel=1e-9)
 
 
-@pytest.mark.parametrize("variant", ["heavy_ball", "ema"])
-def test_without_momentum_it_is_fedavg(variant, small_setting, play):
+@pytest.mark.parametrize("form", FORMS)
+def test_without_momentum_it_is_fedavg(form, small_setting, play):
     setting = small_setting([5, 9], work=LocalWork(batch=4, lr=0.1))
-    ours, plain = play(FedAvgM(momentum=0.0, variant=variant), setting, 3), play(FedAvg(), setting, 3)
+    ours, plain = play(FedAvgM(momentum=0.0, form=form), setting, 3), play(FedAvg(), setting, 3)
     for name, tensor in plain.model.items():
         assert torch.allclose(ours.model[name], tensor, rtol=0, atol=1e-6)
 
@@ -77,12 +101,12 @@ def test_buffers_have_no_velocity_and_are_plainly_averaged(small_setting, small,
         assert torch.allclose(played.model[name].double(), mean, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["heavy_ball", "ema"])
-def test_running_variances_never_become_negative(variant, fake, small):
+@pytest.mark.parametrize("form", FORMS)
+def test_running_variances_never_become_negative(form, fake, small):
     def model(variance):
         return {**small(batch_norm=True).state_dict(), "norm.running_var": torch.full((5,), variance)}
 
-    method = FedAvgM(momentum=0.9, variant=variant)
+    method = FedAvgM(momentum=0.9, form=form)
 
     def network():
         return small(batch_norm=True)
@@ -104,7 +128,7 @@ def test_a_lost_round_keeps_model_and_velocity(fake, scalar):
 @pytest.mark.parametrize("momentum", [1.0, 1.5, -0.1])
 def test_a_momentum_with_which_the_model_stands_still_is_refused(momentum):
     with pytest.raises(UsageError, match=r"fedavgm\.momentum = "):
-        FedAvgM(momentum=momentum, variant="ema")
+        FedAvgM(momentum=momentum, form="ema")
 
 
 def test_a_server_rate_of_zero_is_refused():

@@ -19,11 +19,13 @@ from fedalloy.federation.core import Message, act, initial
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedCOG
-from fedalloy.methods.fedcog import js, label_plan, missing, reference_js
+from fedalloy.methods.fedcog import label_plan, missing, reference_js
 from fedalloy.nets.models import FeatureNet, create
-from fedalloy.train.fit import LocalWork, batches, frozen, params
+from fedalloy.train.fit import LocalWork, batches, frozen, load, params
+from fedalloy.train.losses import js
 
 TINY = {"generation_steps": 3, "images": 12}
+BY_KD = {"weighting": "lambda_kd"}
 
 
 def plain():
@@ -235,8 +237,62 @@ def test_two_steps_by_hand(options, a_real, a_syn, labelled):
         assert torch.allclose(answer.body["model"][name], w, rtol=0, atol=1e-6), name
 
 
+def test_targets_of_the_step_with_the_least_loss(labelled):
+    """A rate so large that the second step is worse than the first."""
+    me = labelled([0, 0, 0, 1]).client(0, 2, {})
+    glob, prev = (frozen(initial(plain, seed)) for seed in (5, 6))
+    plan = torch.tensor([0, 4, 7])
+    losses, answers = [], []
+    for steps in (1, 2, 3):  # the answers to the images before the first, second and third step
+        shorter = FedCOG(generation_steps=steps, generation_lr=30.0)
+        now = torch.randn(11, 4, generator=me.rng("images"))
+        if steps > 1:
+            now = replace(shorter, generation_steps=steps - 1).generated(me, glob, prev, plan)[0]
+        answers.append(glob(now).detach())
+        y = torch.arange(3).repeat_interleave(plan)
+        losses.append((F.cross_entropy(glob(now), y) + 0.1 * (1 - js(prev(now), glob(now)))).item())
+    least = losses.index(min(losses))
+    options = {"generation_steps": 3, "generation_lr": 30.0}
+    last, best = (FedCOG(targets=t, **options).generated(me, glob, prev, plan) for t in ("last", "best"))
+    assert equal({"x": last[0]}, {"x": best[0]})  # as in FedCOG's code, the images are those of the last step
+    assert torch.allclose(best[1], answers[least], atol=1e-6)
+    assert not torch.allclose(best[1], last[1], atol=1e-3)
+
+
+def test_generated_batches_keep_or_move_batch_norms_statistics(labelled):
+    setting = replace(
+        labelled([0, 0, 0, 0, 1, 1]),
+        networks=[rich],
+        work=LocalWork(work="fixed_steps", steps=1, batch=6, lr=1e-9),
+    )
+    start, memory = params(initial(rich, 5)), {"model": params(initial(rich, 6))}
+    found = {}
+    for norms in ("keep", "update"):
+        method = FedCOG(generated_norms=norms, **TINY)
+        me = setting.client(0, 2, memory)
+        found[norms] = act(method, me, Message("train", 0, {"model": start})).body["model"]
+    plan = label_plan(missing(torch.tensor([4, 2, 0])), 12)
+    glob, prev = (frozen(load(initial(rich, 5), weights)) for weights in (start, memory["model"]))
+    images, _ = FedCOG(**TINY).generated(setting.client(0, 2, {}), glob, prev, plan)
+    images = images[next(batches(len(images), 6, 1, setting.client(0, 2, {}).rng("images/batches")))]
+    first = initial(rich, 5).features[0]
+    real, made = (first(x).mean(0).detach() for x in (me.train.inputs, images))
+    # From zero, a batch moves the running mean a tenth of the way: first the real one, then the generated one.
+    assert torch.allclose(found["keep"]["features.1.running_mean"], 0.1 * real, atol=1e-6)
+    assert torch.allclose(found["update"]["features.1.running_mean"], 0.09 * real + 0.1 * made, atol=1e-6)
+
+
+def test_the_variants():
+    ours, reference, kdia = (FedCOG(variant=v) for v in ("recommended", "reference", "kdia"))
+    keys = ("weighting", "start_round", "disagree", "targets", "generated_norms", "unseen")
+    assert [getattr(ours, key) for key in keys] == ["sample_ratio", 1, "js", "last", "keep", "skip"]
+    assert [getattr(reference, key) for key in keys] == ["sample_ratio", 51, "reference", "best", "update", "random"]
+    assert [getattr(kdia, key) for key in keys] == ["lambda_kd", 51, "reference", "best", "update", "random"]
+    assert kdia.lambda_kd == 0.01
+
+
 def test_the_two_weightings():
-    assert FedCOG(lambda_kd=0.3).shares(100, 700) == (1.0, 0.3)
+    assert FedCOG(**BY_KD, lambda_kd=0.3).shares(100, 700) == (1.0, 0.3)
     assert FedCOG(weighting="sample_ratio").shares(100, 700) == (0.125, 0.875)
 
 
@@ -260,16 +316,17 @@ def test_it_keeps_what_it_ends_with(small_setting, play):
 def test_without_weight_it_is_fedavg_bit_for_bit(network, optimiser, skewed, play):
     setting = replace(skewed, networks=[network], work=replace(skewed.work, optimiser=optimiser))
     fedavg, zero, some = (
-        play(m, setting, 4) for m in (FedAvg(), FedCOG(lambda_kd=0.0, **TINY), FedCOG(lambda_kd=0.5, **TINY))
+        play(m, setting, 4)
+        for m in (FedAvg(), FedCOG(**BY_KD, lambda_kd=0.0, **TINY), FedCOG(**BY_KD, lambda_kd=0.5, **TINY))
     )
     assert all(equal(a.body, b.body) for a, b in zip(fedavg.states, zero.states, strict=True))
-    assert zero.rounds[3].ledger.passes()["forward"] > fedavg.rounds[3].ledger.passes()["forward"]
+    assert zero.rounds[3].ledger.passes()["clients"]["forward"] > fedavg.rounds[3].ledger.passes()["clients"]["forward"]
     assert not equal(fedavg.model, some.model)
 
 
 def test_before_its_first_round_it_is_fedavg(skewed, play):
     everyone = replace(skewed, participation=Participation())
-    fedavg, late = (play(m, everyone, 4) for m in (FedAvg(), FedCOG(start_round=4, lambda_kd=1.0, **TINY)))
+    fedavg, late = (play(m, everyone, 4) for m in (FedAvg(), FedCOG(**BY_KD, start_round=4, lambda_kd=1.0, **TINY)))
     same = [equal(a["model"], b["model"]) for a, b in zip(fedavg.states, late.states, strict=True)]
     assert same == [True, True, True, True, False]  # the start and three rounds
     assert [a.ledger.passes() == b.ledger.passes() for a, b in zip(fedavg.rounds, late.rounds, strict=True)] == [
@@ -280,9 +337,18 @@ def test_before_its_first_round_it_is_fedavg(skewed, play):
     ]
 
 
-def test_who_was_never_there_trains_as_in_fedavg(small_setting, play):
+def test_who_was_never_there_trains_as_in_fedavg_or_has_a_random_network(small_setting, play):
     setting = small_setting([6, 8], networks=[plain], participation=Participation(policy="trace", trace=[[0], [1]]))
-    assert equal(play(FedCOG(**TINY), setting, 2).states[-1].body, play(FedAvg(), setting, 2).states[-1].body)
+    fedavg, skipped, random = (
+        play(m, setting, 2).states for m in (FedAvg(), FedCOG(**TINY), FedCOG(unseen="random", **TINY))
+    )
+    assert equal(skipped[-1].body, fedavg[-1].body)
+    assert not equal(random[1]["model"], fedavg[1]["model"])  # also in round 1
+    me = setting.client(0, 2, {})
+    message = Message("train", 0, {"model": params(initial(plain, 5))})
+    known = setting.client(0, 2, {"model": params(me.random_net())})
+    method = FedCOG(unseen="random", **TINY)
+    assert equal(act(method, me, message).body, act(method, known, message).body)
 
 
 @pytest.mark.parametrize(
@@ -299,12 +365,12 @@ def test_a_client_that_lacks_nothing_trains_as_in_fedavg(labels, images, alike, 
     memory = {"model": params(initial(plain, 6))}
     ours, fedavg = (
         trained(m, setting, memory)[0].body
-        for m in (FedCOG(lambda_kd=1.0, images=images, generation_steps=2), FedAvg())
+        for m in (FedCOG(**BY_KD, lambda_kd=1.0, images=images, generation_steps=2), FedAvg())
     )
     assert equal(ours, fedavg) is alike
 
 
-@pytest.mark.parametrize("method", [FedCOG(lambda_kd=1.0, **TINY), FedCOG(weighting="sample_ratio", **TINY)])
+@pytest.mark.parametrize("method", [FedCOG(**BY_KD, lambda_kd=1.0, **TINY), FedCOG(weighting="sample_ratio", **TINY)])
 def test_a_client_with_a_single_sample_trains(method, labelled):
     one = replace(labelled([1]), networks=[rich], work=LocalWork(batch=4, lr=0.1))
     me = one.client(0, 2, {"model": params(initial(rich, 6))})
@@ -331,9 +397,10 @@ def test_bytes_and_passes(random_sites, small_setting, play):
     for ledger, clients in ((first, 1), (second, 2)):
         assert {**ledger.down, "framing": 0} == {"weights": clients * weights, "framing": 0}
         assert {**ledger.up, "framing": 0} == {"weights": clients * weights, "scalars": clients * 8, "framing": 0}
-    assert first.passes() == {**first.passes(), "steps": 2, "forward": 2, "backward": 2}
+    alone = first.passes()["clients"]
+    assert alone == {**alone, "steps": 2, "forward": 2, "backward": 2}
     # Client 0: three steps of two networks, the targets, then two batches of each kind. Client 1: three plain steps.
-    assert second.passes() == {
+    assert second.passes()["clients"] == {
         "steps": 3 + 2 + 3,
         "forward": 2 * 3 + 1 + 2 * 2 + 3,
         "backward": 2 * 3 + 2 * 2 + 3,
@@ -346,8 +413,7 @@ def test_bytes_and_passes(random_sites, small_setting, play):
 
 
 def test_contract_of_the_reference():
-    method = FedCOG(weighting="sample_ratio", disagree="reference", start_round=2, generation_steps=1, images=8)
-    check_method(method, small_settings()[1])
+    check_method(FedCOG(variant="reference", start_round=2, generation_steps=2, images=8), small_settings()[1])
 
 
 @pytest.mark.parametrize(
@@ -361,6 +427,10 @@ def test_contract_of_the_reference():
         ("generation_lr", 0.0),
         ("weighting", "sample"),
         ("disagree", "jss"),
+        ("targets", "first"),
+        ("generated_norms", "skip"),
+        ("unseen", "init"),
+        ("variant", "paper"),
     ],
 )
 def test_options_have_limits(key, value):

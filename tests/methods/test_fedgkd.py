@@ -60,6 +60,19 @@ def test_fedkfs_code_waits_until_the_buffer_is_full(fake, scalar):
     assert [teacher for _, teacher in asked[5:]] == pytest.approx([3.0, 4.0], abs=1e-12)
 
 
+def test_in_kdias_code_the_received_model_teaches_until_the_buffer_is_full(fake, scalar):
+    _, asked = answered(FedGKD(variant="kdia", buffer=3), fake, scalar, [1.0, 2.0, 3.0, 4.0, 5.0])
+    assert asked == [("distil", None)] * 3 + [("distil", pytest.approx(v, abs=1e-12)) for v in (2.0, 3.0)]
+
+
+@pytest.mark.parametrize(("variant", "expected"), [("recommended", 4.0), ("reference", 5.0), ("fedkf", 4.0)])
+def test_whose_weights(variant, expected, fake, scalar):
+    # Two clients of 3 and 1 samples answer 3 and 7: by size (9 + 7) / 4, with equal weights 10 / 2.
+    method = FedGKD(variant=variant)
+    fed = fake({0: {"model": scalar(3.0), "n": 3}, 1: {"model": scalar(7.0), "n": 1}}, sizes=[3, 1])
+    assert method.round(State(0, method.init(fed)), fed)["model"]["w"].item() == pytest.approx(expected, abs=1e-12)
+
+
 def test_a_round_without_replies_adds_no_model(fake, scalar):
     state, asked = answered(FedGKD(), fake, scalar, [None, 1.0, None, 4.0])
     assert asked == [("train", None), ("train", None), ("distil", None), ("distil", None)]
@@ -94,6 +107,36 @@ def test_three_rounds_by_hand(gamma, tau, rows, logistic, small_setting, play):
     pull = (sigmoid(w_2 / tau) - sigmoid((w_1 + w_2) / 2 / tau)) / tau
     w_3 = w_2 - 0.5 * (sigmoid(w_2) + gamma / 2 * pull)
     assert [s["model"]["w"].item() for s in played.states[1:]] == pytest.approx([w_1, w_2, w_3], abs=1e-7)
+
+
+TEACHER, STUDENT = torch.tensor([[2.0, 0.0], [0.0, 4.0]]), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
+
+
+def test_distances_by_hand():
+    # Squared error: differences (2, -2) and (0, 4), the mean of (4, 4, 0, 16).
+    assert FedGKD(distance="mse").apart(TEACHER, STUDENT).item() == 6.0
+    # Twice the softmax, tau = 2: the teacher says (s(1), s(-1)) and (s(-2), s(2)), the student (s(-1), s(1)), (.5, .5).
+    first = math.log(1 + math.exp(sigmoid(1) - sigmoid(-1))) - sigmoid(-1) * (sigmoid(1) - sigmoid(-1))
+    twice = FedGKD(variant="kdia").apart(TEACHER, STUDENT).item()
+    assert twice == pytest.approx((first + math.log(2)) / 2, abs=1e-6)
+
+
+def test_taking_the_softmax_twice_all_but_removes_the_pull():
+    def pull(**options):
+        student = torch.zeros(1, 10, requires_grad=True)
+        FedGKD(**options).apart(torch.eye(10)[:1], student).backward()
+        return student.grad.norm().item()
+
+    # At equal probabilities of C classes a softmax passes on 1 / C of a gradient, and each division by tau half of it.
+    assert pull(variant="kdia") == pytest.approx(pull(tau=2.0) / 10, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"distance": "mse", "tau": 2.0}, {"variant": "kdia", "distance": "mse", "tau": 3.0}]
+)
+def test_a_temperature_without_softmax_is_refused(options):
+    with pytest.raises(UsageError, match=r"fedgkd\.tau has no effect without distance = "):
+        FedGKD(**options)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -161,8 +204,8 @@ def test_bytes_and_passes(buffer, models, random_sites, small_setting, play):
     steps = (
         2 + 3
     )  # a step is one pass of the student in both directions and, from round 2 on, one forward of the teacher
-    assert [ledger.passes()["forward"] for ledger in ledgers] == [steps, 2 * steps, 2 * steps, 2 * steps]
-    assert [ledger.passes()["backward"] for ledger in ledgers] == [steps] * 4
+    assert [ledger.passes()["clients"]["forward"] for ledger in ledgers] == [steps, 2 * steps, 2 * steps, 2 * steps]
+    assert [ledger.passes()["clients"]["backward"] for ledger in ledgers] == [steps] * 4
 
 
 @pytest.mark.parametrize(("key", "value"), [("buffer", 0), ("gamma", -0.1), ("tau", 0.0), ("start", "later")])

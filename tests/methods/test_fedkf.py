@@ -13,13 +13,16 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.base import tree
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import with_batch_norm
+from fedalloy.data.samples import Scale
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Message, act, run
+from fedalloy.federation.core import Message, State, act, run
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.data_free import activation_loss, entropy_loss, judged, one_hot_loss
-from fedalloy.methods import FedAvg, FedKF, FedKFMinus, FedKFServer
+from fedalloy.methods import FedAvg, FedKF, FedKFMinus, FedKFServer, fedkf, fedkf_server
+from fedalloy.nets.generators import DCGAN
 from fedalloy.nets.models import FeatureNet, create
+from fedalloy.train.beside import normal
 from fedalloy.train.costs import payload
 from fedalloy.train.fit import LocalWork, load, params
 from fedalloy.train.losses import kl
@@ -197,16 +200,22 @@ def same(ours, by_hand, atol=1e-6):
         assert torch.allclose(ours[name].float(), wanted.float(), rtol=1e-4, atol=atol), name
 
 
-def generator_step(kept, generator, optimiser, loss):
-    """Take the generator's step by hand and check what was kept of the same step."""
+def improve(optimiser, loss):
+    """Take the generator's step by hand."""
     loss.backward()
     optimiser.step()
+
+
+def is_kept(kept, generator, optimiser, *, passed_on=False):
+    """Check what was kept of a generator's step that was also taken by hand; `passed_on`: there was a pass after it."""
     moments = kept_moments(optimiser)
     assert len(kept["moments"]) == len(moments)
     for number, wanted in moments.items():
         same(kept["moments"][number], wanted)
     # A bias before BatchNorm has no gradient but rounding errors, and Adam's steps do not depend on their size.
-    idle = ("layers.1.bias", "layers.4.bias")
+    idle = {"layers.1.bias", "layers.4.bias"}
+    if passed_on:
+        idle |= {"layers.2.running_mean", "layers.5.running_mean"}
     ours, by_hand = ({n: t for n, t in w.items() if n not in idle} for w in (kept["generator"], params(generator)))
     same(ours, by_hand, atol=1e-4)  # a hundredth of a step
 
@@ -243,6 +252,11 @@ def judgement(batch, *, plain=False, summed=False):
         ({"variant": "paper", "entropy": "normalised"}, False, True),
         ({"variant": "paper", "activation": "mean"}, True, False),
         ({"adversarial": True}, False, False),
+        ({"order": "generator_first"}, False, False),
+        ({"order": "generator_first", "adversarial": True}, False, False),
+        ({"variant": "paper", "order": "student_first"}, True, True),
+        ({"generator": "dcgan"}, False, False),
+        ({"keep_moments": False}, False, False),
     ],
 )
 def test_a_step_in_each_of_two_rounds_by_hand(options, plain, summed, setting):
@@ -257,15 +271,101 @@ def test_a_step_in_each_of_two_rounds_by_hand(options, plain, summed, setting):
         if memory:
             load(generator, memory["generator"])
         optimiser = adam(generator.parameters(), 0.01, moments=memory.get("moments"))
-        images = generator(torch.randn(4, 8, generator=me.rng("generator")))
-        batch = judged(teacher, images)
-        expected = student_step(student, me, images, batch.answers, 3.0)
-        same(answer.body["model"], expected)
+        z = torch.randn(4, 8, generator=me.rng("generator"))
+        batch = judged(teacher, generator(z))
         total = judgement(batch, plain=plain, summed=summed)
-        if "adversarial" in options:
-            total = total - 3.0 * kl(batch.answers.detach(), load(student, expected)(images))
-        generator_step(answer.keep, generator, optimiser, total)
+        generator_first = method.order == "generator_first"
+        if generator_first:
+            if "adversarial" in options:
+                total = total - 3.0 * kl(batch.answers.detach(), alike(student)(batch.images))
+            improve(optimiser, total)
+            batch = judged(teacher, generator(z))
+        expected = student_step(student, me, batch.images, batch.answers, 3.0)
+        same(answer.body["model"], expected)
+        if not generator_first:
+            if "adversarial" in options:
+                total = total - 3.0 * kl(batch.answers.detach(), load(student, expected)(batch.images))
+            improve(optimiser, total)
+        if method.keep_moments:
+            is_kept(answer.keep, generator, optimiser, passed_on=generator_first)
+        else:
+            assert answer.keep["moments"] == {}
+            assert torch.allclose(answer.keep["generator"]["linear.weight"], generator.linear.weight, atol=1e-4)
         memory = answer.keep
+
+
+def alike(net):
+    """A copy of a network, whose BatchNorms have statistics of their own."""
+    return load(normed(), params(net)).train()
+
+
+def test_algorithm_1_gives_another_student(setting):
+    me, (student, teacher) = setting(net=normed, work=ONE_STEP).client(0, 2, {}), normed_pair()
+    sent = {"model": params(student), "teacher": params(teacher)}
+    first, second = (
+        trained(FedKF(order=order, **ODD | {"generator_lr": 0.1}), me, **sent).body["model"]
+        for order in ("student_first", "generator_first")
+    )
+    assert max((first[n].float() - second[n].float()).abs().max().item() for n in first) > 1e-3
+
+
+def test_new_images_for_the_student_cost_a_pass_more(setting):
+    method, engine = FedKF(kd_start=1, order="generator_first", **QUICK), Serial(setting(work=ONE_STEP))
+    fed = engine.open(method, 1)
+    method.round(State(0, method.init(fed)), fed)
+    counts = fed.ledger.clients
+    assert (counts.steps, counts.forward, counts.backward) == (2, 8, 6)
+    assert (counts.generator_forward, counts.generator_backward) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "made"),
+    [
+        ({}, [3, 3]),
+        ({"variant": "reference"}, [4, 4]),
+        ({"generated_batch": "full"}, [4, 4]),
+        ({"generated_batch": 6}, [6, 6]),
+        ({"variant": "reference", "generated_batch": "real"}, [3, 3]),
+    ],
+)
+@pytest.mark.parametrize("cls", [FedKF, FedKFMinus, FedKFServer])
+def test_how_many_images_a_step_makes(cls, options, made, setting, monkeypatch):
+    drawn = []
+
+    def note(rows, *rest):
+        drawn.append(rows)
+        return normal(rows, *rest)
+
+    for module in (fedkf, fedkf_server):
+        monkeypatch.setattr(module, "normal", note)
+    # A client of three samples, whose batch is never full.
+    federation = setting(sizes=(3,), participation=Participation(), work=LocalWork(epochs=2, batch=4, lr=0.1))
+    run(cls(kd_start=1, **options, **QUICK), Serial(federation), 1)
+    servers = [6 if options.get("generated_batch") == 6 else 4] * 2 if cls is FedKFServer else []
+    assert drawn == servers + made
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("cls", [FedKF, FedKFMinus, FedKFServer])
+def test_moments_stay_only_if_they_are_kept(cls, keep, setting):
+    federation = setting(sizes=(8,), participation=Participation(), work=LocalWork(epochs=1, batch=4, lr=0.1))
+    method, engine = cls(kd_start=1, keep_moments=keep, **QUICK), Serial(federation)
+    state = run(method, engine, 2)
+    kept = state.body if cls is FedKFServer else engine.memories[0]
+    assert int(kept["generator"]["layers.0.num_batches_tracked"]) == 4  # the weights always go on
+    assert [float(m["step"]) for m in kept["moments"].values()] == [4.0] * len(kept["moments"])
+    assert bool(kept["moments"]) == keep
+
+
+@pytest.mark.parametrize("cls", [FedKF, FedKFMinus, FedKFServer])
+def test_the_papers_generator_is_dcgan(cls, setting):
+    federation = setting(sizes=(4, 4), participation=Participation())
+    engine = Serial(federation)
+    state = run(cls(variant="paper", **QUICK), engine, 2)
+    kept = state["generator"] if cls is FedKFServer else engine.memories[1]["generator"]
+    assert kept.keys() == params(DCGAN((1, 8, 8), Scale(), noise=8, width=4)).keys()
+    with pytest.raises(UsageError, match=rf"{cls.name}\.bn_eps has no effect without generator = 'upsampling'"):
+        cls(generator="dcgan", bn_eps=0.1)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 10.0, 1000.0])
@@ -381,7 +481,8 @@ def test_the_servers_step_by_hand(setting):
     generator = load(method.new_generator(fed), state["generator"]).train()
     optimiser = adam(generator.parameters(), 0.01, moments=state["moments"])
     images = generator(torch.randn(4, 8, generator=fed.rng("generator")))
-    generator_step(after.body, generator, optimiser, judgement(judged(teacher, images)))
+    improve(optimiser, judgement(judged(teacher, images)))
+    is_kept(after.body, generator, optimiser)
 
 
 def test_a_client_learns_on_images_of_the_servers_generator_in_eval_mode(setting):
@@ -424,6 +525,10 @@ def test_a_round_without_clients_teaches_the_server_nothing(setting, play):
         ("activation", "mena"),
         ("entropy", "plian"),
         ("adversarial", "color"),
+        ("generated_batch", 0),
+        ("generated_batch", "ful"),
+        ("generator", "gan"),
+        ("order", "both"),
     ],
 )
 @pytest.mark.parametrize("cls", [FedKF, FedKFMinus, FedKFServer])
@@ -432,11 +537,12 @@ def test_options_have_limits(cls, key, value):
         cls(**{key: value})
 
 
-@pytest.mark.parametrize(("key", "value"), [("server_steps", -1), ("adversarial", True), ("adversarial", "colour")])
+@pytest.mark.parametrize(("key", "value"), [("server_steps", -1), ("adversarial", True), ("order", "student_first")])
 def test_options_of_the_servers_generator_have_limits(key, value):
     with pytest.raises(UsageError, match=rf"fedkf-server\.{key} = "):
         FedKFServer(**{key: value})
     assert FedKFServer(variant="reference").adversarial is False  # there is no student on the server
+    assert FedKFServer(variant="paper").order == FedKFServer().order == "generator_first"
 
 
 @pytest.mark.parametrize("cls", [FedKF, FedKFServer])
@@ -446,12 +552,12 @@ def test_the_teacher_cannot_be_off(cls):
 
 
 def test_variants_change_the_defaults_and_a_given_value_stays():
-    names = ("kd_start", "activation", "entropy", "adversarial")
+    names = ("kd_start", "activation", "entropy", "adversarial", "order", "generated_batch", "generator")
     table = {v: tuple(getattr(FedKF(variant=v), n) for n in names) for v in ("recommended", "paper", "reference")}
     assert table == {
-        "recommended": (2, "mean", "normalised", False),
-        "paper": (1, "sum", "plain", False),
-        "reference": (2, "mean", "normalised", "colour"),
+        "recommended": (2, "mean", "normalised", False, "student_first", "real", "upsampling"),
+        "paper": (1, "sum", "plain", False, "generator_first", "real", "dcgan"),
+        "reference": (2, "mean", "normalised", "colour", "student_first", "full", "upsampling"),
     }
     assert [FedKF(variant=v).cache.unseen for v in table] == ["seen_only", "init_model", "seen_only"]
     assert FedKF(variant="paper", cache=Cache(unseen="global")).cache.unseen == "global"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -91,6 +92,18 @@ def test_medians_trimmed_means_and_krum_bound_what_one_client_can_do():
     assert torch.equal(both, torch.tensor([[2.0, -2.0]]))  # of (1, -1) and (50, -50), clipped to (3, -3)
 
 
+def test_a_consensus_of_centred_logits_and_of_probabilities_by_hand():
+    """The first client prefers class 0 everywhere, by 10: its mean over the two samples is (10, 0)."""
+    answers = replies([[11.0, 0.0], [9.0, 0.0]], [[0.0, 0.0], [0.0, 4.0]])
+    assert FedMD().consensus(answers).tolist() == [[5.5, 0.0], [4.5, 2.0]]
+    assert FedMD(consensus_of="centred").consensus(answers).tolist() == [[0.5, -1.0], [-0.5, 1.0]]
+    sure = replies([[0.0, math.log(3.0)]], [[0.0, 0.0]])  # 1/4 and 3/4; 1/2 and 1/2
+    mean = FedMD(consensus_of="probabilities").consensus(sure)
+    assert mean.exp().tolist()[0] == pytest.approx([0.375, 0.625])
+    with pytest.raises(UsageError, match=r"fedmd\.clip_logits has no effect without consensus_of"):
+        FedMD(consensus_of="probabilities", clip_logits=1.0)
+
+
 def test_the_consensus_reaches_every_client_whatever_its_size(fake):
     fed = fake(
         {0: {"logits": torch.tensor([[1.0, 0.0]])}, 2: {"logits": torch.tensor([[3.0, 1.0]])}}, sizes=[1, 5, 1000]
@@ -124,12 +137,17 @@ def plain_round(net, site, public, target, k, t, optimisers):
             own.step()
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("work", [{}, {"momentum": 0.9}, {"optimiser": "adam"}], ids=str)
 @pytest.mark.parametrize("persist", [True, False])
-def test_two_rounds_beside_a_plain_loop(optimiser, persist, setting, small, play):
-    at = setting((10, 11), work=LocalWork(epochs=2, batch=4, lr=0.05, optimiser=optimiser), public=public_set(10))
+def test_two_rounds_beside_a_plain_loop(work, persist, setting, small, play):
+    at = setting((10, 11), work=LocalWork(epochs=2, batch=4, lr=0.05, **work), public=public_set(10))
     played = play(FedMD(**PLAIN, digest_epochs=2, digest_batch=5, persist=persist), at, 2)
-    make = torch.optim.Adam if optimiser == "adam" else torch.optim.SGD
+
+    def make(parameters, lr):
+        if "optimiser" in work:
+            return torch.optim.Adam(parameters, lr=lr)
+        return torch.optim.SGD(parameters, lr=lr, momentum=work.get("momentum", 0.0))
+
     nets = [initial(small, 3) for _ in range(2)]
     own = [[make(net.parameters(), lr=0.05) for _ in range(2)] for net in nets]
     for t in (1, 2):
@@ -143,7 +161,7 @@ def test_two_rounds_beside_a_plain_loop(optimiser, persist, setting, small, play
             torch.testing.assert_close(played.engine.memories[k]["model"][name], p.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_moments_are_kept_for_each_phase_apart_and_only_with_adam(setting, play):
+def test_states_are_kept_for_each_phase_apart_where_there_are_any(setting, play):
     how = {**PLAIN, "digest_epochs": 3, "digest_batch": 12}
     adam = setting((10,), work=LocalWork(epochs=2, batch=4, lr=0.01, optimiser="adam"))
     memory = play(FedMD(**how), adam, 2).engine.memories[0]
@@ -152,6 +170,28 @@ def test_moments_are_kept_for_each_phase_apart_and_only_with_adam(setting, play)
     assert {int(entry["step"]) for entry in memory["revisit"].values()} == {2 * 2 * 3}
     assert sorted(play(FedMD(**how, persist=False), adam, 1).engine.memories[0]) == ["model"]
     assert sorted(play(FedMD(**how), setting((10,)), 1).engine.memories[0]) == ["model"]
+
+
+def test_the_code_continues_with_the_optimiser_of_private_pretraining(setting, play):
+    at = setting((10,), work=LocalWork(epochs=2, batch=4, lr=0.01, optimiser="adam"))
+    how = {**PLAIN, "pretrain_private": 2, "private_batch": 5, "private_patience": 9, "samples": 6}
+
+    def steps(rounds=1, **more):
+        memory = play(FedMD(**how, **more), at, rounds).engine.memories[0]
+        return {int(entry["step"]) for entry in memory["revisit"].values()}
+
+    assert steps() == {2 * 3}
+    assert steps(from_pretraining=True) == steps(variant="reference") == {2 * 2 + 2 * 3}  # two epochs of two batches
+    assert steps(2, from_pretraining=True) == {2 * 2 + 2 * 2 * 3}  # once
+    with pytest.raises(UsageError, match=r"fedmd\.from_pretraining has no effect without persist"):
+        FedMD(persist=False, from_pretraining=True)
+
+
+def test_the_codes_choices_by_name():
+    code = FedMD(variant="reference")
+    assert (code.samples, code.l2, code.converged_by, code.from_pretraining) == (5000, 0.001, "training", True)
+    with pytest.raises(UsageError, match=r"fedmd\.held_out has no effect without converged_by = 'held_out'"):
+        FedMD(variant="reference", held_out=0.2)
 
 
 def test_answers_are_given_before_local_training_and_in_eval_mode(setting, small, play, monkeypatch):
@@ -181,7 +221,7 @@ def test_alone_a_client_has_nothing_to_digest(setting, small, play):
 @pytest.mark.parametrize("work", [WORK, LocalWork(epochs=1, batch=3, lr=0.05, momentum=0.9, weight_decay=0.01)])
 def test_without_digest_and_pretraining_it_is_local(work, setting, small, play):
     at = setting((10, 7, 1), networks=[noisy(small)], work=work)
-    ours = play(FedMD(**PLAIN, digest_epochs=0), at, 3).engine.memories
+    ours = play(FedMD(**PLAIN, digest_epochs=0, persist=False), at, 3).engine.memories
     assert equal(ours, play(Local(), at, 3).engine.memories)
 
 
@@ -215,7 +255,7 @@ def test_a_pretrained_client_knows_both_label_sets(setting, small, play):
         space=LabelSpace((("private", 3), ("public", 2))),
         work=LocalWork(lr=0.3, batch=8),
     )
-    net = FedMD(pretrain_public=20, pretrain_private=0).pretrained(at.client(0, 1, {}))
+    net, _ = FedMD(pretrain_public=20, pretrain_private=0).pretrained(at.client(0, 1, {}))
     assert (net(at.public.inputs).argmax(1) >= 3).all()  # it has seen no other labels yet
     engine = play(FedMD(samples=6), at, 1).engine
     assert engine.memories[0]["model"]["out.weight"].shape == (5, 5)

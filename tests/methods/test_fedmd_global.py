@@ -64,6 +64,22 @@ def memories(played, *keys):
 # Eq. 1
 
 
+def test_the_paper_sums_over_the_outputs():
+    assert FedMDGlobal().l1_reduction == "mean"
+    assert FedMDGlobal(variant="paper").digest_loss(Z, TARGET).item() == 4.0
+    assert FedMDGlobal(variant="paper", loss="l2").digest_loss(Z, TARGET).item() == pytest.approx(8 / 3)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(None, 2 * 2), (6, 6 * 2), (0, 0)])
+def test_the_server_has_as_many_passes_as_it_is_given(epochs, steps, setting, play):
+    """8 samples in batches of 5 are two steps a pass; the clients never notice."""
+    plain = play(FedMDGlobal(**FEW), setting(), 2)
+    played = play(FedMDGlobal(**FEW, server_digest_epochs=epochs), setting(), 2)
+    assert [r.ledger.server.steps for r in played.rounds] == [steps] * 2
+    assert equal(played.engine.memories, plain.engine.memories)
+    assert equal(played.model, plain.model) == (epochs is None)
+
+
 @pytest.mark.parametrize(
     ("options", "value"),
     [
@@ -276,7 +292,7 @@ def test_stages_are_kept_and_evaluated(setting, small, play):
     assert sorted(first.engine.memories[0]) == ["distilled", "initial", "model"]
     assert equal(memories(first, "initial"), memories(third, "initial"))
     me = at.client(0, 1, {})
-    assert equal(first.engine.memories[0]["initial"], params(method.pretrained(me)))
+    assert equal(first.engine.memories[0]["initial"], params(method.pretrained(me)[0]))
     views = evaluate(at, method, third.states[-1], third.engine.memories)
     assert list(views) == ["global", "personal", "initial", "distilled"]
     for k in (0, 2):  # without dropout the local update depends on the distilled model only
@@ -299,7 +315,7 @@ def test_a_client_that_is_new_or_was_never_heard_has_all_stages(setting, small, 
         assert sorted(stages) == ["distilled", "initial"]
         if k in lost:  # pre-trained, and then left alone
             assert list(memory) == ["model"]
-            assert equal(stages["distilled"], params(method.pretrained(at.client(k, 1, {}))))
+            assert equal(stages["distilled"], params(method.pretrained(at.client(k, 1, {}))[0]))
     start = params(initial(small, 3))
     assert equal(method.stages(at.client(0, 1, {})), {"initial": start, "distilled": start})
     assert equal(method.personal(at.client(0, 1, {})), start)

@@ -6,8 +6,12 @@ import math
 
 import pytest
 
+from fedalloy.aggregation.averaging import average
 from fedalloy.base.tree import equal
+from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
+from fedalloy.federation.core import Message
+from fedalloy.federation.gate import refusal
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Site
 from fedalloy.methods import FedAvg, FedProx
@@ -70,3 +74,62 @@ def test_a_larger_mu_keeps_clients_nearer(small_setting, play):
 def test_a_negative_mu_is_refused():
     with pytest.raises(UsageError, match=r"fedprox\.mu = -1 "):
         FedProx(mu=-1)
+
+
+# --- stragglers -------------------------------------------------------------------------------------------------------
+
+
+def half_slow(small_setting, epochs=6, **options):
+    work = LocalWork(epochs=epochs, batch=4, lr=0.1)
+    return small_setting([5, 9, 12, 7], work=work, participation=Participation(stragglers=0.5, **options))
+
+
+def test_what_stragglers_have_done_is_averaged(small_setting, play):
+    setting = half_slow(small_setting)
+    played = play(FedProx(mu=0.5), setting, 1)
+    late = setting.late(1, [0, 1, 2, 3])
+    assert len(late) == 2
+    assert min(late.values()) < 6
+    (fed,) = played.rounds
+    assert fed.active == {0, 1, 2, 3}
+    assert fed.late == set(late)
+    # Each client by itself, with as many epochs as it had: batches of 5, 4 + 5, 3 x 4 and 4 + 3 samples.
+    start, models, steps = played.states[0]["model"], [], 0
+    for k, per_epoch in enumerate((1, 2, 3, 2)):
+        fewer = half_slow(small_setting, epochs=max(2, late.get(k, 6)))  # one epoch is no setting with stragglers
+        told = {"epochs": 1} if late.get(k) == 1 else {}
+        message = Message("train", k, {"model": start, **told})
+        models.append(FedProx(mu=0.5).train(fewer.client(k, 1, {}), message).body["model"])
+        steps += per_epoch * late.get(k, 6)
+    assert equal(played.model, average(models, [5, 9, 12, 7], start))
+    assert fed.ledger.clients.steps == steps
+
+
+def test_fedavg_leaves_stragglers_out_and_so_can_fedprox(small_setting, play):
+    setting = half_slow(small_setting)
+    quick = sorted({0, 1, 2, 3} - set(setting.late(1, [0, 1, 2, 3])))
+    without = small_setting(
+        [5, 9, 12, 7], work=setting.work, participation=Participation(policy="trace", trace=[quick])
+    )
+    for left_out, plain in ((FedAvg(), FedAvg()), (FedProx(mu=0.5, stragglers="drop"), FedProx(mu=0.5))):
+        played = play(left_out, setting, 1)
+        assert equal(played.model, play(plain, without, 1).model)
+        assert played.rounds[0].active == set(quick)
+        assert played.rounds[0].late == {0, 1, 2, 3} - set(quick)
+
+
+def test_a_straggler_cannot_be_told_more_epochs_than_there_are(small_setting):
+    setting = half_slow(small_setting)
+    me = setting.client(0, 1, {})
+    contract = FedProx().accepts("train", me)
+    model = Serial(setting).open(FedProx(), 1).build().state_dict()
+    assert refusal({"model": dict(model), "epochs": 6}, contract) is None
+    assert refusal({"model": dict(model)}, contract) is None
+    for epochs in (0, 7):
+        assert "epochs" in refusal({"model": dict(model), "epochs": epochs}, contract)
+
+
+def test_leaving_out_stragglers_that_do_not_exist_is_refused(small_setting):
+    with pytest.raises(UsageError, match=r"fedprox\.stragglers = 'drop' .*participation\.stragglers"):
+        small_setting([4, 5]).check(FedProx(stragglers="drop"))
+    half_slow(small_setting).check(FedProx(stragglers="drop"))

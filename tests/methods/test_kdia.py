@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import digest, equal
 from fedalloy.check.method import check_method, small_settings
+from fedalloy.config.experiment import experiment, make_method, read_toml
+from fedalloy.config.grid import cells
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, State
 from fedalloy.federation.participation import Participation
@@ -159,7 +162,30 @@ def test_clients_not_yet_seen_hold_the_first_model(fake, scalar):
     assert equal(KDIA().overall(shifted), KDIA().overall(state))  # under the geometric mean they weigh nothing
 
 
-@pytest.mark.parametrize("unseen", ["init_model", "seen_only", "global"])
+def test_clients_not_yet_seen_may_hold_random_networks_of_their_own(fake, scalar):
+    random = {"cache": Cache(unseen="random"), "lambda_gen": 0}
+    by_mean = KDIA(mean="arithmetic", **random)
+    states, _ = three_rounds(by_mean, fake, scalar)
+    seen = 0.337874 * 5 + 0.315652 * 6 + 0.206277 * 4
+    assert by_mean.overall(states[-1])["w"].item() == pytest.approx(seen + 0.140198 * 103, abs=1e-3)
+    assert by_mean.overall(states[0])["w"].item() == 0.0  # before anybody took part, the teacher is the first model
+    two = three_rounds(KDIA(freqs="number", **random), fake, scalar)[0][1]  # clients 0 and 1 answered 1 and 2
+    expected = 0.1 * 1 + 0.2 * 2 + 0.3 * 102 + 0.4 * 103
+    assert KDIA(freqs="number", **random).overall(two)["w"].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("weights", [{}, {"freqs": "participation"}])
+def test_random_networks_that_weigh_nothing_are_refused(weights):
+    with pytest.raises(UsageError, match=r"cache\.unseen = 'random' has no effect"):
+        KDIA(cache=Cache(unseen="random"), **weights)
+
+
+def test_a_mean_of_one_frequency_is_refused():
+    with pytest.raises(UsageError, match=r"kdia\.mean has no effect without freqs = 'all'"):
+        KDIA(freqs="interval", mean="arithmetic")
+
+
+@pytest.mark.parametrize("unseen", ["init_model", "seen_only", "global", "random"])
 def test_the_number_alone_is_the_overall_client_average(unseen, fake, scalar):
     by_number, averaged = (
         KDIA(lambda_gen=0, freqs="number", cache=Cache(unseen=unseen)),
@@ -398,6 +424,37 @@ def test_the_servers_pool_is_what_an_epoch_consumes(small_setting, play):
 # --- the generator ----------------------------------------------------------------------------------------------------
 
 
+def test_where_the_constant_of_equation_4_stands():
+    # Distances of 2 between the noises and 0.001 between the features.
+    noise, features = (
+        torch.tensor([[1.0], [3.0]], dtype=torch.float64),
+        torch.tensor([[0.5], [0.501]], dtype=torch.float64),
+    )
+    assert diversity_loss(noise, features).item() == pytest.approx(1 / (0.0005 + 1e-5), rel=1e-9)  # 1960.8
+    assert diversity_loss(noise, features, "distance").item() == pytest.approx(2 / (0.001 + 1e-5), rel=1e-9)  # 1980.2
+    # A distance of 1.128379 between normal noises, and 0.00032767 between the features.
+    noise, features = (
+        torch.tensor([[0.0], [1.128379]], dtype=torch.float64),
+        torch.tensor([[0.0], [0.00032767]], dtype=torch.float64),
+    )
+    found = [diversity_loss(noise, features, at).item() for at in ("ratio", "distance")]
+    assert found == pytest.approx([3329.3, 3341.7], abs=0.5)
+
+
+def test_the_papers_variant_divides_the_logits_by_their_number_too(teaching):
+    """The clients hold 10 and 30 samples: p_k / K is 1/8 and 3/8."""
+    assert [(KDIA(variant=v).heads, KDIA(variant=v).diversity_eps) for v in ("recommended", "paper", "reference")] == [
+        ("sum", "ratio"),
+        ("mean", "distance"),
+        ("sum", "ratio"),
+    ]
+    method, played = teaching([10, 30], 1, heads="mean")
+    assert taught_by({0: 0.125, 1: 0.375}, method, played, 1, decay=1e-5)
+    assert not taught_by({0: 0.25, 1: 0.75}, method, played, 1, decay=1e-5)
+    _, away = teaching([10, 30], 1, heads="mean", diversity_eps="distance")
+    assert not equal(away.states[1]["generator"], played.states[1]["generator"])
+
+
 def test_diversity_by_hand():
     noise = torch.tensor([[0.0, 0.0], [1.0, 1.0], [2.0, 0.0], [1.0, 3.0]])  # halves apart by 2, 0, 0, 2: 1 on average
     features = torch.tensor([[0.0], [0.0], [4.0], [-2.0]])  # by 4 and 2: 3
@@ -573,6 +630,7 @@ def test_it_sends_down_11_6_times_what_fedavg_sends():
     "options",
     [
         {"variant": "reference", "labels": "batch", "mean": "arithmetic"},
+        {"variant": "paper", "mean": "arithmetic", "cache": Cache(unseen="random")},
         {"freqs": "interval", "cache": Cache(unseen="global"), "aggregation": Aggregation(weights="uniform")},
         {
             "cache": Cache(unseen="seen_only", dtype="bfloat16"),
@@ -602,6 +660,8 @@ def test_options_keep_the_contract(options):
         ("labels", "balanced"),
         ("mean", "harmonic"),
         ("freqs", "numbers"),
+        ("heads", "product"),
+        ("diversity_eps", "none"),
         ("variant", "papers"),
     ],
 )
@@ -656,6 +716,29 @@ def test_similarity_by_hand(rows):
         assert found[2].isnan()
 
 
+class Maps(ConditionalGenerator):
+    """For class 0 a map of two channels and two pixels: (4, 0) and (0, 2)."""
+
+    def forward(self, z, labels):
+        return torch.tensor([[[[4.0, 0.0]], [[0.0, 2.0]]]]).expand(len(labels), -1, -1, -1)
+
+
+def test_maps_are_compared_by_the_means_of_their_channels_or_as_a_whole(rows):
+    """The real map is (0, 4) and (2, 0): the same means (2, 1), but nowhere the same pixels."""
+    net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (2, 1, 2))
+    generator = Maps((2, 1, 2), classes=2, noise=1, width=4)
+
+    def found(real, **options):
+        samples = rows([real], [0])
+        return feature_similarity(generator, net, samples, torch.Generator(), 3, **options)[0].item()
+
+    assert found([[[0.0, 4.0]], [[2.0, 0.0]]]) == pytest.approx(1.0, abs=1e-12)
+    assert found([[[0.0, 4.0]], [[2.0, 0.0]]], compare="maps") == 0.0
+    # Means (1, 2) against (2, 1): 4/5. As a whole, (2, 0, 4, 0) against (4, 0, 0, 2): 8/20.
+    assert found([[[2.0, 0.0]], [[4.0, 0.0]]]) == pytest.approx(0.8, abs=1e-12)
+    assert found([[[2.0, 0.0]], [[4.0, 0.0]]], compare="maps") == pytest.approx(0.4, abs=1e-12)
+
+
 def test_similarity_puts_both_networks_into_eval_mode(rows):
     net = FeatureNet(nn.Sequential(nn.BatchNorm1d(2)), nn.Sequential(nn.Linear(2, 3)), (2,))
     generator = ConditionalGenerator((2,), classes=3, noise=2, width=4)
@@ -676,3 +759,26 @@ def test_lost_replies_do_not_count_as_participation(small_setting, play):
     assert played.states[-1]["last"].tolist() == [
         max((t for t, ids in enumerate(came, 1) if k in ids), default=0) for k in range(6)
     ]
+
+
+# --- the experiment file ----------------------------------------------------------------------------------------------
+
+
+def test_the_cells_of_table_2_have_their_own_settings():
+    names, table = cells(read_toml(Path(__file__).parents[2] / "experiments" / "kdia-cifar10.toml"))
+    assert names == ["data", "beta"]
+    assert len(table) == 9
+    for cell in table:
+        exp, beta = experiment(cell.values), float(cell.labels[1])
+        assert exp.partition.options["alpha"] == beta
+        assert exp.training.drop_last is (beta >= 0.5)
+        assert exp.methods["kdia"].options["lambda_gen"] == (1.0 if beta == 0.5 else 0.01)
+        assert exp.data.augment == f"{exp.data.name}-kdia"
+        control = make_method(exp, exp.methods["control"])
+        assert (control.name, control.lambda_kd, control.lambda_gen) == ("kdia", 0, 0)
+        held = [
+            part.source
+            for part in exp.published
+            if (part.where["data.name"], part.where["partition.alpha"]) == (exp.data.name, beta)
+        ]
+        assert held == [f"KDIA, Table 2, {cell.labels[0]}, beta = {cell.labels[1]}, the best of 200 rounds"]

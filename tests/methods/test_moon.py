@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedalloy import simulate
 from fedalloy.base.tree import digest, equal
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, act, initial
@@ -18,6 +19,7 @@ from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg
 from fedalloy.methods.moon import contrastive
 from fedalloy.nets.models import FeatureNet, create, models
+from fedalloy.train.costs import forward_flops
 from fedalloy.train.fit import LocalWork, frozen, params
 
 
@@ -127,9 +129,26 @@ def test_mu_zero_is_fedavg_bit_for_bit(batch_norm, optimiser, small_setting, pla
     assert equal(plain.states[1]["model"], pushed.states[1]["model"])  # the first participation has no term
 
 
-def test_who_was_never_there_trains_as_in_fedavg(small_setting, play):
+def test_who_was_never_there_is_pushed_from_a_random_network_or_trains_as_in_fedavg(small_setting, play):
     setting = small_setting([6, 8], networks=[whole()], participation=Participation(policy="trace", trace=[[0], [1]]))
-    assert equal(play(MOON(), setting, 2).states[-1].body, play(FedAvg(), setting, 2).states[-1].body)
+    plain, skipped, random = (play(m, setting, 2).states for m in (FedAvg(), MOON(unseen="skip"), MOON()))
+    assert equal(skipped[-1].body, plain[-1].body)
+    assert equal(random[1].body, plain[1].body)  # in round 1 nobody has a negative
+    assert not equal(random[2]["model"], plain[2]["model"])
+
+
+def test_the_random_network_is_the_clients_own_and_the_same_in_every_round(small_setting):
+    setting = small_setting([6, 6], networks=[whole()], work=LocalWork(work="fixed_steps", steps=1, batch=6, lr=0.1))
+    start = params(setting.build(0))
+    nets = {(k, t): params(setting.client(k, t, {}).random_net()) for k in (0, 1) for t in (2, 5)}
+    assert equal(nets[0, 2], nets[0, 5])
+    assert not equal(nets[0, 2], nets[1, 2])
+    assert not equal(nets[0, 2], start)
+    # One step with it as the negative is one with it as the memory.
+    message = Message("train", 0, {"model": start})
+    got, same = (act(MOON(), setting.client(0, 2, memory), message) for memory in ({}, {"model": nets[0, 2]}))
+    assert equal(got.body, same.body)
+    assert equal(got.keep, same.keep)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -172,14 +191,28 @@ def test_with_moons_head_the_projection_has_256_numbers():
         assert net.project(x).shape == (2, width)
 
 
+@pytest.mark.parametrize("name", ["knfu-m1", "mlp"])
+def test_an_experiment_gives_any_network_the_head(name):
+    exp = {"data": "tiny", "rounds": 1, "engine": "serial", "partition": {"clients": 2, "name": "iid"}}
+    done = simulate({**exp, "model": {"name": name, "projection": 12}, "method": "moon"}, None)
+    assert done.meta["experiment"]["model"]["projection"] == 12
+    for key, value in (("projecton", 12), ("projection", "wide")):
+        with pytest.raises(UsageError, match=rf"model.*{key}"):
+            simulate({**exp, "model": {"name": name, key: value}, "method": "moon"}, None)
+
+
 # --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def simple_cnn():
+    return create("simple-cnn", classes=10, channels=3, size=32)
 
 
 def test_bytes_and_passes(random_sites, small_setting, play):
     setting = small_setting(
         [],
         sites=random_sites([4, 6], shape=(3, 32, 32), classes=10),
-        networks=[lambda: create("simple-cnn", classes=10, channels=3, size=32)],
+        networks=[simple_cnn],
         classes=10,
         work=LocalWork(batch=2),
         participation=Participation(policy="trace", trace=[[0], [0, 1]]),
@@ -189,13 +222,17 @@ def test_bytes_and_passes(random_sites, small_setting, play):
     for ledger, clients in ((first, 1), (second, 2)):
         assert ledger.down["weights"] == clients * weights
         assert {**ledger.up, "framing": 0} == {"weights": clients * weights, "scalars": clients * 8, "framing": 0}
-    # Client 0 takes two steps and client 1 three; in its first round a client makes one pass a step, then three.
-    assert (first.passes()["forward"], first.passes()["backward"]) == (2, 2)
-    assert (second.passes()["forward"], second.passes()["backward"]) == (3 * 2 + 3, 2 + 3)
-    assert second.flops(per_sample=1.0) == (3 * 4 + 6) + 2 * (4 + 6)
+    # Client 0 takes two steps and client 1 three; in round 1 a client makes one pass a step, then three.
+    assert (first.clients.forward, first.clients.backward) == (2, 2)
+    assert (second.clients.forward, second.clients.backward) == (3 * 2 + 3 * 3, 2 + 3)
+    # The first layer has no gradient of its input. The two frozen networks leave out the output layer.
+    first_layer, output, whole = 28 * 28 * 6 * 75, 256 * 10, forward_flops(simple_cnn(), torch.zeros(1, 3, 32, 32))
+    assert second.flops()["clients"] == (4 + 6) * (3 * whole - 2 * first_layer) + 2 * (4 + 6) * (whole - 2 * output)
+    skipped = play(MOON(unseen="skip"), setting, 2).rounds[1].ledger  # client 1 is there for the first time
+    assert (skipped.clients.forward, skipped.clients.backward) == (3 * 2 + 3, 2 + 3)
 
 
-@pytest.mark.parametrize(("key", "value"), [("mu", -1.0), ("tau", 0.0)])
+@pytest.mark.parametrize(("key", "value"), [("mu", -1.0), ("tau", 0.0), ("unseen", "never")])
 def test_options_have_limits(key, value):
     with pytest.raises(UsageError, match=f"moon.{key} = {value!r}"):
         MOON(**{key: value})

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedalloy.aggregation.averaging import average
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import tree
@@ -15,7 +16,7 @@ from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import State, run
 from fedalloy.federation.participation import Participation
 from fedalloy.methods import FedAvg, FedAvgM, FedProx
-from fedalloy.train.fit import LocalWork
+from fedalloy.train.fit import LocalWork, params
 
 SIZES = (10, 20, 30, 40)
 UNIFORM = Aggregation(weights="uniform")
@@ -25,7 +26,13 @@ UNIFORM = Aggregation(weights="uniform")
 #   init_model, unseen clients hold 0:        50 / 100 = 0.5,                (10*1 + 20*4 + 40*8) / 100 = 4.1
 #   seen_only, unseen clients are left out:   50 / 30 = 5/3,                 410 / 70 = 5.857143
 #   global, unseen clients hold the ACA:      (50 + 70 * 5/3) / 100 = 5/3,   (410 + 30 * 20/3) / 100 = 6.1
-OVERALL = {"init_model": (0.5, 4.1), "seen_only": (5 / 3, 410 / 70), "global": (5 / 3, 6.1)}
+#   random, unseen client k holds 100 + k:    (50 + 30*102 + 40*103) / 100,  (410 + 30*102) / 100
+OVERALL = {
+    "init_model": (0.5, 4.1),
+    "seen_only": (5 / 3, 410 / 70),
+    "global": (5 / 3, 6.1),
+    "random": (72.3, 34.7),
+}
 
 
 def two_rounds(method, fake, scalar):
@@ -134,7 +141,7 @@ def _oca_after(setting, method, rounds):
     return method.overall(run(method, Serial(setting), rounds))
 
 
-@pytest.mark.parametrize("unseen", ["seen_only", "init_model", "global"])
+@pytest.mark.parametrize("unseen", list(OVERALL))
 def test_the_running_sum_follows_the_exact_one(small_setting, unseen, monkeypatch):
     """With clients seen for the first time and again, and across a refresh."""
     monkeypatch.setattr("fedalloy.aggregation.cache.REFRESH", 4)
@@ -143,6 +150,25 @@ def test_the_running_sum_follows_the_exact_one(small_setting, unseen, monkeypatc
         exact = _oca_after(setting, FedAvg(cache=Cache(unseen=unseen)), rounds)
         moved = _oca_after(setting, FedAvg(cache=Cache(unseen=unseen, exact_up_to=1)), rounds)
         assert all(torch.allclose(exact[name], moved[name], rtol=1e-6, atol=1e-7) for name in exact)
+
+
+def test_random_networks_are_each_clients_own_and_go_when_it_is_seen(small_setting, play):
+    setting = small_setting(SIZES, participation=Participation(policy="trace", trace=[[0, 2], [2], [1]]))
+    method = FedAvg(cache=Cache(unseen="random"))
+    states = play(method, setting, 3).states
+    assert [sorted(s["random"]) for s in states] == [["0", "1", "2", "3"], ["1", "3"], ["1", "3"], ["3"]]
+    first = states[0]["random"]
+    assert not equal(first["1"], first["3"])
+    assert not any(equal(model, states[0]["model"]) for model in first.values())
+    assert states[-1]["random"]["3"] is first["3"]  # nothing is made anew
+    assert equal(params(setting.client(3, 7, {}).random_net()), first["3"])  # the client itself would make the same
+    held = [*(states[1]["cache"][k] for k in ("0", "2")), *(first[k] for k in ("1", "3"))]
+    expected = average(held, [10, 30, 20, 40], states[1]["model"])
+    assert all(torch.allclose(method.overall(states[1])[name], w) for name, w in expected.items())
+    middle = FedAvg(cache=Cache(unseen="random"), aggregation=Aggregation(combine="median"))
+    found = middle.overall(play(middle, setting, 1).states[-1])  # of two trained models and two random ones
+    stacked = torch.stack([model["out.bias"] for model in held]).sort(0).values
+    assert torch.allclose(found["out.bias"], stacked[1:3].mean(0))
 
 
 def test_a_running_sum_never_touches_the_training(small_setting):

@@ -124,6 +124,29 @@ def test_sampling_by_size_prefers_large_clients(small_setting, play):
     assert sum(a == {3} for a in active) >= 14  # expected 18 of 20; uniform sampling gives 5
 
 
+@pytest.mark.parametrize("policy", ["full", "bernoulli"])
+def test_sampling_by_size_is_refused_where_it_has_no_effect(policy, small_setting):
+    setting = small_setting([2, 60], participation=Participation(policy=policy))
+    with pytest.raises(UsageError, match=rf"qffl\.sampling = 'size' .*participation\.policy = '{policy}'"):
+        setting.check(QFFL(sampling="size"))
+    setting.check(QFFL())
+    setting.check(QFFL(variant="reference"))  # a default that has no effect was not chosen
+    small_setting([2, 60], participation=Participation(policy="fraction")).check(QFFL(sampling="size"))
+
+
+@pytest.mark.parametrize("weights", ["size", "disco"])
+def test_weights_other_than_uniform_are_refused(weights):
+    with pytest.raises(UsageError, match=rf"qffl does not use aggregation\.weights = '{weights}'"):
+        QFFL(aggregation=Aggregation(weights=weights))
+    assert QFFL(aggregation=Aggregation(weights="uniform")) == QFFL()
+
+
+def test_fedkfs_q_is_nearly_none_and_ours_is_not():
+    # Two clients whose losses are as 10 to 1: the weights F^q differ by 0.02 % and by 26 %.
+    ratios = [10 ** QFFL(variant=variant).q for variant in ("fedkf", "recommended")]
+    assert ratios == pytest.approx([1.00023, 1.2589], abs=1e-4)
+
+
 def test_a_lost_round_keeps_the_model(fake, scalar):
     state = State(0, {"model": scalar(1.0), "cache": {}})
     assert equal(QFFL().round(state, fake({})).body, state.body)

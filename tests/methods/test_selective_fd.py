@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedalloy import simulate
+from fedalloy import resume, simulate
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method
@@ -119,9 +119,56 @@ def steps_by_hand(federation, client, start, samples, batch_order, loss):
 
 def one_epoch(client):
     def order(n):
-        return batches(n, 4, math.ceil(n / 4) - (n % 4 == 1), generator(2, "tune", 1, client))
+        return batches(n, 4, max(1, math.ceil(n / 4) - (n % 4 == 1)), generator(2, "tune", 1, client))
 
     return order
+
+
+# The variants
+
+
+def test_choices_by_name():
+    knfu, code = SelectiveFD(variant="knfu"), SelectiveFD(variant="reference")
+    assert {key: getattr(knfu, key) for key in KNFU} == KNFU
+    assert knfu.tune_on == "all"
+    assert (code.client_selector, code.q, code.known_least, code.server_selector) == ("kulsif", 0.25, 1, "none")
+    assert (code.samples, code.tune_batch, code.tune_steps) == (512, 512, 10)
+    assert (code.kd, code.ce_on, code.tune_on) == ("ce", "none", "kept")
+
+
+def test_the_codes_schedule_is_one_local_step_and_ten_on_one_batch(setting, play):
+    federation = setting(work=LocalWork(work="fixed_steps", steps=1, batch=64, lr=0.1))
+    played = play(SelectiveFD(variant="reference", samples=10, client_selector="none"), federation, 1)
+    assert played.rounds[0].ledger.clients.steps == 4 * (1 + 10)
+
+
+def test_what_is_kept_is_noted_whatever_the_engine_and_after_a_resume(tmp_path):
+    words = {
+        "data": "tiny",
+        "model": "mlp",
+        "rounds": 3,
+        "public": {"samples": 40, "labelled": True},
+        "partition": {"clients": 4, "alpha": 0.5},
+        "training": {"optimiser": "adam", "lr": 0.01},
+        "method": {"name": "selective-fd", "variant": "knfu", "max_entropy": 0.3, "tune_on": "voted", "persist": True},
+    }
+
+    def notes(run):
+        return [record["notes"] for record in run.rounds]
+
+    def stop(record):
+        if record["round"] == 2:
+            raise KeyboardInterrupt
+
+    plain = simulate({**words, "engine": "serial"})
+    assert all(0 <= n["public samples kept"] <= n["public samples voted on"] <= 40 for n in notes(plain))
+    assert plain.noted("public samples kept")[1].sum() > 0
+    assert notes(simulate({**words, "engine": "pool", "workers": 2})) == notes(plain)
+    with pytest.raises(KeyboardInterrupt):
+        simulate({**words, "engine": "serial"}, tmp_path / "run", watch=stop)
+    resumed = resume(tmp_path / "run")
+    assert notes(resumed) == notes(plain)
+    assert [r["views"] for r in resumed.rounds] == [r["views"] for r in plain.rounds]
 
 
 # The server's side
@@ -206,9 +253,11 @@ def test_only_clear_labels_of_samples_somebody_selected_are_sent(fake):
         (4, ([True, False, True, False], torch.tensor([[0.7, 0.3], [0.5, 0.5]]))),
         (5, ([False] * 4, torch.zeros(0, 2))),
     )
-    sent, notes = SelectiveFD(tau_server=0.5).fuse(replies, fake({}))
+    fed = fake({})
+    sent, notes = SelectiveFD(tau_server=0.5).fuse(replies, fed)
     assert list(sent) == [1, 4, 5]  # also who voted on none
     assert notes == {}
+    assert fed.notes == {"public samples voted on": 3, "public samples kept": 2}
     for body in sent.values():
         assert body["answers"]["mask"].tolist() == [True, True, False, False]
         assert body["answers"]["soft"].dtype == torch.float32
@@ -328,6 +377,36 @@ def test_by_default_only_surviving_samples_are_learnt_from(setting, play):
     for k in (0, 2):
         by_hand = steps_by_hand(federation, k, start[k]["model"], len(kept), one_epoch(k), loss)
         assert close(found[k]["model"], by_hand)
+
+
+@pytest.mark.parametrize("tune_on", ["kept", "voted"])
+def test_labels_too_can_be_learnt_on_kept_samples_alone_or_where_one_voted(tune_on, setting, play):
+    federation, kept, start = setting(), [0, 2, 3, 6, 7, 9], play(Local(), setting(), 1).engine.memories
+    method = Written(kept=tuple(kept), **{**KNFU, "server_selector": "none"}, tune_on=tune_on)
+    found = play(method, federation, 1).engine.memories
+    counts = []
+    for k in federation.ids:
+        net = load(federation.build(k), start[k]["model"]).eval()
+        right = net(federation.public.inputs).argmax(1) == federation.public.labels
+        rows = [i for i in kept if tune_on == "kept" or right[i]]
+        counts.append(len(rows))
+        if not rows:  # nothing to learn
+            assert equal(found[k]["model"], start[k]["model"])
+            continue
+        x, y, q = federation.public.inputs[rows], federation.public.labels[rows], written()[rows]
+
+        def loss(net, at, x=x, y=y, q=q):
+            logits = net(x[at])
+            return F.cross_entropy(logits, y[at]) + F.kl_div(logits.log_softmax(1), q[at], reduction="batchmean")
+
+        by_hand = steps_by_hand(federation, k, start[k]["model"], len(rows), one_epoch(k), loss)
+        assert close(found[k]["model"], by_hand)
+    assert min(counts) < len(kept) if tune_on == "voted" else set(counts) == {len(kept)}
+
+
+def test_all_samples_without_labels_are_refused():
+    with pytest.raises(UsageError, match=r"selective-fd\.tune_on = 'all' has no effect without ce_on = 'public'"):
+        SelectiveFD(tune_on="all")
 
 
 def test_survivors_are_found_among_the_rounds_samples(setting, play):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -12,6 +12,8 @@ from torch import nn
 
 from fedalloy.base.rng import generator
 from fedalloy.base.tree import equal
+from fedalloy.check.method import check_method
+from fedalloy.check.probe import small_settings
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
@@ -19,7 +21,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, action, run
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.exchange import public_part
-from fedalloy.methods import Local
+from fedalloy.methods import DSFL, FedMDKnFu, KnFu, Local, SelectiveFD
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.train.fit import LocalWork, batches, load
 
@@ -239,3 +241,79 @@ def test_the_base_class_alone_cannot_fuse(setting, play):
 
     with pytest.raises(UsageError, match=r"the method fixed has no fuse\(self, replies, fed\)"):
         play(Bare(), setting(), 1)
+
+
+# An optimiser of its own, a schedule of its own
+
+
+def two_rounds_by_hand(setting, client, make, tune_lr, persist):
+    """Both phases of two rounds with torch's own optimiser: one for all of them, or one for each."""
+    net, x, target, site = setting.build(client), setting.public.inputs, answers(), setting.sites[client].train
+    y, optimiser = setting.public.labels, None
+    for t in (1, 2):
+        for stage, lr, samples, batch in (("batches", 0.05, site, 4), ("tune", tune_lr, setting.public.samples, 3)):
+            if optimiser is None or not persist:
+                optimiser = make(net.parameters())
+            optimiser.param_groups[0]["lr"] = lr
+            steps = -(-len(samples) // batch) - (len(samples) % batch == 1)
+            for rows in batches(len(samples), batch, steps, generator(setting.seed, stage, t, client)):
+                optimiser.zero_grad()
+                if stage == "batches":
+                    F.cross_entropy(net(samples.take(rows)[0]), samples.take(rows)[1]).backward()
+                else:
+                    logits = net(x[rows])
+                    (F.cross_entropy(logits, y[rows]) + kl_by_hand(target[rows], logits, 1.0)).backward()
+                optimiser.step()
+    return net.state_dict()
+
+
+@pytest.mark.parametrize("persist", [True, False])
+@pytest.mark.parametrize(
+    ("work", "make"),
+    [
+        ({"optimiser": "adam"}, lambda p: torch.optim.Adam(p)),
+        ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, momentum=0.9)),
+    ],
+    ids=["adam", "momentum"],
+)
+def test_one_optimiser_for_both_phases_and_all_rounds_or_a_new_one_each_time(work, make, persist, setting, play):
+    federation = setting(work=LocalWork(epochs=1, batch=4, lr=0.05, **work))
+    memories = play(Fixed(persist=persist, tune_batch=3, tune_lr=0.02), federation, 2).engine.memories
+    for k in (0, 2):
+        by_hand = two_rounds_by_hand(federation, k, make, 0.02, persist)
+        assert close(memories[k]["model"], by_hand, 1e-5)
+        assert ("optimiser" in memories[k]) == persist
+
+
+@pytest.mark.parametrize("cls", [KnFu, FedMDKnFu, SelectiveFD, DSFL, Local])
+def test_every_relative_can_keep_its_optimiser(cls, setting, play):
+    federation = setting(work=LocalWork(epochs=1, batch=4, lr=0.01, optimiser="adam"))
+    memory = play(cls(persist=True), federation, 3).engine.memories[0]
+    local_steps, tuned = 3 * 2, (0 if cls is Local else 3 * 2)  # 9 samples and 6 samples, in batches of 4
+    assert {int(entry["step"]) for entry in memory["optimiser"].values()} == {local_steps + tuned}
+    with pytest.raises(UsageError, match=rf"{cls.name}\.persist has no effect"):
+        play(cls(persist=True), setting(), 0)
+
+
+def test_what_is_kept_survives_every_engine_and_interruption():
+    adam = replace(small_settings()[1], work=LocalWork(batch=8, lr=0.01, optimiser="adam"))
+    momentum = replace(small_settings()[1], work=LocalWork(batch=8, lr=0.01, momentum=0.9))
+    check_method(KnFu(persist=True, samples=8), adam)
+    check_method(Local(persist=True, second_phase=1), momentum)
+
+
+def test_steps_in_place_of_passes(setting, play):
+    federation = setting()
+    x, y, target = federation.public.inputs, federation.public.labels, answers()
+
+    def loss(net, rows):
+        logits = net(x[rows])
+        return F.cross_entropy(logits, y[rows]) + kl_by_hand(target[rows], logits, 1.0)
+
+    played = play(Fixed(tune_steps=5), federation, 1)
+    assert close(played.engine.memories[1]["model"], tuned_by_hand(federation, 1, loss, steps=5))
+    one_batch = play(Fixed(tune_steps=10, tune_batch=512), federation, 1)  # all of the round's samples, ten times
+    local_steps = 2 + 3 + 2
+    assert one_batch.rounds[0].ledger.clients.steps == local_steps + 3 * 10
+    with pytest.raises(UsageError, match=r"fixed\.tune_epochs has no effect without tune_steps = 0"):
+        Fixed(tune_steps=5, tune_epochs=2)

@@ -39,6 +39,36 @@ def test_count(name, classes, channels, size, options, count):
 
 
 @pytest.mark.parametrize(
+    ("name", "classes", "channels", "size", "options", "d", "bare"),
+    [
+        ("lenet5", 26, 1, 28, {}, 84, 63_066),
+        ("simple-cnn", 10, 3, 32, {"projection": True}, 84, 62_006),  # its own, which has always been there
+        ("resnet8", 10, 3, 32, {}, 256, 1_227_594),
+        ("resnet11", 10, 3, 32, {}, 256, 383_642),
+        ("knfu-m1", 10, 1, 28, {}, 32, 221_994),
+        ("knfu-m2", 10, 3, 32, {}, 128, 280_218),
+        ("selective-cnn", 10, 1, 28, {}, 50, 21_840),
+        ("wrn", 30, 3, 32, {"depth": 10}, 64, 79_150),
+        ("mlp", 10, 1, 28, {}, 64, 784 * 64 + 64 + 64 * 10 + 10),
+        ("mlp", 3, 7, 1, {"hidden": [5]}, 5, 7 * 5 + 5 + 5 * 3 + 3),  # a table of seven columns
+    ],
+)
+def test_count_with_moons_projection_head(name, classes, channels, size, options, d, bare):
+    """FC d-d and FC d-256 before the output layer, which then has 256 inputs instead of d."""
+    net = create(name, classes=classes, channels=channels, size=size, **{"projection": 256, **options})
+    head = d * d + d + d * 256 + 256 + (256 - d) * classes
+    assert parameter_count(net) == bare + head
+    assert net.projected_shape == (256,)
+
+
+def test_a_projection_head_keeps_an_output_layer_without_biases():
+    net = create("fedmd-cnn", classes=16, channels=3, size=8, widths=[4, 6], projection=12)
+    bare = create("fedmd-cnn", classes=16, channels=3, size=8, widths=[4, 6])
+    d = 6 * 3 * 3
+    assert parameter_count(net) - parameter_count(bare) == d * d + d + d * 12 + 12 + (12 - d) * 16
+
+
+@pytest.mark.parametrize(
     ("channels", "blocks", "count"), [(3, (1, 1, 1), 381_072), (1, (1, 1, 1), 380_784), (3, (2, 2, 2), 817_872)]
 )
 def test_trunk_of_resnet11(channels, blocks, count):

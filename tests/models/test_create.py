@@ -28,8 +28,8 @@ def test_unknown_model():
     ("name", "option", "sentence"),
     [
         ("wrn", "dephth", r"'wrn'.*'dephth'.*'depth'"),
-        ("resnet8", "zzz", r"'resnet8'.*'zzz'.*norm, width"),
-        ("lenet5", "width", r"'lenet5'.*'width'.*no options"),
+        ("resnet8", "zzz", r"'resnet8'.*'zzz'.*norm, projection, width"),
+        ("lenet5", "width", r"'lenet5'.*'width'.*projection"),
     ],
 )
 def test_unknown_option(name, option, sentence):
@@ -74,7 +74,10 @@ def test_smallest_size(name, size):
         ("resnet11", {"blocks": 2}, r"\bblocks=2 .*write a list"),
         ("resnet11", {"blocks": [1, 1]}, r"\bblocks=\[1, 1\] .*three"),
         ("resnet11", {"blocks": [1, 0, 1]}, r"\bblocks=0 "),
-        ("simple-cnn", {"projection": 1}, r"\bprojection=1 .*true or false"),
+        ("simple-cnn", {"projection": 256}, r"\bprojection=256 .*true or false"),  # it has its own
+        ("lenet5", {"projection": 0}, r"\bprojection=0 .*at least 1"),
+        ("lenet5", {"projection": True}, r"\bprojection=True "),
+        ("fedmd-cnn", {"projection": 256}, r"\bprojection=256 .*57600 x 57600 weights"),
         ("selective-cnn", {"dropout": 1.0}, r"\bdropout=1\.0 "),
         ("selective-cnn", {"dropout": -0.1}, r"\bdropout=\-0\.1 "),
         ("selective-cnn", {"dropout": float("nan")}, r"\bdropout=nan "),

@@ -43,7 +43,7 @@ def _run(
             "round": t + 1,
             "seconds": {"client": 1.0, "server": 0.5, "evaluation": 0.25, "checkpoint": 0.25, "total": 2.0},
             "bytes": {"down": kinds, "up": {kind: n // 2 for kind, n in kinds.items()}},
-            "flops": 1.0,
+            "flops": {"clients": 1.0, "server": 0.0},
             "views": {view: _metrics(accuracies[t]) for view, accuracies in views.items()},
         }
         for t in range(length)

@@ -210,7 +210,6 @@ def many():
             seeds=1,
             splits=1,
             total_error=1.0,
-            generators=False,
         )
 
     return made

@@ -222,7 +222,7 @@ def test_the_page_says_in_words_what_left_the_clients(tmp_path):
     ]
     page = write_report(runs, tmp_path / "r.html").read_text()
     words = page.partition("What left the clients")[2].partition("Time, all rounds")[0]
-    assert "model weights, number of samples, how many samples of each class" in words
+    assert "model weights, number of samples, once how far its labels are from uniform" in words
     assert "nothing" in words
     assert "the confusion matrix on its test rows" in words
     assert re.search(r"Local, equal rounds</th><td[^>]*>nothing</td><td[^>]*>its own</td>", words)

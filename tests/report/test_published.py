@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from fedalloy import compare
 from fedalloy.base.text import TIMES
 from fedalloy.config.experiment import experiment
 from fedalloy.errors import UsageError
 from fedalloy.report.html import render
-from fedalloy.report.published import beside
+from fedalloy.report.published import beside, holding
 from fedalloy.storage.rows import rows
 
 TABLE = {
@@ -76,3 +77,68 @@ def test_a_table_that_cannot_be_read_is_refused(change, sentence):
 def test_one_table_is_not_a_list_of_tables():
     with pytest.raises(UsageError, match=r"\[\[published\]\]"):
         experiment({"published": TABLE})
+
+
+@pytest.mark.parametrize(
+    ("where", "holds"),
+    [
+        ({"training.momentum": 0.0}, True),  # a default that no file writes
+        ({"training.momentum": 0.9}, False),
+        ({"partition.alpha": [0.01, 0.1]}, True),
+        ({"partition.alpha": [0.01, 1.0]}, False),
+        ({"partition.min_size": 10}, True),  # the partition's own default
+        ({"partition.min_size": 100}, False),
+        ({"partition.balanced": True}, True),
+        ({"partition.balanced": 1}, False),
+        ({"data.name": "fashion-mini", "data.normalise": "default"}, True),
+        ({"data": "fashion-mini"}, True),
+        ({"data.per_class": 480}, False),  # not an option of this data set
+        ({"model.name": "lenet5"}, True),
+        ({"model.hidden": [64]}, False),
+        ({"public.samples": 1000}, False),  # there is no public set
+        ({"rounds": [20, 50]}, True),
+        ({"method.name": "fedavg"}, True),
+        ({"method.mu": 0.01}, False),
+        ({"methods.fedavg.aggregation.combine": "mean"}, True),
+        ({"methods.fedavg.training.lr": 0.5}, False),
+        ({"methods.fedprox.mu": 5.0}, True),  # it was not run
+        ({"cache.dtype": ["float32", "bfloat16"]}, True),
+    ],
+)
+def test_a_condition_can_name_any_key(run, where, holds):
+    assert bool(table_of([run(published=[{**TABLE, "where": where}])])) is holds
+
+
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("training.momentun", "'momentum'"),
+        ("trainin.lr", "'training'"),
+        ("partition.alfa", "'alpha'"),
+        ("model.with", "'width'"),
+        ("method.mue", "'mu'"),
+        ("method.trainig.lr", "'training.lr'"),
+        ("methods.fedavgg.mu", "'fedavg'"),
+        ("methods.fedprox.nu", "methods.fedprox .*fedalloy list fedprox"),
+        ("rounds.first", "rounds"),
+    ],
+)
+def test_a_condition_on_a_key_that_no_experiment_has_is_refused(key, named):
+    values = {"methods": {"fedavg": {}, "fedprox": {}}, "published": [{**TABLE, "where": {key: 1}}]}
+    with pytest.raises(UsageError, match=f"published.where.*{named}"):
+        experiment(values)
+
+
+def test_conditions_on_methods_that_train_differently():
+    small = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 2, "alpha": 0.1}}
+    listed = {"fedavg": {}, "mild": {"name": "fedprox", "mu": 0.5, "training": {"lr": 0.3}}}
+
+    def holds(**where):
+        dotted = {key.replace("_", "."): value for key, value in where.items()}
+        table = {**TABLE, "rows": [["mild", "aca", "1", "2"]], "where": dotted}
+        return bool(holding(compare({**small, "methods": listed, "published": [table]})))
+
+    assert holds(training_lr=0.05)  # of the methods that have no rate of their own
+    assert holds(methods_mild_training_lr=0.3, methods_mild_mu=0.5, methods_mild_name="fedprox")
+    assert not holds(methods_mild_training_lr=0.05)
+    assert not holds(methods_mild_mu=[0.1, 0.2])

@@ -248,10 +248,3 @@ def test_of_two_equal_kinds_of_local_training_the_converged_one_counts(make):
     runs = [make("fedavg", FLAT), make("local", [0.75] * 8), make("local-converged", [0.75], stopped_by="method")]
     assert [gain.over for gain in gains(runs)] == ["local-converged"]
     assert "Local training ran until it converged" in judged(runs)
-
-
-def test_computation_without_generators_is_said_to_be_that(make):
-    runs = [make("fedkf", FLAT), make("local-converged", [0.75], stopped_by="method")]
-    assert "generators" not in judged(runs)
-    runs[0].rounds[3]["passes"] = {"generator_forward": 2.0}
-    assert judged(runs).endswith("times the computation of fedkf (generators not counted).")

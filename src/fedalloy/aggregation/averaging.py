@@ -53,39 +53,42 @@ Discrepancy = Literal["kl", "l1", "l2", "cosine"]
 
 
 def disco_weights(
-    sizes: Sequence[int],
-    counts: Sequence[Tensor],
-    a: float = 0.5,
-    b: float = 0.1,
-    metric: Discrepancy = "kl",
-    normalise: bool = True,
+    sizes: Sequence[int], discrepancies: Sequence[float], a: float = 0.5, b: float = 0.1, normalise: bool = True
 ) -> list[float]:
     """FedDisco's weights p_k ~ relu(n_k - a d_k + b): less for clients whose labels are far from uniform, in float64.
 
-    n_k is a client's share of the samples, d_k the discrepancy of its label distribution from the uniform one; both are
-    relative to the clients given here. If no weight is positive, the sizes are used as weights.
+    n_k is a client's share of the samples, d_k its `discrepancy`; with `normalise`, the d_k are divided by their sum.
+    Both are relative to the clients given here. If no weight is positive, the sizes are used as weights.
 
-    >>> halves, nearly, alone = torch.tensor([5, 5]), torch.tensor([9, 1]), torch.tensor([1, 0])
-    >>> [round(p, 6) for p in shares(disco_weights([50, 30, 20], [halves, nearly, alone]))]
+    >>> [round(p, 6) for p in shares(disco_weights([50, 30, 20], [0.0, 0.368064, 0.693147]))]
     [0.72588, 0.27412, 0.0]
     """
-    n = shares(sizes)
-    d = [_discrepancy(c, metric) for c in counts]
+    n, d = shares(sizes), list(discrepancies)
     if normalise and sum(d) > 0:
         d = [x / sum(d) for x in d]
     weights = [max(0.0, n_k - a * d_k + b) for n_k, d_k in zip(n, d, strict=True)]
     return weights if sum(weights) > 0 else n
 
 
-def _discrepancy(counts: Tensor, metric: Discrepancy) -> float:
+def discrepancy(counts: Tensor, metric: Discrepancy) -> float:
+    """How far the distribution of labels with these counts is from the uniform one.
+
+    >>> round(discrepancy(torch.tensor([9, 1]), "kl"), 6), discrepancy(torch.tensor([5, 0]), "l1")
+    (0.368064, 1.0)
+    """
     labels = counts.double() / counts.sum()
     uniform = torch.full_like(labels, 1 / len(labels))
     if metric == "kl":
-        return float(torch.special.xlogy(labels, labels / uniform).sum())
+        return max(0.0, float(torch.special.xlogy(labels, labels / uniform).sum()))
     if metric == "cosine":
         # Half the squared distance of the directions: exactly 0 for uniform labels, unlike 1 - cos.
         return float((F.normalize(labels, dim=0) - F.normalize(uniform, dim=0)).square().sum()) / 2
     return float(torch.linalg.vector_norm(labels - uniform, ord=1 if metric == "l1" else 2))
+
+
+def largest_discrepancy(classes: int, metric: Discrepancy) -> float:
+    """The discrepancy of a client whose samples all have the same label."""
+    return discrepancy(torch.eye(classes, dtype=torch.int64)[0], metric)
 
 
 def _sum(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

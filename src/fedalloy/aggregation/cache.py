@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from fedalloy.aggregation.averaging import average, weighted_sum
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import Count, option, resolve
 from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
+from fedalloy.train.fit import params
 
-Unseen = Literal["seen_only", "init_model", "global"]
+Unseen = Literal["seen_only", "init_model", "global", "random"]
 REFRESH = 100  # rounds after which a running sum is recomputed
 
 
@@ -29,6 +30,8 @@ class Cache:
     For clients not yet seen, FedKF's Algorithm 1 uses the first model, while its code leaves them out (in the
     first rounds the former is mostly an untrained network). Models are combined as [aggregation] says, and stored as
     they are after `clip`. With `unseen = "init_model"`, a median is the first model until half the clients were seen.
+    With `"random"`, as in KDIA's code, each of them holds a random network of its own: the state then has one model for
+    each client from the start, as it would when all have been seen.
 
     With up to `exact_up_to` clients the sum is computed exactly, in ascending id. With more, a running sum is updated
     by the changes of the active clients; it is just as reproducible, but differs from the exact sum in the last bits.
@@ -41,16 +44,23 @@ class Cache:
 
     oca: bool | None = option(None, "keep the cache and evaluate its average; unset: as the method usually does")
     unseen: Unseen | None = option(
-        None, "what stands for a client not yet seen: nothing, the first model, or the global one; unset: by method"
+        None,
+        "what stands for a client not yet seen: nothing, the first model, the global one, or a random network of its "
+        "own; unset: by method",
+        only_with=("oca", True, None),
     )
-    dtype: Literal["float32", "bfloat16"] = option("float32", "how cached models are stored")
-    exact_up_to: Count = option(2000, "most clients for which the sum is exact")
+    dtype: Literal["float32", "bfloat16"] = option(
+        "float32", "how cached models are stored", only_with=("oca", True, None)
+    )
+    exact_up_to: Count = option(2000, "most clients for which the sum is exact", only_with=("oca", True, None))
 
     def __post_init__(self) -> None:
-        resolve(self, "cache")
+        resolve(self, "cache", derived=True)  # a method without a cache may be made with the experiment's keys
 
-    def start(self, model: Tree, sizes: Sequence[int], rule: Aggregation) -> dict[str, Any]:
-        """The empty cache, and what its average needs to know."""
+    def start(
+        self, model: Tree, sizes: Sequence[int], rule: Aggregation, random_net: Callable[[int], nn.Module]
+    ) -> dict[str, Any]:
+        """The empty cache, and what its average needs to know; `random_net` makes one for a client."""
         if not self.oca:
             return {"cache": {}}
         if rule.needs_every_model and len(sizes) > self.exact_up_to:
@@ -61,11 +71,12 @@ class Cache:
             )
         if rule.weights == "disco" and self.unseen != "seen_only":
             raise UsageError(
-                "aggregation.weights = 'disco' needs every client's label counts, which clients not yet seen have not "
+                "aggregation.weights = 'disco' needs every client's discrepancy, which clients not yet seen have not "
                 "sent; write cache.unseen = 'seen_only'"
             )
         known: dict[str, Any] = {"cache": {}, "sizes": torch.tensor(sizes)}
-        known |= {"counts": {}} if rule.weights == "disco" else {}
+        if self.unseen == "random":
+            return known | {"random": {str(k): self._stored(params(random_net(k))) for k in range(len(sizes))}}
         return known | ({"start": model} if self.unseen == "init_model" else {})
 
     def updated(
@@ -74,7 +85,6 @@ class Cache:
         round: int,
         rule: Aggregation,
         models: Mapping[int, Tree],
-        counts: Mapping[int, Tensor],
         *,
         weighed_anew: bool = False,
     ) -> dict[str, Any]:
@@ -83,13 +93,13 @@ class Cache:
             return {}
         fresh = {str(k): self._stored(model) for k, model in models.items()}
         cache = {**s["cache"], **fresh}
-        if weighed_anew:
-            return {"cache": cache}
-        if rule.weights == "disco":  # depends on which clients are present, so a running sum cannot be continued
-            return {"cache": cache, "counts": {**s["counts"], **{str(k): c for k, c in counts.items()}}}
-        if len(cache) <= self.exact_up_to:
-            return {"cache": cache}
-        return {"cache": cache, "sum": self._running_sum(s, round, rule, cache, fresh)}
+        new: dict[str, Any] = {"cache": cache}
+        if self.unseen == "random":
+            new["random"] = {k: model for k, model in s["random"].items() if k not in fresh}
+        # FedDisco's weights depend on which clients are present, so that a running sum cannot be continued.
+        if weighed_anew or rule.weights == "disco" or len(cache) <= self.exact_up_to:
+            return new
+        return {**new, "sum": self._running_sum(s, round, rule, cache, fresh)}
 
     def overall(
         self,
@@ -105,16 +115,21 @@ class Cache:
         sizes: list[int] = s["sizes"].tolist()
         clients = seen if self.unseen == "seen_only" else list(range(len(sizes)))
         stand_in = s["start"] if self.unseen == "init_model" else model
-        counts = [s["counts"][str(k)] for k in clients] if weigh is None and rule.weights == "disco" else []
+        random: Mapping[str, Tree] = s["random"] if self.unseen == "random" else {}
+        apart = [s["discrepancy"][str(k)] for k in clients] if weigh is None and rule.weights == "disco" else []
         if weigh is None and rule.needs_every_model:
-            known = [s["cache"].get(str(k), stand_in) for k in clients]
-            return rule.combined(known, rule.bounded([sizes[k] for k in clients], counts), model)
-        weights = rule.weigh([sizes[k] for k in clients], counts) if weigh is None else weigh(clients)
+            held = {**random, **s["cache"]}
+            known = [held.get(str(k), stand_in) for k in clients]
+            return rule.combined(known, rule.bounded([sizes[k] for k in clients], apart), model)
+        weights = rule.weigh([sizes[k] for k in clients], apart) if weigh is None else weigh(clients)
         weight = dict(zip(clients, weights, strict=True))
         models, parts = [s["cache"][str(k)] for k in seen], [weight.pop(k) for k in seen]
         if weigh is None and "sum" in s:
             models, parts = [{name: t / sum(parts) for name, t in s["sum"].items()}], [sum(parts)]
-        if (unseen := sum(weight.values())) > 0:  # they all hold the same model, so they enter as one term
+        if random:
+            drawn = [k for k, part in weight.items() if part > 0]
+            models, parts = [*models, *(random[str(k)] for k in drawn)], [*parts, *(weight[k] for k in drawn)]
+        elif (unseen := sum(weight.values())) > 0:  # they all hold the same model, so they enter as one term
             models, parts = [*models, stand_in], [*parts, unseen]
         return average(models, parts, model)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
-from torch import Tensor
 
 from fedalloy.aggregation import robust
 from fedalloy.aggregation.averaging import Discrepancy, disco_weights
@@ -36,8 +35,8 @@ class Aggregation:
 
     `weights = "disco"` lowers the weight of clients whose labels are far from uniform (FedDisco, Ye et al., ICML 2023):
     p_k ~ relu(n_k - a d_k + b), where n_k is a client's share of the samples and d_k its discrepancy. The paper's
-    formula does not divide d_k by the sum over the active clients; the authors' code does so for `kl` only. Clients
-    then also send how many samples of each class they hold.
+    formula does not divide d_k by the sum over the active clients; the authors' code does so for `kl` only. Each
+    client computes its d_k itself, and sends it once.
 
     A method refuses the keys that its server would not use.
 
@@ -88,15 +87,15 @@ class Aggregation:
         plain = Aggregation()
         return replace(self, **{key: getattr(plain, key) for key in self.idle(takes)})
 
-    def weigh(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> list[float]:
-        """The weight of each client, neither capped nor normalised; only FedDisco's weights use label counts."""
+    def weigh(self, sizes: Sequence[int], discrepancies: Sequence[float] = ()) -> list[float]:
+        """The weight of each client, neither capped nor normalised; only FedDisco's weights use discrepancies."""
         if self.weights == "disco":
-            return disco_weights(sizes, counts, self.disco_a, self.disco_b, self.disco_metric, self.disco_normalise)
+            return disco_weights(sizes, discrepancies, self.disco_a, self.disco_b, self.disco_normalise)
         return [1.0] * len(sizes) if self.weights == "uniform" else [float(n) for n in sizes]
 
-    def bounded(self, sizes: Sequence[int], counts: Sequence[Tensor] = ()) -> Sequence[float]:
+    def bounded(self, sizes: Sequence[int], discrepancies: Sequence[float] = ()) -> Sequence[float]:
         """The weight of each client, none of them more than `cap` of the total."""
-        return robust.bounded(self.weigh(sizes, counts), self.cap)
+        return robust.bounded(self.weigh(sizes, discrepancies), self.cap)
 
     def clipped(self, models: Sequence[Tree], server: Tree) -> Sequence[Tree]:
         """The models, with updates longer than `clip` scaled down to it."""
@@ -107,10 +106,10 @@ class Aggregation:
         return robust.combined(models, weights, server, self.combine, self.trim)
 
     def average(
-        self, models: Sequence[Tree], sizes: Sequence[int], server: Tree, counts: Sequence[Tensor] = ()
+        self, models: Sequence[Tree], sizes: Sequence[int], server: Tree, discrepancies: Sequence[float] = ()
     ) -> dict[str, Any]:
         """w = sum_k (n_k / n) w_k over models in ascending client id, with all bounds."""
-        return self.combined(self.clipped(models, server), self.bounded(sizes, counts), server)
+        return self.combined(self.clipped(models, server), self.bounded(sizes, discrepancies), server)
 
     @property
     def needs_every_model(self) -> bool:

@@ -100,8 +100,12 @@ def section(make: Callable[[], T]) -> T:
     return found
 
 
-def resolve(thing: Any, where: str) -> None:
-    """Give a dataclass the defaults of its variant, and refuse values outside the limits of their types."""
+def resolve(thing: Any, where: str, *, derived: bool = False) -> None:
+    """Give a dataclass the defaults of its variant, and refuse values outside the limits of their types.
+
+    If it may be `derived` from another one by a change of some values, the others may have lost their effect; whoever
+    takes it from a user then calls `refuse_idle`.
+    """
     hints, fields = type_hints(type(thing)), _options(thing)
     variant, place = getattr(thing, "variant", ""), f"{where}." if where else ""
     for f in fields:
@@ -111,9 +115,16 @@ def resolve(thing: Any, where: str) -> None:
         hint = hints.get(f.name, Any)
         if "meaning" in f.metadata or any(get_origin(part) is Literal for part in (hint, *get_args(hint))):
             typed_value(hint, getattr(thing, f.name), f"{place}{f.name}")
-    for f in fields:
+    if not derived:
+        refuse_idle(thing, where)
+
+
+def refuse_idle(thing: Any, where: str) -> None:
+    """Refuse a value that differs from its default and has no effect, by `only_with`."""
+    variant, place = getattr(thing, "variant", ""), f"{where}." if where else ""
+    for f in _options(thing):
         if f.metadata.get("only_with") and getattr(thing, f.name) != _default(f, variant):
-            _refuse_idle(thing, f"{place}{f.name}", *f.metadata["only_with"])
+            _refuse_without(thing, f"{place}{f.name}", *f.metadata["only_with"])
 
 
 def options_of(thing: Any) -> list[Option]:
@@ -136,6 +147,20 @@ def options_of(thing: Any) -> list[Option]:
         )
         for f in _options(thing)
     ]
+
+
+def without_effect(cls: Any, values: Mapping[str, Any]) -> list[str]:
+    """The options of a dataclass that have no effect with these values of other options, by `only_with`.
+
+    >>> @dataclass
+    ... class Walk:
+    ...     pace: Literal["slow", "fast"] = option("slow", "how to walk")
+    ...     breaths: Count = option(1, "pauses on the way", only_with=("pace", "fast"))
+    >>> without_effect(Walk, {"pace": "slow"}), without_effect(Walk, {"pace": "fast"})
+    (['breaths'], [])
+    """
+    bound = [(f.name, *f.metadata["only_with"]) for f in _options(cls) if f.metadata.get("only_with")]
+    return [name for name, other, *choices in bound if other in values and not _chosen(values[other], choices)]
 
 
 def toml(value: Any) -> str:
@@ -202,9 +227,13 @@ def _default(f: dataclasses.Field[Any], variant: str) -> Any:
     return f.default.of(variant) if isinstance(f.default, ByVariant) else f.default
 
 
-def _refuse_idle(thing: Any, name: str, other: str, *choices: Any) -> None:
-    choice = getattr(thing, other)
-    if not (choice in choices if choices else choice is not None):
+def _refuse_without(thing: Any, name: str, other: str, *choices: Any) -> None:
+    if not _chosen(getattr(thing, other), choices):
         words = " or ".join("true" if word is True else repr(word) for word in choices if word is not None)
         needed = f"{other} = {words}" if words else other
         raise UsageError(f"{name} has no effect without {needed}; leave it out")
+
+
+def _chosen(value: Any, choices: Sequence[Any]) -> bool:
+    """Whether another option has a value with which this one has an effect."""
+    return value in choices if choices else value is not None

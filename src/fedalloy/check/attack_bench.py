@@ -22,14 +22,14 @@ from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, number
 from fedalloy.check.attacks import ATTACKS, Attack, Attacked, choose_attackers
 from fedalloy.config.build import build, tried
-from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, override, read_toml
+from fedalloy.config.experiment import Choice, Experiment, experiment, for_method, make_method, override, read_toml
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
 from fedalloy.federation.core import Method, run
 from fedalloy.report.progress import Display
-from fedalloy.run.comparison import Begin, chosen
+from fedalloy.run.comparison import Begin, chosen, trained_alike
 from fedalloy.storage.results import VIEWS
 from fedalloy.storage.store import Say
 from fedalloy.train.fit import one_thread
@@ -153,7 +153,10 @@ def bench_attacks(
     tune_malloc()
     with one_thread():
         for seed in seeds if seeds is not None else [exp.seed]:
-            scores += _bench(replace(exp, seed=seed), chosen(exp, methods), plans, fraction, begin, say)
+            choices = chosen(exp, methods)
+            for keys in trained_alike(exp, choices):
+                some = {key: choices[key] for key in keys}
+                scores += _bench(replace(exp, seed=seed), some, plans, fraction, begin, say)
     return scores
 
 
@@ -171,8 +174,8 @@ def _bench(
     begin: Begin | None,
     say: Say,
 ) -> list[Score]:
-    """All lines of the table for one seed."""
-    setting = build(exp).setting
+    """All lines of the table for one seed, of methods that train alike."""
+    setting = build(for_method(exp, next(iter(choices.values())))).setting
     tried(setting)
     hostile = choose_attackers(len(setting.sites), fraction, setting.seed)
     lines = [
@@ -217,7 +220,8 @@ def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[in
     found = views[view]["clients"]
     honest = np.setdiff1d(engine.setting.ids, hostile)
     accuracy = np.array([math.nan if a is None else a for a in found["accuracy"]])
-    return view, metrics.amp(accuracy[honest], np.array(found["size"])[honest])
+    weights = np.where(np.isnan(accuracy), 0, engine.setting.counted_by(found["size"]))
+    return view, metrics.amp(accuracy[honest], weights[honest])
 
 
 def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:

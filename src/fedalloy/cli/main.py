@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -354,10 +354,20 @@ def report(folders: tuple[str, ...], select: Any, target: float | None, out: str
     help="The client whose generator to draw, if clients have their own. Default: the first that has one.",
 )
 @click.option("--central", metavar="RUN", help="A run of `centralised` on the same data, for KDIA's real features.")
+@click.option(
+    "--compare",
+    type=click.Choice(["channel_means", "maps"]),
+    help="What of KDIA's features is compared: means over space, as in its Fig. 7 (default), or whole maps.",
+)
 @click.option("--out", "-o", metavar="FOLDER", help="Where to write. Default: the run's folder.")
 @PLUGIN
 def draw_command(
-    folder: str, client: int | None, central: str | None, out: str | None, plugins: tuple[str, ...]
+    folder: str,
+    client: int | None,
+    central: str | None,
+    compare: Literal["channel_means", "maps"] | None,
+    out: str | None,
+    plugins: tuple[str, ...],
 ) -> None:
     """Draw what a run produces besides a model.
 
@@ -366,7 +376,7 @@ def draw_command(
     load_plugins(plugins)
     from fedalloy.report.draw import draw
 
-    paths = draw(folder, client, out, central=central, say=say)
+    paths = draw(folder, client, out, central=central, compare=compare, say=say)
     say(f"written: {', '.join(map(str, paths))}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +16,15 @@ from torch import Tensor, nn
 
 from fedalloy.base import rng
 from fedalloy.base.files import read_weights
-from fedalloy.config.experiment import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
+from fedalloy.config.experiment import (
+    Choice,
+    DataPart,
+    Experiment,
+    PartitionPart,
+    PublicPart,
+    check_options,
+    for_method,
+)
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
@@ -164,7 +173,7 @@ def setting_of(
         server=server if exp.models else None,
         classes=data.classes,
         seed=exp.seed,
-        work=exp.training,
+        work=for_method(exp).training,
         participation=exp.participation,
         quorum=exp.quorum,
         privacy=exp.privacy,
@@ -174,6 +183,7 @@ def setting_of(
         layout=exp.layout,
         scale=data.scale,
         space=space,
+        amp_weights=exp.amp_weights,
         private_answers=exp.public is not None and exp.public.answers == "private",
     )
 
@@ -225,7 +235,9 @@ def _partition_options(part: PartitionPart) -> dict[str, Any]:
 
 
 def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
-    return check_options(choice, models.models[choice.name], where, ("classes", "channels", "size"))
+    factory = models.models[choice.name]
+    added = {key: int for key in models.options_of(choice.name) if key not in inspect.signature(factory).parameters}
+    return check_options(choice, factory, where, ("classes", "channels", "size"), added)
 
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
@@ -274,6 +286,10 @@ def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs
 def _created(name: str, **options: Any) -> nn.Module:
     try:
         return models.create(name, **options)
+    except UsageError as error:
+        if "resize the images" not in str(error):
+            raise
+        raise UsageError(f"{error} with data.size, or write model = 'mlp', which takes any size") from None
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is too large"
         raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error
@@ -458,11 +474,18 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> Other | None:
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
-    return partial(_load_into, network, read_weights(start))
+    return _Started(network, read_weights(start))
 
 
-def _load_into(network: Network, weights: Mapping[str, Tensor]) -> nn.Module:
-    return load_weights(network(), weights)
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A network that starts from these weights; like a partial, it can be sent to another process."""
+
+    without_start: Network
+    weights: Mapping[str, Tensor]
+
+    def __call__(self) -> nn.Module:
+        return load_weights(self.without_start(), self.weights)
 
 
 def _all_rows(site: Site) -> Tensor:

@@ -9,6 +9,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -19,11 +20,22 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import GROUPS, Aggregation
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown, type_hints, typed_value
 from fedalloy.base.layout import Layout
-from fedalloy.base.options import Count, Number, Positive, Share, option, options_of, resolve, sections_of
+from fedalloy.base.options import (
+    Count,
+    Number,
+    Positive,
+    Share,
+    option,
+    options_of,
+    refuse_idle,
+    resolve,
+    sections_of,
+    without_effect,
+)
 from fedalloy.base.registry import LONGEST
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
-from fedalloy.federation.metrics import PublishedMetric, StopMetric
+from fedalloy.federation.metrics import AmpWeights, PublishedMetric, StopMetric
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
@@ -77,12 +89,13 @@ class PartitionPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A registered name and its options; a method may also set its own keys of [aggregation] and [cache]."""
+    """A registered name and its options; a method may also set its own keys of three sections."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +146,14 @@ class Stop:
 class Published:
     """A paper's table, shown next to our figures; `where` gives the values of other keys for which it holds.
 
+    A list stands for any of its values.
     Each row is a method's label, its view, and one text per metric as printed in the paper, in our table's units.
     """
 
     source: str
     metrics: tuple[PublishedMetric, ...]
     rows: tuple[tuple[str, ...], ...]
-    where: Mapping[str, str | int | float] = field(default_factory=dict)
+    where: Mapping[str, bool | int | float | str | list[bool | int | float | str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -165,6 +179,9 @@ class Experiment:
     rounds: Count = option(20, "how many rounds to run")
     seed: Seed = option(0, "where every random stream starts: split, initial model, active clients, batches")
     evaluate_every: Count = option(1, "evaluate after every so many rounds; the last round is always evaluated")
+    amp_weights: AmpWeights = option(
+        "test", "what clients count by in AMP: their test samples (FedKF's code) or training samples (its Definition 1)"
+    )
     start: str | None = option(None, "a `.safetensors` file with the weights to start from, instead of random ones")
     engine: Literal["auto", "pool", "threads", "serial", "flower"] = option(
         "auto", "what carries the messages; `auto` takes the pool where it pays. All give the same bits"
@@ -194,6 +211,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         resolve(self, "")
+        refuse_idle(self.training, "training")
+        refuse_idle(self.cache, "cache")
         if self.memory is not None:
             _check_memory(self.memory)
         if self.budget is not None and not self.models:
@@ -222,8 +241,8 @@ class Experiment:
 
 
 # Sections whose other keys are options of the thing they name.
-_OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
-_CLOSED = {
+OPEN = {"data": DataPart, "partition": PartitionPart, "model": Choice, "method": Choice, "public": PublicPart}
+CLOSED = {
     "training": LocalWork,
     "participation": Participation,
     "quorum": Quorum,
@@ -233,7 +252,7 @@ _CLOSED = {
     "stop": Stop,
     "budget": Budget,
 }
-_NAMED_BY = {"public": "data"}  # the others have their name under `name`
+NAMED_BY = {"public": "data"}  # the others have their name under `name`
 
 
 def experiment(values: Mapping[str, Any]) -> Experiment:
@@ -246,12 +265,12 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = _table(key, value)
-        if not isinstance(value, Mapping) and (key in _OPEN or key in _CLOSED or key == "methods"):
+        if not isinstance(value, Mapping) and (key in OPEN or key in CLOSED or key == "methods"):
             raise UsageError(f"{key} = {shown(value)} must be a table; write [{key}]")
-        if key in _OPEN:
-            built[key] = _open_section(_OPEN[key], {**_default_name(key), **value}, key)
-        elif key in _CLOSED:
-            built[key] = construct(_CLOSED[key], value, key)
+        if key in OPEN:
+            built[key] = _open_section(OPEN[key], {**_default_name(key), **value}, key)
+        elif key in CLOSED:
+            built[key] = construct(CLOSED[key], value, key)
         elif key in _LISTS:
             built[key] = tuple(_LISTS[key](part) for part in _tables(key, value))
         elif key == "methods":
@@ -263,16 +282,45 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built["partition"], options={"alpha": 0.1, **built["partition"].options}
         )
     exp = construct(Experiment, built, "")
-    for key in ("aggregation", "cache"):
+    for key in ("aggregation", "cache", "training"):
         refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
+    from fedalloy.config.conditions import refuse_unknown_keys
+
+    listed = {label: choice.name for label, choice in exp.methods.items()}
+    refuse_unknown_keys((key for table in exp.published for key in table.where), listed)
+    made = [make_method(exp, choice) for choice in (exp.method, *exp.methods.values())]
     for choice in (exp.method, *exp.methods.values()):
-        make_method(exp, choice)
+        for_method(exp, choice)
+    meant = made if "method" in values or not exp.methods else made[1:]
+    for key in (key for key in given_keys(exp.cache) if not any(key in cache_keys(method) for method in meant)):
+        names = ", ".join(dict.fromkeys(method.name for method in meant))
+        raise UsageError(f"cache.{key} has no effect with {names}; leave it out")
     return exp
+
+
+def given_keys(section: Any) -> list[str]:
+    """The keys of a section that differ from their defaults."""
+    plain = type(section)()
+    return [f.name for f in dataclasses.fields(section) if getattr(section, f.name) != getattr(plain, f.name)]
+
+
+def cache_keys(method: Method) -> list[str]:
+    """The keys of [cache] that have an effect with a method.
+
+    >>> from fedalloy.methods import DaFKD, FedAvg, KnFu
+    >>> cache_keys(KnFu()), cache_keys(DaFKD()), cache_keys(FedAvg())
+    ([], ['oca'], ['oca', 'unseen', 'dtype', 'exact_up_to'])
+    """
+    if "cache" not in sections_of(method):
+        return []
+    kept: Cache = getattr(method, "cache")  # noqa: B009  # not all methods have one
+    idle = without_effect(Cache, {"oca": kept.oca})
+    return [key for key in own_keys(Cache) if key not in idle]
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
     """Refuse a key that belongs in a section, and name that section."""
-    sections: Mapping[str, type] = {**_CLOSED, **_OPEN}
+    sections: Mapping[str, type] = {**CLOSED, **OPEN}
     for key in values:
         homes = [
             f"{name}.{key}" for name, part in sections.items() if key in {f.name for f in dataclasses.fields(part)}
@@ -292,7 +340,15 @@ def recorded(meta: Mapping[str, Any]) -> Experiment:
             f"the run's method {name[:LONGEST]!r} is not built in; a plug-in's method needs --plugin FILE.py, "
             "and in Python its file must be imported first"
         )
-    return experiment(meta["experiment"])
+    values = dict(meta["experiment"])
+    # A run of an earlier version may have recorded keys without an effect.
+    if isinstance(name, str) and "cache" not in sections_of(methods[name]):
+        values.pop("cache", None)
+    for key in ("training", "cache"):
+        if isinstance(part := values.get(key), Mapping):
+            idle = without_effect(CLOSED[key], part)
+            values[key] = {k: v for k, v in part.items() if k not in idle}
+    return experiment(values)
 
 
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
@@ -336,7 +392,7 @@ def _refuse_moved(cls: type[Method], choice: Choice) -> None:
         if (given := getattr(choice, section)) and section not in sections_of(cls):
             raise UsageError(f"{choice.name} does not use [{section}]; leave out {section}.{next(iter(given))}")
     for section in sections_of(cls):
-        for key in (f.name for f in dataclasses.fields(_CLOSED[section])):
+        for key in (f.name for f in dataclasses.fields(CLOSED[section])):
             if key in choice.options and key not in own:
                 raise UsageError(f"{choice.name} has no key {shown(key)}; write {section}.{key}")
 
@@ -371,14 +427,38 @@ def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) 
         common = common.only(cls.takes)
     if not own:
         return common
-    plain = dataclasses.asdict(type(common)())
-    replaced = {part: plain[part] for key, parts in GROUPS.items() if key in own for part in parts if part in plain}
-    return construct(type(common), {**dataclasses.asdict(common), **replaced, **own}, name)
+    plain, together = dataclasses.asdict(type(common)()), {**dataclasses.asdict(common), **own}
+    dependent = [part for key, parts in GROUPS.items() if key in own for part in parts if part in plain]
+    reset = {part: plain[part] for part in (*dependent, *without_effect(type(common), together))}
+    found = construct(type(common), {**together, **reset, **own}, name)
+    refuse_idle(found, name)
+    return found
+
+
+def for_method(exp: Experiment, choice: Choice | None = None) -> Experiment:
+    """The experiment of one method alone, with the method's own keys of [training] in that section.
+
+    A common key that has no effect together with the method's own keys is reset to its default.
+
+    >>> exp = experiment({"training": {"work": "equal_steps", "epochs": 5}, "methods": {"qffl": {}}})
+    >>> own = for_method(exp, Choice(name="qffl", training={"work": "fixed_steps", "steps": 3})).training
+    >>> own.steps, own.epochs
+    (3, 1)
+    """
+    choice = choice or exp.method
+    if not choice.training:
+        return dataclasses.replace(exp, method=choice, methods={})
+    plain, together = dataclasses.asdict(LocalWork()), {**dataclasses.asdict(exp.training), **choice.training}
+    reset = {key: plain[key] for key in without_effect(LocalWork, together) if together[key] != plain[key]}
+    own = {**reset, **choice.training}
+    work = construct(LocalWork, {**together, **own}, "training")
+    return dataclasses.replace(exp, method=dataclasses.replace(choice, training=own), training=work, methods={})
 
 
 def made_from(values: Mapping[str, Any]) -> Method:
     """The method of an experiment that is known only as values, for example a server's."""
-    return make_method(experiment({key: values[key] for key in sorted(METHOD_PARTS & values.keys())}))
+    parts = (METHOD_PARTS | {"training"}) & values.keys()
+    return make_method(experiment({key: values[key] for key in sorted(parts)}))
 
 
 def naming(exp: Experiment, method: Method) -> Experiment:
@@ -388,9 +468,10 @@ def naming(exp: Experiment, method: Method) -> Experiment:
     >>> naming(Experiment(), method).aggregation.clip
     2.0
     """
-    choice = Choice(name=method.name, options=hyper_parameters(method))
-    sections = {name: getattr(method, name) for name in sections_of(method)}
-    return dataclasses.replace(exp, method=choice, methods={}, **sections)  # they belong to this method only
+    exp = for_method(exp)
+    choice = Choice(name=method.name, options=hyper_parameters(method), training=exp.method.training)
+    sections = {"cache": Cache()} | {name: getattr(method, name) for name in sections_of(method)}
+    return dataclasses.replace(exp, method=choice, **sections)  # they belong to this method only
 
 
 def with_sections(method: Method, exp: Experiment) -> Method:
@@ -413,10 +494,11 @@ def check_options(
     maker: Callable[..., Any],
     where: str,
     given: Collection[str] = (),
+    added: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A section's options; refuse any that is not a keyword of the named thing's factory, or has the wrong type.
 
-    `given` are the keywords that users cannot choose.
+    `given` are the keywords that users cannot choose, `added` the types of options that the factory need not know.
 
     >>> def ring(*, classes: int, radius: float = 1.0): ...
     >>> check_options(Choice(name="ring", options={"radius": 2}), ring, "model", given=["classes"])
@@ -427,8 +509,8 @@ def check_options(
     fedalloy.errors.UsageError: model has no key 'raduis'; did you mean 'radius'?
     """
     takes = [key for key in inspect.signature(maker).parameters if key not in given]
-    refuse_unknown(part.options, [*_own_keys(type(part)), *takes], where)
-    hints = type_hints(maker)
+    refuse_unknown(part.options, [*own_keys(type(part)), *takes, *(added or ())], where)
+    hints = {**type_hints(maker), **(added or {})}
     return {key: typed_value(hints.get(key, Any), value, f"{where}.{key}") for key, value in part.options.items()}
 
 
@@ -450,7 +532,7 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
     except UsageError:
         raise
     except FileNotFoundError as error:
-        raise UsageError(f"there is no {what} {shown(str(path))}") from error
+        raise UsageError(f"there is no {what} {shown(str(path))}{_instead(Path(path))}") from error
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}") from error
     except tomllib.TOMLDecodeError as error:
@@ -459,6 +541,23 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise UsageError(f"{name} is nested too deeply") from error
     except ValueError as error:  # bytes that are not UTF-8, a number with thousands of digits, an invalid path
         raise UsageError(f"{name} cannot be read: {error}") from error
+
+
+def _instead(path: Path) -> str:
+    """What to write instead of a file that does not exist: a file nearby, or the key for a name."""
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+    from fedalloy.data.catalogue import datasets
+    from fedalloy.data.partition import partitions
+    from fedalloy.nets.models import models
+
+    name = str(path)
+    for kind, things in (("method", methods), ("data", datasets), ("model", models), ("partition", partitions)):
+        if name in things:
+            return f"; to choose a {kind.replace('data', 'data set')}, write {kind}={name}"
+    if "," in name and all(part.strip() in methods for part in name.split(",")):
+        return f"; to choose methods, write --methods {name}"
+    near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1, cutoff=0.4)
+    return f"; did you mean {shown(str(path.with_name(near[0])))}?" if near else ""
 
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -474,16 +573,23 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
     {'name': 'fedprox', 'mu': 0.001}
     """
     out: dict[str, Any] = {key: _table(key, value) for key, value in values.items()}
+    done: dict[str, tuple[str, Any]] = {}
     for text in overrides:
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
         put(out, key, _value(raw))
+        done.pop(key, None)
+        for earlier in (one for name, (one, was) in done.items() if at(out, name) != was):
+            raise UsageError(f"{text} undoes {earlier}; leave one of them out, or write {earlier} after it")
+        done |= {key: (text, now)} if not isinstance(now := at(out, key), Mapping) else {}
     return out
 
 
 def put(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a value under a dotted key; tables on the way are copied, not modified.
+
+    Another name drops the options of the old one, and a choice in a section the keys that have no effect with it.
 
     >>> values = {"training": {"lr": 0.1}}
     >>> put(values, "training.batch", 8)
@@ -491,15 +597,13 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
     {'training': {'lr': 0.1, 'batch': 8}}
     """
     *path, last = key.split(".")
-    if not path and key in _OPEN and isinstance(value, str):
-        path, last = [key], _NAMED_BY.get(key, "name")
-        before = values.get(key, {})
-        if isinstance(before, Mapping) and before.get(last) != value:
-            # The number of clients is kept for another partition, but not the options of the old one.
-            values[key] = {k: v for k, v in before.items() if k in _own_keys(_OPEN[key])}
-            listed = values.get("methods") if key == "method" else None
-            if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
-                values[key], value = own, own.get("name", value)
+    if not path and key in OPEN and isinstance(value, str):
+        path, last = [key], NAMED_BY.get(key, "name")
+    listed = values.get("methods") if path == ["method"] and last == "name" else None
+    if isinstance(listed, Mapping) and isinstance(own := listed.get(value), Mapping):
+        if at(values, "method.name") != value:
+            values["method"] = {"name": value, **own}
+        return
     node = values
     for part in path:
         inner = node.get(part, {})
@@ -507,17 +611,50 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
             raise UsageError(f"'{key}' cannot be set: {part} is not a table")
         node[part] = dict(inner)
         node = node[part]
+    for other in _undone(path, node, last, value):
+        del node[other]
     node[last] = value
+
+
+def _undone(path: Sequence[str], table: Mapping[str, Any], key: str, value: Any) -> list[str]:
+    """The keys of a table that do not outlast a new value of one of them."""
+    section = "method" if len(path) == 2 and path[0] == "methods" else ".".join(path)
+    if section in OPEN and key == NAMED_BY.get(section, "name"):
+        if value == table.get(key, _usual_name(section) if len(path) == 1 else path[1]):
+            return []
+        # The number of clients is kept for another partition, but not the options of the old one.
+        kept = own_keys(OPEN[section]) if section != "method" else []
+        return [k for k in table if k not in kept]
+    part = CLOSED.get(path[-1]) if path else None
+    return [k for k in without_effect(part, {key: value}) if k in table] if part is not None else []
+
+
+def at(values: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, or None if there is none.
+
+    >>> at({"training": {"lr": 0.1}}, "training.lr"), at({}, "training.lr")
+    (0.1, None)
+    """
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def _table(key: str, value: Any) -> Any:
     """Expand `method = "fedprox"`, which is short for a table with only that name."""
-    return {_NAMED_BY.get(key, "name"): value} if key in _OPEN and isinstance(value, str) else value
+    return {NAMED_BY.get(key, "name"): value} if key in OPEN and isinstance(value, str) else value
 
 
 def _default_name(key: str) -> dict[str, str]:
     """Read `method.momentum = 0.5` without a name as an option of the default method."""
-    return {"name": getattr(Experiment(), key).name} if key in ("method", "model") else {}
+    return {"name": _usual_name(key)} if key in ("method", "model") else {}
+
+
+def _usual_name(section: str) -> str:
+    """The name that a section has by default."""
+    name: str = PublicPart().data if section == "public" else getattr(Experiment(), section).name
+    return name
 
 
 def _value(raw: str) -> Any:
@@ -527,12 +664,13 @@ def _value(raw: str) -> Any:
         return raw  # a bare word is a string; so is anything unreadable, which is then refused as a string
 
 
-def _own_keys(cls: type) -> list[str]:
+def own_keys(cls: type) -> list[str]:
+    """The keys of a section itself, without the options of what it names."""
     return [f.name for f in dataclasses.fields(cls) if f.name != "options"]
 
 
 def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    known = _own_keys(cls)
+    known = own_keys(cls)
     own = {key: value for key, value in values.items() if key in known}
     return construct(cls, {**own, "options": {k: v for k, v in values.items() if k not in known}}, where)
 

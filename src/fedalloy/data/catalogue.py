@@ -7,7 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.samples import Array, Dataset
 from fedalloy.errors import DataError, UsageError
+
+Pick = Literal["first", "random"]
 
 _DIGITS = tuple(string.digits)
 _CIFAR10_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -89,6 +91,10 @@ def reader(name: str) -> Callable[..., Dataset]:
             f"there is no data set {name[:LONGEST]!r}; your own data must be an .npz file; "
             "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
         )
+    if name not in datasets:
+        hint = suggest(name, datasets)
+        own = "" if hint.endswith("?") else "; your own is the path of an .npz file, or needs --plugin FILE.py"
+        raise UsageError(f"there is no data set {name[:LONGEST]!r}; {hint}{own}")
     return datasets[name].read
 
 
@@ -110,6 +116,25 @@ def first_per_class(y: Array, k: int) -> Array:
     if k < 1:
         raise UsageError(f"per_class = {k} must be at least 1")
     return np.sort(np.concatenate([np.flatnonzero(y == label)[:k] for label in np.unique(y)]))
+
+
+def drawn_per_class(y: Array, k: int, seed: int) -> Array:
+    """Return the rows of `k` samples of every class, drawn at random; a smaller class gives all its rows.
+
+    This is FedKF's draw, with NumPy's legacy generator: each class is shuffled, in the order of their first rows. The
+    rows stay in the order drawn, class by class, so that FedKF's partition of them is FedKF's too.
+
+    >>> drawn_per_class(np.array([1, 0, 1, 1, 0]), 2, seed=0).tolist()
+    [3, 2, 1, 4]
+    """
+    if k < 1:
+        raise UsageError(f"per_class = {k} must be at least 1")
+    if not 0 <= seed < 2**32:
+        raise UsageError(f"pick_seed = {seed} does not fit NumPy's legacy generator; write one from 0 to 4294967295")
+    stream = np.random.RandomState(seed)
+    labels, first = np.unique(y, return_index=True)
+    drawn = [stream.permutation(np.flatnonzero(y == label))[:k] for label in labels[np.argsort(first)]]
+    return np.concatenate(drawn)
 
 
 def only_classes(arrays: readers.Arrays, only: Sequence[int], names: tuple[str, ...]) -> readers.Arrays:
@@ -134,15 +159,40 @@ def only_classes(arrays: readers.Arrays, only: Sequence[int], names: tuple[str, 
     return readers.Arrays(arrays.x[rows], number[arrays.y[rows]], x_test, y_test, tuple(names[label] for label in only))
 
 
+@dataclass(frozen=True)
+class _Few:
+    """How many training samples of each class, and which; an option without an effect is refused."""
+
+    per_class: int | None = None
+    pick: Pick | None = None
+    pick_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.pick not in (None, "first", "random"):
+            raise UsageError(f'pick = {self.pick!r} is invalid; write "first" or "random"')
+        if self.pick is not None and self.per_class is None:
+            raise UsageError(f"pick = '{self.pick}' has no effect without per_class; write per_class, or leave it out")
+        if self.pick_seed is not None and self.pick != "random":
+            raise UsageError('pick_seed has no effect without pick = "random"; write that, or leave it out')
+
+    def rows(self, y: Array) -> Array:
+        assert self.per_class is not None
+        if self.pick == "random":
+            return drawn_per_class(y, self.per_class, self.pick_seed or 0)
+        return first_per_class(y, self.per_class)
+
+
 @dataset(
     "mnist",
     about="70,000 handwritten digits, 28 x 28 grey",
     source="LeCun, Cortes and Burges; yann.lecun.com/exdb/mnist",
     licence="CC BY-SA 3.0 as commonly given; the authors state none",
 )
-def _mnist(normalise: str = "default") -> Dataset:
-    constants = normalisation("mnist", normalise)
-    return _build("mnist", constants, readers.read_mnist([fetch(file) for file in files.MNIST]), _DIGITS)
+def _mnist(
+    normalise: str = "default", per_class: int | None = None, pick: Pick | None = None, pick_seed: int | None = None
+) -> Dataset:
+    constants, few = normalisation("mnist", normalise), _Few(per_class, pick, pick_seed)
+    return _part_of("mnist", constants, readers.read_mnist([fetch(file) for file in files.MNIST]), _DIGITS, "", few)
 
 
 @dataset(
@@ -151,10 +201,12 @@ def _mnist(normalise: str = "default") -> Dataset:
     source="Xiao, Rasul and Vollgraf 2017; github.com/zalandoresearch/fashion-mnist",
     licence="MIT",
 )
-def _fashion_mnist(normalise: str = "default") -> Dataset:
-    constants = normalisation("fashion-mnist", normalise)
+def _fashion_mnist(
+    normalise: str = "default", per_class: int | None = None, pick: Pick | None = None, pick_seed: int | None = None
+) -> Dataset:
+    constants, few = normalisation("fashion-mnist", normalise), _Few(per_class, pick, pick_seed)
     arrays = readers.read_mnist([fetch(file) for file in files.FASHION_MNIST])
-    return _build("fashion-mnist", constants, arrays, _FASHION_NAMES)
+    return _part_of("fashion-mnist", constants, arrays, _FASHION_NAMES, "", few)
 
 
 @dataset(
@@ -164,9 +216,13 @@ def _fashion_mnist(normalise: str = "default") -> Dataset:
     licence="none stated; made from NIST Special Database 19",
 )
 def _emnist_letters(
-    normalise: str = "default", per_class: int | None = None, only: Sequence[int] | None = None
+    normalise: str = "default",
+    per_class: int | None = None,
+    pick: Pick | None = None,
+    pick_seed: int | None = None,
+    only: Sequence[int] | None = None,
 ) -> Dataset:
-    constants = normalisation("emnist-letters", normalise)
+    constants, few = normalisation("emnist-letters", normalise), _Few(per_class, pick, pick_seed)
     arrays, note = _whole_or_compact(
         files.EMNIST,
         readers.read_emnist_letters,
@@ -174,7 +230,7 @@ def _emnist_letters(
         readers.read_compact,
         "10,000 of 124,800 training and 1,924 test letters",
     )
-    return _part_of("emnist-letters", constants, arrays, tuple(string.ascii_lowercase), note, per_class, only)
+    return _part_of("emnist-letters", constants, arrays, tuple(string.ascii_lowercase), note, few, only)
 
 
 @dataset(
@@ -198,10 +254,16 @@ def _svhn(normalise: str = "default") -> Dataset:
     source="Krizhevsky 2009; www.cs.toronto.edu/~kriz/cifar.html",
     licence="none stated",
 )
-def _cifar10(normalise: str = "default", per_class: int | None = None, only: Sequence[int] | None = None) -> Dataset:
-    constants = normalisation("cifar10", normalise)
+def _cifar10(
+    normalise: str = "default",
+    per_class: int | None = None,
+    pick: Pick | None = None,
+    pick_seed: int | None = None,
+    only: Sequence[int] | None = None,
+) -> Dataset:
+    constants, few = normalisation("cifar10", normalise), _Few(per_class, pick, pick_seed)
     arrays, _ = _whole_or_compact(files.CIFAR10, readers.read_cifar10, files.COMPACT_CIFAR10, readers.read_compact, "")
-    return _part_of("cifar10", constants, arrays, _CIFAR10_NAMES, "", per_class, only)
+    return _part_of("cifar10", constants, arrays, _CIFAR10_NAMES, "", few, only)
 
 
 @dataset(
@@ -214,11 +276,14 @@ def _cifar100(
     normalise: str = "default",
     labels: str = "fine",
     per_class: int | None = None,
+    pick: Pick | None = None,
+    pick_seed: int | None = None,
     only: Sequence[int] | None = None,
 ) -> Dataset:
     if labels not in ("fine", "coarse"):
         raise UsageError(f'labels = \'{labels}\' is invalid; write "fine" (100 classes) or "coarse" (20 classes)')
     constants, coarse = normalisation("cifar100", normalise), labels == "coarse"
+    few = _Few(per_class, pick, pick_seed)
     arrays, note = _whole_or_compact(
         files.CIFAR100,
         lambda path: readers.read_cifar100(path, coarse=coarse),
@@ -226,7 +291,7 @@ def _cifar100(
         lambda path: readers.read_compact(path, coarse=coarse),
         "10,000 of 50,000 training and 2,000 of 10,000 test images, the same number of every class",
     )
-    return _part_of("cifar100", constants, arrays, arrays.label_names, note, per_class, only)
+    return _part_of("cifar100", constants, arrays, arrays.label_names, note, few, only)
 
 
 @dataset(
@@ -334,15 +399,15 @@ def _part_of(
     arrays: readers.Arrays,
     label_names: tuple[str, ...],
     note: str,
-    per_class: int | None,
-    only: Sequence[int] | None,
+    few: _Few,
+    only: Sequence[int] | None = None,
 ) -> Dataset:
-    """Build a data set, with `only` some classes or `per_class` training samples of each class."""
+    """Build a data set, with `only` some classes or a `few` training samples of each class."""
     parts = [note] if note else []
-    if per_class is not None:
-        rows = first_per_class(arrays.y, per_class)
+    if few.per_class is not None:
+        rows = few.rows(arrays.y)
         arrays = arrays._replace(x=arrays.x[rows], y=arrays.y[rows])
-        parts.insert(0, f"the first {per_class} of each class")
+        parts.insert(0, f"{'random' if few.pick == 'random' else 'the first'} {few.per_class} of each class")
     if only is not None:
         arrays = only_classes(arrays, only, label_names)
         label_names = arrays.label_names

@@ -1,13 +1,9 @@
-"""FedKF's partition and local split, with NumPy's legacy generator.
-
-If a data set's rows are sorted by class, the same seed gives the clients the same sizes as FedKF's code. If not, it
-gives a different split: FedKF's code shuffles the classes in the order in which they first appear among the labels, but
-here they are taken in ascending order, so every later draw differs.
-"""
+"""FedKF's partition and local split, with NumPy's legacy generator: its code's, draw for draw."""
 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
@@ -18,20 +14,27 @@ MOST_DRAWS = 10_000  # for one class; the last of m clients to become dominant t
 
 
 @partitions.register("dirichlet-dominant")
-def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float) -> list[Indices]:
+def dirichlet_dominant(
+    labels: Indices, clients: int, *, seed: int, alpha: float, order: Literal["appearance", "label"] = "appearance"
+) -> list[Indices]:
     """Distribute each class by Dirichlet shares, with a different client getting most of each class in turn (FedKF).
 
     Clients are divided into groups of at most as many clients as there are classes. Each class is first divided among
     the groups in proportion to their sizes. Inside a group, shares are drawn until the largest belongs to a client that
     has not been dominant yet; when all have been, the cycle starts again. Every client is dominant in some class, which
-    makes sizes far more even than with a plain Dirichlet. The order of draws must not change: recorded runs depend on
-    it. It matches FedKF's code only if the first rows of the classes come in ascending order (see above).
+    makes sizes far more even than with a plain Dirichlet.
+
+    FedKF's code shuffles the classes in the `order` of their first rows; `"label"` shuffles them in ascending order,
+    which gives another split unless the first rows come in that order. The draws that follow are always in ascending
+    order. Recorded runs depend on every draw.
 
     >>> labels = np.repeat(np.arange(10), 5000)
     >>> [len(rows) for rows in dirichlet_dominant(labels, 20, seed=123456, alpha=0.1)][:4]
     [1924, 2223, 1760, 2036]
     """
     check_concentration("alpha", alpha)
+    if order not in ("appearance", "label"):
+        raise UsageError(f'order = {order!r} is invalid; write "appearance" (as in FedKF\'s code) or "label"')
     if not 0 <= seed < 2**32:
         raise UsageError(
             f"seed = {seed} does not fit NumPy's legacy generator, which 'dirichlet-dominant' uses; "
@@ -42,18 +45,20 @@ def dirichlet_dominant(labels: Indices, clients: int, *, seed: int, alpha: float
     starts = range(0, clients, len(pools))
     groups = [range(start, min(start + len(pools), clients)) for start in starts]
 
-    shares_of_groups = []
-    for rows in pools:
-        shuffled = stream.permutation(rows)
-        counts = np.array([len(rows) * len(group) // clients for group in groups])
-        counts[stream.randint(len(groups))] += len(rows) - counts.sum()
-        shares_of_groups.append(np.split(shuffled, np.cumsum(counts)[:-1]))
+    proportions = np.array([len(group) for group in groups]) / clients  # rounded as in the code, not as in Z
+    walk = sorted(range(len(pools)), key=lambda c: pools[c][0]) if order == "appearance" else range(len(pools))
+    shares_of_groups: dict[int, list[Indices]] = {}
+    for c in walk:
+        shuffled = stream.permutation(pools[c])
+        counts = (proportions * len(shuffled)).astype(np.int64)
+        counts[stream.randint(len(groups))] += len(shuffled) - counts.sum()
+        shares_of_groups[c] = np.split(shuffled, np.cumsum(counts)[:-1])
 
     hands: list[list[Indices]] = [[] for _ in range(clients)]
     for g, group in enumerate(groups):
         was_dominant: set[int] = set()
-        for share in shares_of_groups:
-            rows = share[g]
+        for c in range(len(pools)):
+            rows = shares_of_groups[c][g]
             q = _draw_with_new_dominant(stream, alpha, len(group), was_dominant)
             was_dominant.add(int(q.argmax()))
             if len(was_dominant) == len(group):

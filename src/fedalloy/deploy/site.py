@@ -10,7 +10,7 @@ from typing import Any
 
 from fedalloy.base.checked import construct
 from fedalloy.base.plugins import load_file, load_installed
-from fedalloy.config.experiment import Experiment, made_from, make_method, read, read_toml
+from fedalloy.config.experiment import Experiment, for_method, made_from, make_method, read, read_toml
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples
@@ -79,7 +79,7 @@ def refuse_another(agreed: Experiment, asked: Mapping[str, Any]) -> None:
     ...
     fedalloy.errors.UsageError: the server's experiment differs from the one this site agreed to (method); refused
     """
-    here = json.loads(json.dumps(agreed.to_dict()))
+    here = json.loads(json.dumps(for_method(agreed).to_dict()))
     differing = [key for key in sorted({*here, *asked} - FREE - METHOD_PARTS) if here.get(key) != asked.get(key)]
     # The server may write out a method's defaults.
     if made_from(asked) != make_method(agreed):

@@ -16,7 +16,16 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Client, Generation, Message, Method, Network, State, initial_generator
+from fedalloy.federation.core import (
+    Client,
+    Generation,
+    Message,
+    Method,
+    Network,
+    State,
+    initial_generator,
+    random_network,
+)
 from fedalloy.federation.engine import Answer, Engine, Failed, Failure, Forgot
 from fedalloy.federation.gate import farthest, refusal, strays
 from fedalloy.federation.quorum import QuorumError
@@ -38,6 +47,7 @@ class Round:
     ledger: Ledger = field(default_factory=Ledger)
     active: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
+    late: set[int] = field(default_factory=set)  # stragglers, whether they were asked or not
     forgot: set[int] = field(default_factory=set)
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     skipped: str | None = None
@@ -109,13 +119,25 @@ class Round:
         """Build the server's network, or a client's, before any training."""
         return metered(self._setting.build(SERVER if client is None else client), self.meter)
 
+    def random_net(self, client: int) -> nn.Module:
+        """Build a random network of this client's own."""
+        setting = self._setting
+        return random_network(setting.network(client), self.seed, client, setting.layout, setting.device)
+
     def generator(self, make: Network) -> nn.Module:
         """Build a generator before any training."""
         return initial_generator(make, self.seed, self._setting.layout, self._setting.device, self.meter)
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """Return the clients of this round in ascending order."""
-        return self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
+        """Return the clients of this round in ascending order, without stragglers."""
+        drawn = self._setting.active(self.round, by_size=by_size, cap=self.method.aggregation.cap)
+        late = self._setting.late(self.round, drawn)
+        self.late.update(late)
+        return [k for k in drawn if k not in late]
+
+    def stragglers(self) -> dict[int, int]:
+        """Return the stragglers of this round, each with the number of epochs that it has time for."""
+        return self._setting.late(self.round, self._setting.active(self.round))
 
     def steps(self, client: int) -> int:
         """Return how many optimiser steps this client takes in a round."""

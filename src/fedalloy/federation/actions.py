@@ -15,6 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # How the names in messages are written for readers; other names are used as they are.
 WORDS = {
     "counts": "label counts",
+    "discrepancy": "how far labels are from uniform, once",
     "soft": "soft labels of public samples",
     "logits": "logits on public samples",
     "labels": "label distribution",

@@ -31,6 +31,7 @@ from fedalloy.train.privacy import Account, accounted, rolled_back
 
 if TYPE_CHECKING:
     from fedalloy.federation.engine import Engine
+    from fedalloy.federation.participation import Participation
 
 Network = Callable[[], nn.Module]
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
@@ -140,6 +141,11 @@ class Client:
         """The client's network with a copy of these weights."""
         return load(self.build(), weights)
 
+    def random_net(self) -> nn.Module:
+        """A random network of this client's own, which no other client has and which is the same in every round."""
+        net = random_network(self.network, self.seed, self.id, self.layout, self.train.x.device)
+        return metered(address_dropout(net, self.rng("dropout")), self.meter)
+
     def generator(self, make: Network) -> nn.Module:
         """A generator before any training, the same for all clients and the server."""
         return initial_generator(make, self.seed, self.layout, self.train.x.device, self.meter)
@@ -221,11 +227,17 @@ class Federation(Protocol):
     def build(self, client: int | None = None) -> nn.Module:
         """The network of the server, or of a client, before any training."""
 
+    def random_net(self, client: int) -> nn.Module:
+        """A random network of this client's own: `Client.random_net`."""
+
     def generator(self, make: Network) -> nn.Module:
         """A generator before any training, the same for all clients and the server."""
 
     def sample(self, *, by_size: bool = False) -> list[int]:
-        """The clients of this round, in ascending order; the same for every method in a comparison."""
+        """The clients of this round, in ascending order, without stragglers; the same for every method."""
+
+    def stragglers(self) -> Mapping[int, int]:
+        """The clients of this round that have time for some of their epochs only, and for how many."""
 
     def steps(self, client: int) -> int:
         """Number of optimiser steps that this client takes in a round."""
@@ -346,6 +358,10 @@ class Method:
         for option, value in self.card.private_except.items():
             if getattr(self, option) == value:
                 return f"{self.name}.{option} = {value!r} uses a client's samples"
+        return None
+
+    def idle(self, participation: Participation) -> str | None:
+        """The option that was chosen but has no effect with this [participation], if any, as a clause that says so."""
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:
@@ -523,6 +539,13 @@ def initial(
         return laid_out(network().to(device), layout)
 
 
+def random_network(
+    network: Network, seed: int, client: int, layout: Layout = "auto", device: str | torch.device = "cpu"
+) -> nn.Module:
+    """Build a client's own random network; even where a run starts from given weights, this one does not."""
+    return initial(getattr(network, "without_start", network), seed, layout, device, f"init/{client}")
+
+
 def initial_generator(make: Network, seed: int, layout: Layout, device: str | torch.device, meter: Meter) -> nn.Module:
     """Build a generator from a separate stream; its passes are counted separately from the classifier's."""
     return metered(initial(make, seed, layout, device, "generator"), meter, generator=True)
@@ -617,6 +640,7 @@ __all__ = [
     "method",
     "methods",
     "quick",
+    "random_network",
     "reply",
     "run",
 ]

@@ -239,10 +239,11 @@ def _each(
 
 def _view(setting: Setting, confusion: NDArray[np.int64], loss: NDArray[np.float64]) -> dict[str, Any]:
     sizes = confusion.sum(axis=(1, 2))
+    found = metrics.summarise(confusion, loss, seed=setting.seed, weights=setting.counted_by(sizes.tolist()))
     with np.errstate(invalid="ignore"):
         mean_loss = loss / sizes
     return {
-        **{name: _or_none(value) for name, value in metrics.summarise(confusion, loss, seed=setting.seed).items()},
+        **{name: _or_none(value) for name, value in found.items()},
         "test": None,
         "validation": None,
         "clients": {

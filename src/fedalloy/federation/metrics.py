@@ -27,7 +27,7 @@ Counts = NDArray[np.int64]
 # Tolerance for >= between accuracies: far below one test sample in a billion, far above the rounding of a sum.
 TINY = 1e-12
 
-Unit = Literal["percent", "thousandths", "number", "count", "client", "bytes", "seconds"]
+Unit = Literal["percent", "thousandths", "number", "power", "count", "client", "bytes", "seconds"]
 FACTORS: dict[Unit, float] = {"percent": 100.0, "thousandths": 1000.0}  # factor for a value when written
 
 
@@ -46,7 +46,9 @@ class Metric:
     meaning: str
     source: Literal["view", "curve", "run"] = "view"  # recorded for each view; of a view's curve; of the whole run
     path: tuple[str, ...] = ()  # where a round's record has it, if it is summed over all rounds
-    table: Literal["comparison", "mixtures", ""] = ""  # the table that shows it
+    plus: tuple[str, ...] = ()  # where the record has a second part of it
+    per: tuple[str, ...] = ()  # where the record has what it is divided by; it is then that of the last round
+    table: Literal["comparison", "mixtures", "costs", ""] = ""  # the table that shows it
 
     @property
     def factor(self) -> float:
@@ -66,6 +68,8 @@ class Metric:
             return human_seconds(mean)
         if self.unit in ("count", "client"):
             return number(mean, 0)
+        if self.unit == "power":
+            return number(mean) if mean is None else f"{mean:.3g}"
         mean, std = (None if value is None else value * self.factor for value in (mean, std))
         return plus_minus(mean, std)
 
@@ -77,7 +81,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "amp", "AMP %", "percent", "high", table="comparison",
             meaning="Average model performance: correct predictions over all clients' test samples. A client counts "
-            "by the size of its test set.",
+            "by the size of its test set, or of its training data with `amp_weights = \"train\"`.",
         ),
         Metric(
             "fm", f"FM {TIMES}10³", "thousandths", "low", table="comparison",
@@ -164,11 +168,35 @@ METRICS: dict[str, Metric] = {
             meaning="Bytes sent to the clients in all rounds.",
         ),
         Metric(
-            "flops", "FLOPs", "number", "low", source="run", path=("flops",),
-            meaning="Floating-point operations of all rounds, without those of generators.",
+            "flops", "FLOPs", "power", "low", source="run", path=("flops", "clients"), plus=("flops", "server"),
+            table="costs", meaning="Floating-point operations of all networks in all rounds, clients and server.",
+        ),
+        Metric(
+            "client_flops", "Client FLOPs", "power", "low", source="run", path=("flops", "clients"), table="costs",
+            meaning="The clients' part of them.",
+        ),
+        *(
+            Metric(
+                name, heading, "number", "low", source="run", path=("passes", "clients", name),
+                per=("passes", "clients", "steps"), table="costs",
+                meaning=f"{passes} of a client's step, as in FedKF's Table IX, in the last round.",
+            )
+            for name, heading, passes in (
+                ("forward", "Forward", "Forward passes through classifiers"),
+                ("backward", "Backward", "Backward passes through classifiers"),
+                ("generator_forward", "Generator forward", "Forward passes through generators"),
+                ("generator_backward", "Generator backward", "Backward passes through generators"),
+            )
+        ),
+        Metric(
+            "training_seconds", "Training", "seconds", "low", source="run", path=("seconds", "client"),
+            plus=("seconds", "server"), table="costs",
+            meaning="Wall-clock time of all rounds without evaluation and checkpoints, clients and server.",
         ),
     )
 }  # fmt: skip
+
+AmpWeights = Literal["test", "train"]
 
 # The choices of an experiment's `stop.metric` and of the metrics of a `[[published]]` table.
 StopMetric = Literal["amp", "wlp", "alma", "test", "validation"]
@@ -185,9 +213,10 @@ def accuracy_per_client(confusion: Counts) -> Floats:
 
 
 def amp(acc: ArrayLike, sizes: ArrayLike) -> float:
-    """Average model performance: the mean accuracy weighted by test size, i.e. all correct answers over all samples.
+    """Average model performance: the mean accuracy, weighted by each client's size.
 
-    FedKF's code computes it this way; its Definition 1 uses the sizes of the clients' whole data instead.
+    FedKF's code takes the sizes of the test sets, which makes it all correct answers over all samples; its Definition 1
+    takes |D_k|, the size of a client's data. See the key `amp_weights` of an experiment.
 
     >>> round(amp([0.6, 0.7, 0.8], [10, 10, 80]), 9)
     0.77
@@ -344,9 +373,12 @@ def rounds_to_target(series: ArrayLike, target: float, smoothing: int = 1) -> in
     return int(hits[0]) + smoothing if hits.size else None
 
 
-def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -> dict[str, float]:
+def summarise(
+    confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100, weights: ArrayLike | None = None
+) -> dict[str, float]:
     """All metrics of one view in one round, from counts [K, C, C] and the sum of losses over each test set [K].
 
+    In AMP, clients count by their `weights`, by default the sizes of their test sets.
     The loss is per sample, over all samples; `balanced` and `macro_f1` are pooled; `worst_client` is an id (see there).
     There may be more columns than rows: a network may also predict classes that do not occur in any test set.
 
@@ -362,7 +394,7 @@ def summarise(confusion: Counts, loss_sum: Floats, *, seed: int, q: int = 100) -
     acc, sizes, pooled = accuracy_per_client(confusion), confusion.sum((1, 2)), confusion.sum(0)
     lowest, mean, variance = mixtures(acc, q, seed)
     return {
-        "amp": amp(acc, sizes),
+        "amp": amp(acc, sizes if weights is None else np.where(sizes > 0, weights, 0)),
         "fm": fm(acc),
         "wlp": wlp(acc),
         "alma": alma(acc),

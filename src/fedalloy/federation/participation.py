@@ -27,6 +27,8 @@ class Participation:
     * `tiers`: how strong each client is, for `weakest`; an experiment can also assign networks by tier.
     * `deadline`: a client whose local work would take longer than this many seconds never answers; its time is
       FLOPs / speed. `late_drop`: a client trains, but its reply is lost with this probability.
+    * `stragglers`: this share of a round's clients, but never all of them, has time for some of the epochs only: a
+      number drawn uniformly from 1 to all epochs. Methods do not ask these clients, except for FedProx.
 
     >>> Participation(policy="weakest", fraction=0.4).active(sizes=[1] * 20, round=1, seed=0)
     [12, 13, 14, 15, 16, 17, 18, 19]
@@ -35,6 +37,7 @@ class Participation:
     policy: Policy = option("full", "who is asked in a round")
     fraction: Share = option(1.0, "the share of the clients, or the probability of each")
     late_drop: Fraction = option(0.0, "the probability that a client trains but its reply is lost")
+    stragglers: Fraction = option(0.0, "the share of a round's clients that have time for some of their epochs only")
     deadline: Positive | None = option(None, "seconds; a client whose local work would take longer is not asked")
     speeds: Sequence[Positive] | None = option(None, "FLOP/s of each client; goes with `deadline`")
     tiers: Sequence[int] | None = option(None, "how strong each client is, for `weakest` and for `tier` in [[models]]")
@@ -62,6 +65,11 @@ class Participation:
             if wrong:
                 raise UsageError(f"participation.trace names client {wrong[0]}; ids run from 0 to {clients - 1}")
 
+    @property
+    def asks_all(self) -> bool:
+        """Whether every client is asked in every round."""
+        return self.policy == "full" and self.deadline is None and not self.stragglers
+
     def active(
         self,
         *,
@@ -76,6 +84,21 @@ class Participation:
         if self.deadline is None or self.speeds is None or flops is None:
             return chosen
         return [i for i in chosen if flops[i] / self.speeds[i] <= self.deadline]
+
+    def late(self, active: Sequence[int], *, epochs: int, round: int, seed: int) -> dict[int, int]:
+        """The stragglers among a round's clients, in ascending id, each with the epochs that it has time for.
+
+        >>> Participation(stragglers=0.5).late([2, 3, 5, 7], epochs=20, round=1, seed=0)
+        {5: 5, 7: 19}
+        """
+        count = min(int(np.floor(self.stragglers * len(active) + 0.5)), len(active) - 1)
+        if count < 1:
+            return {}
+        drawn = rng.numpy_generator(seed, "stragglers", round).choice(active, count, replace=False)
+        return {
+            k: int(rng.numpy_generator(seed, "epochs", round, k).integers(1, epochs + 1))
+            for k in sorted(drawn.tolist())
+        }
 
     def lost(self, *, client: int, round: int, seed: int) -> bool:
         """Whether this client's reply is lost after it has trained."""

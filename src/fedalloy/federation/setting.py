@@ -18,6 +18,7 @@ from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Augmentation, Client, Method, Network, group_of, initial, methods
+from fedalloy.federation.metrics import AmpWeights
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.train.costs import Meter, forward_flops
@@ -71,6 +72,7 @@ class Setting:
     private_answers: bool = False
     privacy: Privacy | None = None
     secret_noise: bool = False
+    amp_weights: AmpWeights = "test"
 
     def __post_init__(self) -> None:
         if not self.sites:
@@ -84,6 +86,12 @@ class Setting:
             )
         self._check_labels()
         self.participation.check(len(self.sites))
+        if self.participation.stragglers and (self.work.work == "fixed_steps" or self.work.epochs == 1):
+            given = "work = 'fixed_steps'" if self.work.work == "fixed_steps" else "epochs = 1"
+            raise UsageError(
+                f"participation.stragglers = {self.participation.stragglers} needs several epochs of which a straggler "
+                f"does some, but training.{given}; write training.epochs = 2 or more, or leave stragglers out"
+            )
 
     def _check_labels(self) -> None:
         owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
@@ -104,6 +112,10 @@ class Setting:
     def sizes(self) -> list[int]:
         """Training samples of each client."""
         return [len(site.train) for site in self.sites]
+
+    def counted_by(self, tested: Sequence[int]) -> Sequence[int]:
+        """What clients count by in AMP, where `tested` are the sizes of their test sets."""
+        return tested if self.amp_weights == "test" else self.sizes
 
     @cached_property
     def mean_size(self) -> float:
@@ -196,6 +208,10 @@ class Setting:
         sizes = bounded(self.sizes, cap)
         return self.participation.active(sizes=sizes, round=round, seed=self.seed, flops=flops, by_size=by_size)
 
+    def late(self, round: int, active: Sequence[int]) -> dict[int, int]:
+        """The stragglers among a round's clients, and how many epochs each has time for."""
+        return self.participation.late(active, epochs=self.work.epochs, round=round, seed=self.seed)
+
     @property
     def usual_active(self) -> float:
         """Approximate number of clients that take part in a round."""
@@ -237,6 +253,8 @@ class Setting:
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
+        if (idle := method.idle(self.participation)) is not None:
+            raise UsageError(f"{method.name}.{idle}; leave it out")
         if method.needs_public and self.public is None:
             raise UsageError(f"{method.name} needs a public set; add one under [public]")
         if method.needs_public == "all" and self.public is not None and self.public.holder == "server":

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fedalloy.aggregation.averaging import discrepancy, largest_discrepancy
 from fedalloy.aggregation.cache import Cache, Unseen
 from fedalloy.base.options import section
 from fedalloy.base.tree import Tree
-from fedalloy.federation.core import Client, Federation, Message, Method, State
-from fedalloy.federation.gate import Contract
+from fedalloy.federation.core import Client, Federation, Message, Method, Reply, State, action, reply
+from fedalloy.federation.gate import Contract, real
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Averaged(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         oca = self.keeps_cache if self.cache.oca is None else self.cache.oca
-        object.__setattr__(self, "cache", replace(self.cache, oca=oca, unseen=self.cache.unseen or self.usual_unseen))
+        kept = replace(self.cache, oca=True, unseen=self.cache.unseen or self.usual_unseen) if oca else Cache(oca=False)
+        object.__setattr__(self, "cache", kept)
 
     @property
     def usual_unseen(self) -> Unseen:
@@ -40,6 +42,7 @@ class Averaged(Method):
 
     def averaged(self, s: State, replies: Sequence[Message], fed: Federation, **changes: Any) -> State:
         """The state after these replies; without any, the model stays unchanged."""
+        s, replies = self.told(s, replies, fed)
         if not replies:
             return s.next(**changes)
         stepped = self.step(s, self.aggregate(s, replies, fed), replies, fed)
@@ -47,7 +50,8 @@ class Averaged(Method):
 
     def aggregate(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """w^{t+1} = sum_k (n_k / n) w_k over the active clients; with bounds, as [aggregation] says."""
-        return self.aggregation.average(models(replies), [r["n"] for r in replies], s["model"], label_counts(replies))
+        sizes, apart = [r["n"] for r in replies], self.discrepancies(s, replies)
+        return self.aggregation.average(models(replies), sizes, s["model"], apart)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """What the server makes of the average: by default, the next model."""
@@ -57,8 +61,7 @@ class Averaged(Method):
         """The cache with the active clients' new models."""
         clients = [r.client for r in replies]
         kept = dict(zip(clients, self.aggregation.clipped(models(replies), s["model"]), strict=True))
-        counts = dict(zip(clients, label_counts(replies), strict=False))
-        return self.cache.updated(s.body, s.round + 1, self.aggregation, kept, counts)
+        return self.cache.updated(s.body, s.round + 1, self.aggregation, kept)
 
     def overall(self, s: State) -> Tree:
         """OCA: the average of every client's last known model."""
@@ -69,9 +72,42 @@ class Averaged(Method):
         return {"aca": s["model"], "oca": self.overall(s)} if self.cache.oca else {"aca": s["model"]}
 
     @property
-    def tells_counts(self) -> bool:
-        """Whether clients report how many samples of each class they hold."""
-        return self.aggregation.weights == "disco"
+    def tells_discrepancy(self) -> bool:
+        """Whether each client tells, once, how far its labels are from uniform; the server may know from its counts."""
+        return self.aggregation.weights == "disco" and not self.tells_counts
+
+    def told(self, s: State, replies: Sequence[Message], fed: Federation) -> tuple[State, Sequence[Message]]:
+        """The state with the discrepancies that FedDisco's weights need, and the replies of clients that have told it.
+
+        A client is asked when it first replies; what it says then is kept, and it is not asked again. `averaged` calls
+        this; a method that averages by itself must do so, too.
+        """
+        if self.aggregation.weights != "disco":
+            return s, replies
+        known: dict[str, float] = dict(s.body.get("discrepancy", {}))
+        new = [r for r in replies if str(r.client) not in known]
+        if self.tells_discrepancy and new:
+            known |= {str(r.client): r["discrepancy"] for r in fed.ask("tell", [r.client for r in new])}
+        elif new:
+            known |= {str(r.client): discrepancy(r["counts"], self.aggregation.disco_metric) for r in new}
+        return State(s.round, {**s.body, "discrepancy": known}), [r for r in replies if str(r.client) in known]
+
+    def discrepancies(self, s: State, replies: Sequence[Message]) -> list[float]:
+        """How far each client's labels are from uniform, if the weights depend on it."""
+        return [s["discrepancy"][str(r.client)] for r in replies] if self.aggregation.weights == "disco" else []
+
+    @action("-> discrepancy if tells_discrepancy")
+    def tell(self, me: Client, msg: Message) -> Reply:
+        """How far the client's labels are from uniform; nothing if the weights do not depend on it."""
+        if not self.tells_discrepancy:
+            return reply()
+        return reply(discrepancy=discrepancy(me.train.counts(me.classes), self.aggregation.disco_metric))
+
+    def example(self, name: str, party: Client | Federation) -> Any:
+        """No labels are farther from uniform than those of a single class."""
+        if name == "discrepancy":
+            return real(0.0, largest_discrepancy(party.classes, self.aggregation.disco_metric) + 1e-9)
+        return super().example(name, party)
 
     def about(self, me: Client) -> dict[str, Any]:
         """What a client reports about its data."""
@@ -85,8 +121,8 @@ class Averaged(Method):
     def leaves(self) -> str:
         """What leaves a client, in words."""
         usual = super().leaves()
-        told = self.tells_counts and "of each class" not in usual
-        return f"{usual}, how many samples of each class" if told else usual
+        told = self.tells_discrepancy and "uniform" not in usual
+        return f"{usual}, once how far its labels are from uniform" if told else usual
 
 
 def models(replies: Sequence[Message]) -> list[Tree]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from fedalloy.base.options import Count, NotNegative, Positive, Several, Variant
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Client, Federation
 from fedalloy.knowledge.pictures import Images, from_noise
-from fedalloy.nets.generators import ImageGenerator
+from fedalloy.nets.generators import DCGAN, ImageGenerator
+from fedalloy.train.beside import Beside
 from fedalloy.train.losses import ce
 
 
@@ -51,9 +52,15 @@ class DataFree:
     lambda_1: NotNegative = option(0.1, "weight of L_OH, which makes the teacher sure of every image")
     lambda_2: NotNegative = option(0.1, "weight of L_A, which makes the teacher's features large")
     generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")
+    keep_moments: bool = option(True, "the generator keeps Adam's moments between rounds, as in the code")
     noise: Count = option(100, "length of an image's noise vector")
-    width: Several = option(128, "channels of the generator")
-    bn_eps: Positive = option(0.8, "epsilon of the generator's inner BatchNorms")
+    generator: Literal["upsampling", "dcgan"] = by_variant(
+        "upsampling",
+        "the code's generator, or DCGAN's with a sigmoid at the end, as in the paper's text",
+        paper="dcgan",
+    )
+    width: Several = option(128, "channels of the generator; of DCGAN's, those before the last layer")
+    bn_eps: Positive = option(0.8, "epsilon of the generator's inner BatchNorms", only_with=("generator", "upsampling"))
     entropy: Literal["normalised", "plain"] = by_variant(
         "normalised", "L_IE within [0, 1], or without a scale as in Eq. 3", paper="plain"
     )
@@ -63,8 +70,18 @@ class DataFree:
 
     def new_generator(self, owner: Client | Federation) -> nn.Module:
         """The initial generator of all parties, theta."""
-        make = partial(ImageGenerator, owner.shape, owner.scale, noise=self.noise, width=self.width, bn_eps=self.bn_eps)
-        return owner.generator(make)
+        form = {"noise": self.noise, "width": self.width}
+        if self.generator == "dcgan":
+            return owner.generator(partial(DCGAN, owner.shape, owner.scale, **form))
+        return owner.generator(partial(ImageGenerator, owner.shape, owner.scale, bn_eps=self.bn_eps, **form))
+
+    def resumed(self, owner: Client | Federation, kept: Mapping[str, Any]) -> Beside:
+        """The generator as it was kept, or theta if it was not."""
+        return Beside.carried_on(self.new_generator(owner), kept, "generator", self.generator_lr)
+
+    def kept(self, generator: Beside) -> dict[str, Any]:
+        """What stays of a generator until the next round."""
+        return generator.kept("generator") | ({} if self.keep_moments else {"moments": {}})
 
     def images(self, generators: Mapping[int, Tree], teacher: Tree) -> Images:
         """The images of several generators as `fedalloy draw` shows them, sorted by a teacher."""

@@ -60,6 +60,7 @@ def digest(
     loss: Callable[[Tensor, Tensor], Tensor],
     *,
     epochs: int,
+    steps: int = 0,
     batch: int | None = None,
     lr: float | None = None,
     optimiser: Optimiser | None = None,
@@ -68,14 +69,13 @@ def digest(
     """Train a network on public inputs, which are never augmented: the answers belong to exactly these.
 
     `loss(x, rows)` receives a batch and its positions among the inputs, to look up answers and labels.
-    Batch size, learning rate and optimiser default to those of the client's local work.
+    `steps` replaces the epochs. Batch size, learning rate and optimiser default to those of the client's local work.
     """
-    if epochs == 0:
+    if len(inputs) == 0 or (epochs == 0 and steps == 0):
         return
-    work = replace(
-        me.work, work="epochs", epochs=epochs, drop_last=False, batch=batch or me.work.batch, lr=lr or me.work.lr
-    )
-    steps = work.steps_for(n=len(inputs), mean_size=len(inputs))
+    batch, lr = batch or me.work.batch, lr or me.work.lr
+    work = replace(me.work, work="epochs", epochs=max(epochs, 1), drop_last=False, batch=batch, lr=lr)
+    steps = steps or work.steps_for(n=len(inputs), mean_size=len(inputs))
     fit(
         net,
         replace(me, work=work, augment=None),

@@ -20,6 +20,7 @@ from fedalloy.nets.generators import adversarial_generator
 from fedalloy.nets.generators.adversarial import Kind
 from fedalloy.nets.models import in_two_parts
 from fedalloy.train.beside import Beside, normal
+from fedalloy.train.costs import count_flops
 from fedalloy.train.fit import aside, fit, frozen, load, params
 from fedalloy.train.losses import ce
 
@@ -93,6 +94,7 @@ class Game(Method):
         net = in_two_parts(where.build(), self.name)
         make, device = partial(domain_head, net.projected_shape), next(net.parameters()).device
         head = initial(make, where.seed, device=device, purpose="discriminator")
+        count_flops(head, where.meter)
         fresh = net if self.shared_layers is None else in_two_parts(where.build(), self.name)
         return kind(net, fresh, head, self.shared_layers, where.meter)
 
@@ -171,8 +173,9 @@ class Game(Method):
 
         def improve_generator() -> None:
             if generator is not None and playing(EARLY_GENERATOR):
-                with aside(two, dropout):
-                    against = generator_loss(judge(made()), saturating=self.saturating)  # Eq. 3
+                samples = made()
+                with aside(two, dropout), me.meter.passed_through():
+                    against = generator_loss(judge(samples), saturating=self.saturating)  # Eq. 3
                 generator.step(against)
 
         fit(two, me, loss, after=improve_generator)

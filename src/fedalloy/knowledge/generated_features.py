@@ -40,6 +40,14 @@ class GeneratedFeatures(Method):
     generator_weight_decay: NotNegative = option(1e-5, "weight decay of the generator's Adam")
     generator_epochs: Count = by_variant(10, "passes of the generator over its labels in a round", reference=20)
     generator_batches: Count = by_variant(200, "steps of the generator in a pass", reference=100)
+    heads: Literal["sum", "mean"] = by_variant(
+        "sum", "the heads' logits weighted by p_k, or divided by their number K as well (Eq. 3)", paper="mean"
+    )
+    diversity_eps: Literal["ratio", "distance"] = by_variant(
+        "ratio",
+        "add the constant of Eq. 4 to the ratio of the distances, or to the features' distance",
+        paper="distance",
+    )
 
     def new_generator(self, party: Client | Federation, net: FeatureNet) -> nn.Module:
         """The untrained generator for this network's features."""
@@ -55,18 +63,16 @@ class GeneratedFeatures(Method):
     def taught(self, weights: Tree, clients: Sequence[Tree], p: Sequence[float], fed: Federation) -> Tree:
         """The generator after a round of steps against the heads of these models (Algorithm 1, lines 11 to 18)."""
         net = in_two_parts(fed.build(), self.name)
-        heads, noise = stacked_heads(net, clients), fed.rng("generator/noise")
+        heads, noise = stacked_heads(net, clients, fed.meter.heads), fed.rng("generator/noise")
         made = load(self.new_generator(fed, net), weights)
         generator = Beside(made, self.generator_lr, self.generator_weight_decay)
         device = next(made.parameters()).device
-        shares = torch.tensor(p, device=device)
+        shares = torch.tensor(p, device=device) / (len(p) if self.heads == "mean" else 1)
         for labels in self.server_labels(fed):
             y, eps = labels.to(device, non_blocking=True), normal(len(labels), self.noise, noise, device)
             z = generator(eps, y)
-            with fed.meter.paused():
-                logits = torch.tensordot(shares, heads(z), 1)
-            fed.meter.count(logits, 0.5 * len(shares))  # each head is half a pass, even if one product evaluates many
-            generator.step(ce(logits, y) + diversity_loss(eps, z))  # Eq. 3 and 4
+            logits = torch.tensordot(shares, heads(z), 1)
+            generator.step(ce(logits, y) + diversity_loss(eps, z, self.diversity_eps))  # Eq. 3 and 4
             fed.meter.steps += 1
         return params(made)
 
@@ -106,16 +112,18 @@ def client_labels(me: Client) -> Iterator[Tensor]:
     return _from_pool(me.classes, visited, batch, me.steps, draw)
 
 
-def diversity_loss(noise: Tensor, features: Tensor) -> Tensor:
+def diversity_loss(noise: Tensor, features: Tensor, at: Literal["ratio", "distance"] = "ratio") -> Tensor:
     """|eps_1 - eps_2| / |z_1 - z_2| of the batch's two halves (Eq. 4): small if noise makes a difference.
 
-    As in the code, the distances are means over all numbers, and the constant is added under the inverted ratio.
+    As in the code, the distances are means over all numbers. Its constant of 1e-5 keeps the denominator from zero: the
+    code adds it to the inverted ratio, the paper to the distance of the features.
 
     >>> round(diversity_loss(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])).item(), 4)
     0.5
     """
     (eps_1, eps_2), (z_1, z_2) = noise.chunk(2), features.chunk(2)
-    return 1 / ((z_1 - z_2).abs().mean() / (eps_1 - eps_2).abs().mean() + 1e-5)
+    apart, drawn = (z_1 - z_2).abs().mean(), (eps_1 - eps_2).abs().mean()
+    return drawn / (apart + 1e-5) if at == "distance" else 1 / (apart / drawn + 1e-5)
 
 
 def _from_pool(classes: int, size: int, batch: int, steps: int, draw: torch.Generator) -> Iterator[Tensor]:

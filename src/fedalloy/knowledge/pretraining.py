@@ -1,21 +1,94 @@
-"""Training until convergence: until accuracy on held-out samples stops improving."""
+"""Training until convergence: until accuracy, on held-out samples or on all, stops improving."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from fedalloy.base.options import Count, Fraction, NotNegative, Number, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
-from fedalloy.federation.core import Client
-from fedalloy.train.fit import Loss, fit, load, params, predict
+from fedalloy.federation.core import Client, Method
+from fedalloy.train.fit import Loss, Optimiser, fit, load, params, predict
+from fedalloy.train.losses import ce
 
+ConvergedBy = Literal["held_out", "training"]
 Round = Callable[[Client, Tree], Tree]  # one round of local work: the weights after it
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedAlone(Method):
+    """Before its first round, a client trains on its own samples until it has converged."""
+
+    pretrain_private: Number = option(25, "most epochs of pre-training on a client's own samples; 0 leaves it out")
+    private_batch: Count = option(32, "batch size of private pre-training")
+    private_patience: Count = option(10, "epochs without a rise after which private pre-training ends")
+    private_min_delta: NotNegative = option(0.001, "smallest gain in accuracy that counts as a rise there")
+    converged_by: ConvergedBy = option(
+        "held_out", "whose accuracy ends pre-training: of held-out samples, best weights kept; of all, last ones kept"
+    )
+    held_out: Fraction = option(
+        0.1, "share of the samples that pre-training holds out", only_with=("converged_by", "held_out")
+    )
+    held_out_least: Count = option(
+        10,
+        "fewest samples to hold out; of fewer, none: all epochs on all samples",
+        only_with=("converged_by", "held_out"),
+    )
+
+    def learn_own(self, net: nn.Module, me: Client, optimiser: Optimiser | None = None) -> None:
+        """Train a network on the client's own samples."""
+        epochs, batch, patience = self.pretrain_private, self.private_batch, self.private_patience
+        self.converge(net, me, me.train, epochs, batch, patience, self.private_min_delta, "private", optimiser)
+
+    def converge(
+        self,
+        net: nn.Module,
+        me: Client,
+        samples: Samples,
+        epochs: int,
+        batch: int,
+        patience: int,
+        min_delta: float,
+        stage: str,
+        optimiser: Optimiser | None = None,
+    ) -> None:
+        """Train a network on labelled samples until it has converged, as the options say."""
+        train_until_converged(
+            net,
+            me,
+            samples,
+            lambda x, y: ce(net(x), y) + self.penalty(net),
+            epochs=epochs,
+            batch=batch,
+            patience=patience,
+            min_delta=min_delta,
+            held_out=self.held_out,
+            least=self.held_out_least,
+            by=self.converged_by,
+            optimiser=optimiser,
+            stage=f"pretraining/{stage}",
+        )
+
+    def penalty(self, net: nn.Module) -> Tensor | float:
+        """What is added to every loss."""
+        return 0.0
+
+    def uncovered(self) -> str | None:
+        """Samples decide when private pre-training ends and which model it keeps, and no noise hides that."""
+        if self.pretrain_private and self.converged_by == "training":
+            return (
+                f"{self.name}.converged_by = 'training' (write 'held_out', with held_out = 0) uses a client's samples"
+            )
+        if self.pretrain_private and self.held_out:
+            return f"{self.name}.held_out = {self.held_out} (write 0) uses a client's samples"
+        return super().uncovered()
 
 
 def train_until_converged(
@@ -29,6 +102,9 @@ def train_until_converged(
     patience: int,
     min_delta: float,
     held_out: float,
+    least: int = 1,
+    by: ConvergedBy = "held_out",
+    optimiser: Optimiser | None = None,
     stage: str = "pretraining",
 ) -> int:
     """Train a network on labelled samples until it has converged, and say how many epochs that took.
@@ -39,11 +115,13 @@ def train_until_converged(
       ends after `epochs` epochs in any case.
     * The network keeps the weights from the epoch with the highest accuracy; in a tie, from that with the lowest loss.
       With the few samples that a client can hold out, ties are frequent.
-    * If nothing can be held out, because there are fewer than 1 / held_out samples, all `epochs` epochs are run
-      and the last weights are kept.
+    * If fewer than `least` samples would be held out, none are: all `epochs` epochs are run, on all samples, and the
+      last weights are kept. A few samples cannot tell which epoch is best.
+    * With `by = "training"` none are held out either. Training has converged when the accuracy on the samples that it
+      trains on has not risen, and the last weights are kept.
 
-    The optimiser is that of the client's local work with the learning rate of the first round, whenever the client
-    joins, and keeps its momentum between epochs. Evaluations on held-out samples are not counted as passes.
+    The optimiser, unless it is given, is that of the client's local work with the learning rate of the first round,
+    whenever the client joins. It keeps its state between epochs. Evaluations are not counted as passes.
 
     >>> from fedalloy.train.losses import ce
     >>> from fedalloy.train.fit import LocalWork
@@ -54,18 +132,20 @@ def train_until_converged(
     >>> train_until_converged(net, me, mine, lambda x, y: ce(net(x), y), **how) < 50
     True
     """
-    part, aside = _held_out(samples, held_out, me.rng(f"{stage}/held out"))
+    share = held_out if by == "held_out" and int(held_out * len(samples)) >= least else 0.0
+    part, aside = _held_out(samples, share, me.rng(f"{stage}/held out"))
+    judges = part if by == "training" else aside
     me = replace(me, work=replace(me.work, work="epochs", epochs=1, batch=batch, drop_last=False))
     steps = me.work.steps_for(n=len(part), mean_size=len(part))
-    optimiser = me.work.optimiser_for(net, round=1)
+    optimiser = optimiser or me.work.optimiser_for(net, round=1)
     best, found = (-1.0, 0.0), None  # worse than any evaluation
     level, risen = -1.0, 0  # the accuracy of the last rise, and its epoch
     for epoch in range(1, epochs + 1):
         fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
-        if len(aside) == 0:
+        if len(judges) == 0:
             continue
-        trial = _trial(net, me, aside)
-        if trial > best:
+        trial = _trial(net, me, judges)
+        if trial > best and by == "held_out":
             best, found = trial, params(net)
         if trial[0] - level > min_delta:
             level, risen = trial[0], epoch

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from fedalloy.base.options import Count, Positive, Probability, option
+from fedalloy.base.options import Count, Positive, Probability, by_variant, option
 from fedalloy.data.public import PublicSet
 from fedalloy.federation.core import Client, Method
 from fedalloy.knowledge.density import REFERENCE_WIDTH, Width, select
@@ -23,8 +23,10 @@ KULSIF = ("client_selector", "kulsif")
 class Selectors(Method):
     """A client-side and a server-side selector, with their options."""
 
-    client_selector: Literal["kulsif", "label_match", "none"] = option(
-        "kulsif", "vote where a sample resembles one's own, where the model predicts its label, or everywhere"
+    client_selector: Literal["kulsif", "label_match", "none"] = by_variant(
+        "kulsif",
+        "vote where a sample resembles one's own, where the model predicts its label, or everywhere",
+        knfu="label_match",
     )
     q: Probability = option(
         0.25, "quantile of its own samples' density ratios that a sample must exceed", only_with=KULSIF
@@ -37,8 +39,12 @@ class Selectors(Method):
     known_share: Annotated[float, Interval(gt=0, lt=1)] = option(
         0.05, "share of a client's samples that the ratio is fitted to; the others calibrate", only_with=KULSIF
     )
-    known_least: Count = option(50, "fewest samples that it is fitted to, up to half of a client's", only_with=KULSIF)
-    server_selector: Literal["l1", "entropy", "none"] = option("l1", "how clear ensemble labels are recognised")
+    known_least: Count = by_variant(
+        50, "fewest samples that it is fitted to, up to half of a client's", only_with=KULSIF, reference=1
+    )
+    server_selector: Literal["l1", "entropy", "none"] = by_variant(
+        "l1", "how clear ensemble labels are recognised", reference="none", knfu="entropy"
+    )
     tau_server: Annotated[float, Interval(ge=0, le=2)] = option(
         2.0, "largest L1 distance from a one-hot vector; 2 keeps everything", only_with=("server_selector", "l1")
     )

@@ -13,6 +13,7 @@ from fedalloy.methods.dafkd_scores import DaFKDScores
 from fedalloy.methods.data_free_kd import DataFreeKD
 from fedalloy.methods.dsfl import DSFL
 from fedalloy.methods.fedavg import FedAvg
+from fedalloy.methods.fedavg_local_start import FedAvgLocalStart
 from fedalloy.methods.fedavgm import FedAvgM
 from fedalloy.methods.fedcog import FedCOG
 from fedalloy.methods.feddf import FedDF
@@ -48,6 +49,7 @@ __all__ = [
     "DaFKDScores",
     "DataFreeKD",
     "FedAvg",
+    "FedAvgLocalStart",
     "FedAvgM",
     "FedCOG",
     "FedDF",

@@ -15,7 +15,7 @@ from fedalloy.base.options import Count, Variant, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.setting import SERVER
-from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.averaged import models
 from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.game import GENERATED, Game, opinions
 from fedalloy.knowledge.pictures import Images
@@ -89,10 +89,10 @@ class DaFKD(Game, Teaching, FedAvg):
     def round(self, s: State, fed: Federation) -> State:
         """Send, train, average, distil (Algorithm 1, lines 3 to 14)."""
         common = {name: s[name] for name in ("model", "generator", "head") if name in s.body}
-        replies = self.trusted(s, fed.ask("train", fed.sample(), **common))
+        s, replies = self.told(s, self.trusted(s, fed.ask("train", fed.sample(), **common)), fed)
         if not replies:
             return s.next()
-        weights = self.aggregation.bounded([r["n"] for r in replies], label_counts(replies))
+        weights = self.aggregation.bounded([r["n"] for r in replies], self.discrepancies(s, replies))
         new = {name: average([r[name] for r in replies], weights, old) for name, old in common.items()}  # Eq. 4 and 6
         if self.distils(fed.round):
             source = new if self.pseudo_from == "new" else s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.methods.centralised import Centralised
-from fedalloy.train.beside import Beside, normal
+from fedalloy.train.beside import normal
 from fedalloy.train.fit import fit, frozen, params
 from fedalloy.train.losses import kl
 
@@ -47,6 +47,7 @@ class DataFreeKD(DataFree, Centralised):
     ['teacher', 'student']
     """
 
+    variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours or the paper's")
     teacher_rounds: Count = option(10, "rounds in which the teacher is trained")
     steps: Count = option(100, "steps of generator and student in each later round")
     lambda_1: NotNegative = option(0.2, "weight of L_OH; the paper has 0.2 for EMNIST and 0.01 for CIFAR")
@@ -70,7 +71,7 @@ class DataFreeKD(DataFree, Centralised):
         """One batch of images serves generator and student, which learn at the same time."""
         me = self.learner(fed, self.steps)
         teacher, student = frozen(me.net(s["model"])), me.net(s["student"])
-        generator = Beside.carried_on(self.new_generator(fed), s.body, "generator", self.generator_lr)
+        generator = self.resumed(fed, s.body)
         batch: Judged
 
         def loss(z: Tensor, _: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class DataFreeKD(DataFree, Centralised):
 
         fit(student, me, loss, after=lambda: generator.step(self.generator_loss(batch)))
         note_coverage(fed, batch.answers)  # of the last batch
-        return s.next(student=params(student), **generator.kept("generator"))
+        return s.next(student=params(student), **self.kept(generator))
 
     def learner(self, fed: Federation, batches: int) -> Client:
         """The server as a learner whose only samples are noise, each of them used once in a round."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedalloy.base.options import NotNegative, Positive, option
+from fedalloy.base.options import Count, NotNegative, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Federation, State, method
 from fedalloy.knowledge.exchange import digest
@@ -26,6 +26,7 @@ from fedalloy.train.losses import soft_ce
         CARD,
         paper="Itahara, Nishio, Koda, Morikura and Yamamoto, IEEE TMC 2021",
         distils="the sharpened mean of all active clients' answers, on public samples, into them and a server's model",
+        quick={"samples": 8},
     ),
 )
 class DSFL(SoftLabels):
@@ -45,6 +46,15 @@ class DSFL(SoftLabels):
 
     takes = frozenset({"combine"})
 
+    variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours, or the paper's")
+    samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", paper=1000)
+    tune_epochs: Number = by_variant(
+        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0), paper=5
+    )
+    tune_batch: Count | None = by_variant(None, "batch size of fine-tuning; unset: that of the local work", paper=50)
+    tune_lr: Positive | None = by_variant(
+        None, "learning rate of fine-tuning; unset: that of the local work", paper=0.1
+    )
     ensemble: Literal["era", "mean"] = option("era", "sharpen the mean answer (ERA), or take it as it is")
     temperature: Positive = option(
         0.1, "temperature of the sharpening; smaller values sharpen more", only_with=("ensemble", "era")
@@ -79,7 +89,7 @@ class DSFL(SoftLabels):
         public = self.part(fed).samples
         server = fed.learner(public, steps=1)
         net = server.net(model)
-        digest(net, server, public, lambda x, rows: soft_ce(soft[rows], net(x)), epochs=self.tune_epochs, stage="tune")
+        digest(net, server, public, lambda x, rows: soft_ce(soft[rows], net(x)), **self.schedule)
         return params(net)
 
     def models(self, s: State) -> Mapping[str, Tree]:

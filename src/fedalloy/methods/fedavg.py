@@ -23,7 +23,7 @@ class FedAvg(Averaged):
     def init(self, fed: Federation) -> Tree:
         """Initialise w_0."""
         model = params(fed.build())
-        return {"model": model, **self.cache.start(model, fed.sizes, self.aggregation)}
+        return {"model": model, **self.cache.start(model, fed.sizes, self.aggregation, fed.random_net)}
 
     def round(self, s: State, fed: Federation) -> State:
         """Draw S_t; let its clients train w_t in parallel; w_{t+1} = sum_k (n_k / n) w_k."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.base.options import Count, NotNegative, Positive, Several, option
+from fedalloy.base.options import Count, NotNegative, Positive, Several, by_variant, option
 from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import aside, batches, fit, frozen, params
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import ce, js, kl
 
 
 @method(
@@ -32,23 +33,37 @@ class FedCOG(FedAvg):
     A client makes images of the classes that it has fewer samples of than of its most frequent one. The pixels
     themselves are optimised, from noise, so that the received model (glob) takes an image for what it should be and the
     client's own previous model (prev) disagrees. In each step the client then trains on a batch of its data and on a
-    batch of the images, with glob's answers as targets. The images last for the round and leave no trace in BatchNorm's
-    statistics. A client trains as in FedAvg if it has no previous model, if its classes are balanced, or if fewer than
-    two images fall to all classes.
+    batch of the images, with glob's answers as targets. The images last for the round. A client trains as in FedAvg if
+    its classes are balanced, if fewer than two images fall to all classes, or, with `unseen = "skip"`, if it has no
+    previous model.
 
-    >>> FedCOG(start_round=51).generation_steps
-    500
+    >>> FedCOG(variant="kdia").start_round, FedCOG(variant="kdia").shares(100, 700)
+    (51, (1.0, 0.01))
     """
 
+    variant: Literal["recommended", "reference", "kdia"] = option(
+        "recommended", "whose choices: ours, the authors' code's, or KDIA's as far as they are known"
+    )
     lambda_dis: NotNegative = option(0.1, "weight of the disagreement between the two models, in making images")
-    weighting: Literal["lambda_kd", "sample_ratio"] = option(
-        "lambda_kd", "weigh the images' term by lambda_kd, or as FedCOG's code does, by how much a client lacks"
+    weighting: Literal["sample_ratio", "lambda_kd"] = by_variant(
+        "sample_ratio",
+        "weigh the two terms by what a client has and what it lacks, or 1 and lambda_kd",
+        kdia="lambda_kd",
     )
     lambda_kd: NotNegative = option(0.01, "weight of the images' term", only_with=("weighting", "lambda_kd"))
-    disagree: Literal["js", "reference"] = option(
-        "js", "measure disagreement by the Jensen-Shannon divergence, or as FedCOG's code does"
+    disagree: Literal["js", "reference"] = by_variant(
+        "js", "the Jensen-Shannon divergence, or what FedCOG's code has", reference="reference", kdia="reference"
     )
-    start_round: Count = option(1, "first round with images")
+    targets: Literal["last", "best"] = by_variant(
+        "last", "glob's answers to the finished images, or at the step of least loss", reference="best", kdia="best"
+    )
+    generated_norms: Literal["keep", "update"] = by_variant(
+        "keep", "what batches of images do to BatchNorm's running statistics", reference="update", kdia="update"
+    )
+    unseen: Literal["skip", "random"] = by_variant(
+        "skip", "a never seen client's previous model: none, or a random network", reference="random", kdia="random"
+    )
+    start_round: Count = by_variant(1, "first round with images", reference=51, kdia=51)
     images: Several = option(256, "most images that a client makes in a round")
     generation_steps: Count = option(500, "steps of Adam on the pixels")
     generation_lr: Positive = option(0.01, "learning rate of Adam on the pixels")
@@ -59,10 +74,12 @@ class FedCOG(FedAvg):
         net = me.net(msg["model"])
         lacking = missing(me.train.counts(me.classes))
         plan = label_plan(lacking, self.images)
-        if me.round < self.start_round or not me.memory or plan.sum() < 2:
+        known = me.memory or self.unseen == "random"
+        if me.round < self.start_round or not known or plan.sum() < 2:
             fit(net, me, lambda x, y: ce(net(x), y))
         else:
-            glob, prev = (frozen(me.net(weights)) for weights in (msg["model"], me.memory["model"]))
+            former = me.net(me.memory["model"]) if me.memory else me.random_net()
+            glob, prev = frozen(me.net(msg["model"])), frozen(former)
             images, answers = self.generated(me, glob, prev, plan)
             a_real, a_syn = self.shares(me.n, int(lacking.sum()))
             turns = batches(len(images), me.work.batch, me.steps, me.rng("images/batches"))
@@ -70,9 +87,10 @@ class FedCOG(FedAvg):
 
             def loss(x: Tensor, y: Tensor) -> Tensor:
                 rows = next(turns).to(x.device)
-                with aside(net, dropout):
+                real = ce(net(x), y)  # first, so that the images would move BatchNorm's statistics last
+                with aside(net, dropout) if self.generated_norms == "keep" else nullcontext():
                     pull = kl(answers[rows], net(images[rows]))
-                return a_real * ce(net(x), y) + a_syn * pull
+                return a_real * real + a_syn * pull
 
             fit(net, me, loss)
         model = params(net)
@@ -85,13 +103,18 @@ class FedCOG(FedAvg):
         images = nn.Parameter(noise.to(labels.device))
         optimiser = torch.optim.Adam([images], lr=self.generation_lr, betas=(0.5, 0.9), fused=True)
         disagreement = js if self.disagree == "js" else reference_js
+        least, best = math.inf, torch.empty(0)
         for _ in range(self.generation_steps):
             answers = glob(images)
             loss = ce(answers, labels) + self.lambda_dis * (1 - disagreement(prev(images), answers))
+            if self.targets == "best" and not loss >= least:  # also the first, if none is a number
+                least, best = loss.item(), answers.detach()
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             optimiser.step()
             me.meter.steps += 1
+        if self.targets == "best":
+            return images.detach(), best
         with torch.no_grad():
             return images.detach(), glob(images)
 
@@ -118,17 +141,6 @@ def label_plan(lacking: Tensor, images: int) -> Tensor:
     tensor([  0,  96, 160])
     """
     return images * lacking // lacking.sum().clamp(min=1)
-
-
-def js(one: Tensor, other: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence of two models' answers, mean over the batch: 0 for equal ones, at most ln 2.
-
-    >>> round(js(torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])).item(), 6)
-    0.693147
-    """
-    p, q = one.log_softmax(1), other.log_softmax(1)
-    middle = torch.logaddexp(p, q) - math.log(2)
-    return (kl(p, middle) + kl(q, middle)) / 2
 
 
 def reference_js(one: Tensor, other: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class FedFTG(FedAvg):
     @property
     def tells_counts(self) -> bool:
         """The fine-tuning weighs clients by their samples of each class."""
-        return bool(self.iterations) or super().tells_counts
+        return bool(self.iterations)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """Fine-tune the average, and with it the generator."""
@@ -115,7 +115,9 @@ class FedFTG(FedAvg):
             for turn in turns * self.generator_steps:
                 x = generator(z, y)
                 answers = torch.stack([teachers[k](x) for k in turn])
-                hard = self.hardness(answers, student(x), y, alpha[turn][:, y])
+                with fed.meter.passed_through():
+                    said = student(x)
+                hard = self.hardness(answers, said, y, alpha[turn][:, y])
                 generator.step(hard + self.lambda_dis * self.diversity(z, x) / len(turns))
                 fed.meter.steps += 1
             generator.net.eval()

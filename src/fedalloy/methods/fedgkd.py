@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedalloy.aggregation.averaging import average
-from fedalloy.base.options import Count, NotNegative, Positive, option
+from fedalloy.aggregation.rule import Weights
+from fedalloy.base.options import Count, NotNegative, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, frozen, params
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import ce, kl, soft_ce
 
 
 @method(
@@ -30,19 +32,35 @@ class FedGKD(FedAvg):
 
     The server buffers the last M = `buffer` global models, the current one included, and sends their uniform mean as
     the teacher, which stays as it is for the round. The untrained first model is not buffered. The teacher is sent only
-    where it differs from the model: never with M = 1, and otherwise from the third round on (with `"full_buffer"` from
-    round M + 1), which doubles the downlink.
+    where it differs from the model: never with M = 1, and otherwise from the third round on (from round M + 1, if the
+    buffer must be full), which doubles the downlink.
 
-    >>> FedGKD(buffer=1).start
-    'available'
+    >>> FedGKD().aggregation.weights, FedGKD(variant="reference").aggregation.weights, FedGKD(variant="fedkf").start
+    ('size', 'uniform', 'full_buffer')
     """
 
+    variant: Literal["recommended", "reference", "fedkf", "kdia"] = option(
+        "recommended", "whose choices: ours, those of the authors' code, of FedKF's or of KDIA's"
+    )
     buffer: Count = option(5, "M, how many global models are averaged, the current one included")
     gamma: NotNegative = option(0.2, "weight of the distillation; 0 is FedAvg")
-    tau: Positive = option(1.0, "temperature of both teacher and student")
-    start: Literal["available", "full_buffer"] = option(
-        "available", "distil from round 2 on, or only when M trained models exist, from round M + 1 on"
+    distance: Literal["kl", "mse", "softmax_twice"] = by_variant(
+        "kl", "KL, squared error of logits, or CE of a softmax that is taken for logits", kdia="softmax_twice"
     )
+    tau: Positive = by_variant(
+        1.0, "temperature of both teacher and student", kdia=2.0, only_with=("distance", "kl", "softmax_twice")
+    )
+    start: Literal["available", "full_buffer", "received"] = by_variant(
+        "available",
+        "distil from round 2 on; from round M + 1 on; or always, until then from the received model",
+        fedkf="full_buffer",
+        kdia="received",
+    )
+
+    @property
+    def usual_weights(self) -> Weights:
+        """The authors' code averages models with equal weights."""
+        return "uniform" if self.variant == "reference" else "size"
 
     def init(self, fed: Federation) -> Tree:
         """The buffer is empty: the first model knows nothing yet."""
@@ -50,27 +68,38 @@ class FedGKD(FedAvg):
 
     def round(self, s: State, fed: Federation) -> State:
         """One round of FedAvg, with a teacher once there is one."""
-        if len(s["recent"]) < (self.buffer if self.start == "full_buffer" else 1):
+        needed = {"available": 1, "full_buffer": self.buffer, "received": 0}[self.start]
+        if len(s["recent"]) < needed:
             return super().round(s, fed)
         return self.averaged(s, fed.ask("distil", fed.sample(), model=s["model"], **self.teacher(s)), fed)
 
     def teacher(self, s: State) -> dict[str, Tree]:
         """The mean of the buffered models, unless it is the model itself, which the clients have anyway."""
         recent = [s["recent"][t] for t in sorted(s["recent"], key=int)]
+        if self.start == "received" and len(recent) < self.buffer:
+            return {}
         mean = average(recent, [1.0] * len(recent), s["model"])
         return {} if all(torch.equal(mean[name], w) for name, w in s["model"].items()) else {"teacher": mean}
 
     @action("model, teacher? -> model, n, counts if tells_counts")
     def distil(self, me: Client, msg: Message) -> Reply:
-        """Local SGD on CE + gamma/2 KL(teacher || student), on the same batch, without a factor tau^2."""
+        """Local SGD on CE + gamma/2 d(teacher, student), on the same batch."""
         net, teacher = me.net(msg["model"]), frozen(me.net(msg["teacher" if "teacher" in msg else "model"]))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            return ce(logits, y) + self.gamma / 2 * kl(teacher(x), logits, self.tau)
+            return ce(logits, y) + self.gamma / 2 * self.apart(teacher(x), logits)
 
         fit(net, me, loss)
         return reply(model=params(net), **self.about(me))
+
+    def apart(self, teacher: Tensor, student: Tensor) -> Tensor:
+        """The distance d of the student's logits from the teacher's; KL(teacher || student) has no factor tau^2."""
+        if self.distance == "mse":
+            return F.mse_loss(student, teacher)
+        if self.distance == "softmax_twice":  # softmax(student) goes where logits belong
+            return soft_ce((teacher / self.tau).softmax(1), (student / self.tau).softmax(1))
+        return kl(teacher, student, self.tau)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:
         """The new model enters the buffer, and the oldest beyond M leaves it."""

@@ -15,8 +15,8 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.train.beside import Beside, normal
-from fedalloy.train.fit import aside, fit, frozen, params
+from fedalloy.train.beside import normal
+from fedalloy.train.fit import LocalWork, aside, fit, frozen, params
 from fedalloy.train.losses import ce, kl
 
 QUICK = {"noise": 8, "width": 4, "kd_start": 1}
@@ -36,8 +36,9 @@ QUICK = {"noise": 8, "width": 4, "kd_start": 1}
 class FedKF(DataFree, FedAvg):
     """Global-local knowledge fusion: the average of all clients' last models teaches each client on generated images.
 
-    In each step a client's generator makes one batch of images, and the teacher answers to them. The student learns
-    from its real batch and from the teacher's answers (Eq. 8); the generator learns from the same answers (Eq. 5). The
+    In each step a client's generator makes a batch of images, and the teacher answers to them. The student learns from
+    its real batch and from the teacher's answers (Eq. 8); the generator learns from the same answers (Eq. 5). With
+    `order = "generator_first"`, Algorithm 1 to the letter, the student learns from the improved generator's images. The
     teacher (OCA, the paper's technique T1) stays as it is for the round. The generator stays with the client, Adam's
     moments included, and is never sent. The views `aca` and `oca` are the two rows of the paper's tables.
 
@@ -49,6 +50,14 @@ class FedKF(DataFree, FedAvg):
     kd_start: Count = by_variant(2, "first round with distillation; in round 1 the teacher is untrained", paper=1)
     adversarial: bool | Literal["colour"] = by_variant(
         False, "subtract gamma L_KL from L_G: the generator works against the student", reference="colour"
+    )
+    order: Literal["student_first", "generator_first"] = by_variant(
+        "student_first",
+        "which step comes first: the student's, on the same images, or the generator's, with new ones for the student",
+        paper="generator_first",
+    )
+    generated_batch: Count | Literal["real", "full"] = by_variant(
+        "real", "images in a step: as many as in the real batch, always `training.batch`, or a number", reference="full"
     )
     taught_by_all: ClassVar[bool] = True  # the teacher is the cache's average
 
@@ -88,25 +97,36 @@ class FedKF(DataFree, FedAvg):
         if not self.distils(me.round):
             return super().train(me, msg)
         student, teacher = me.net(msg["model"]), frozen(me.net(msg["teacher" if "teacher" in msg else "model"]))
-        generator = Beside.carried_on(self.new_generator(me), me.memory, "generator", self.generator_lr)
+        generator = self.resumed(me, me.memory)
         noise, dropout = me.rng("generator"), me.rng("dropout/generated")
         against = self.adversarial is True or (self.adversarial == "colour" and me.shape[0] == 3)
+        student_first = self.order == "student_first"
         batch: Judged
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             nonlocal batch
-            batch = judged(teacher, generator(normal(len(x), self.noise, noise, x.device)))
+            z = normal(self.generated(len(x), me.work), self.noise, noise, x.device)
+            batch = judged(teacher, generator(z))
+            if not student_first:
+                improve_generator()
+                with torch.no_grad():
+                    batch = judged(teacher, generator(z))
             return self.fusion_loss(student, batch, dropout, x, y)  # line 19
 
         def improve_generator() -> None:
             total = self.generator_loss(batch)
             if against:
-                with aside(student, dropout):
+                with aside(student, dropout), me.meter.passed_through():
                     total = total - self.gamma * kl(batch.answers.detach(), student(batch.images))
             generator.step(total)  # line 18
 
-        fit(student, me, loss, after=improve_generator)
-        return reply(model=params(student), **self.about(me), keep=generator.kept("generator"))
+        fit(student, me, loss, after=improve_generator if student_first else None)
+        return reply(model=params(student), **self.about(me), keep=self.kept(generator))
+
+    def generated(self, real: int, work: LocalWork) -> int:
+        """How many images a step generates beside this many real ones."""
+        sizes = {"real": real, "full": work.batch}
+        return self.generated_batch if isinstance(self.generated_batch, int) else sizes[self.generated_batch]
 
     def fusion_loss(self, student: nn.Module, batch: Judged, dropout: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
         """L = L_CE + gamma L_KL (Eq. 8), on a real and a generated batch."""

@@ -14,7 +14,7 @@ from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.data_free import judged
 from fedalloy.methods.fedkf import QUICK, FedKF
-from fedalloy.train.beside import Beside, normal
+from fedalloy.train.beside import normal
 from fedalloy.train.fit import fit, frozen, load, params
 
 
@@ -39,6 +39,7 @@ class FedKFServer(FedKF):
 
     server_steps: Number = option(0, "steps of the generator in a round; 0: as many as the busiest client takes")
     adversarial: Literal[False] = option(False, "always false: on the server there is no student to work against")
+    order: Literal["generator_first"] = option("generator_first", "always so: the server trains before it sends")
 
     def init(self, fed: Federation) -> Tree:
         """FedKF's start, and the generator's."""
@@ -56,13 +57,13 @@ class FedKFServer(FedKF):
     def trained_generator(self, s: State, fed: Federation, weights: Tree) -> dict[str, Any]:
         """The generator and its moments, some steps of L_G (Eq. 5) further."""
         teacher = frozen(load(fed.build(), weights))
-        generator = Beside.carried_on(self.new_generator(fed), s.body, "generator", self.generator_lr)
+        generator = self.resumed(fed, s.body)
         noise, device = fed.rng("generator"), next(teacher.parameters()).device
         for _ in range(self.server_steps or max((fed.steps(k) for k in fed.sample()), default=0)):
-            images = generator(normal(fed.work.batch, self.noise, noise, device))
+            images = generator(normal(self.generated(fed.work.batch, fed.work), self.noise, noise, device))
             generator.step(self.generator_loss(batch := judged(teacher, images)))
             note_coverage(fed, batch.answers)  # the last batch's stays
-        return generator.kept("generator")
+        return self.kept(generator)
 
     @action("model, teacher? if distils, generator if distils -> model, n, counts if tells_counts")
     def train(self, me: Client, msg: Message) -> Reply:
@@ -74,7 +75,8 @@ class FedKFServer(FedKF):
         noise, dropout = me.rng("generator"), me.rng("dropout/generated")
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            batch = judged(teacher, generator(normal(len(x), self.noise, noise, x.device)))
+            z = normal(self.generated(len(x), me.work), self.noise, noise, x.device)
+            batch = judged(teacher, generator(z))
             return self.fusion_loss(student, batch, dropout, x, y)
 
         fit(student, me, loss)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any, Literal
+
 from torch import Tensor, nn
 
-from fedalloy.base.options import NotNegative, option
+from fedalloy.base.options import Count, NotNegative, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import Policy
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
+from fedalloy.knowledge.persistence import Persistent, kept
+from fedalloy.knowledge.pretraining import ConvergedBy
 from fedalloy.methods.logit_exchange import LogitExchange
-from fedalloy.train.fit import fit, params
+from fedalloy.train.fit import Optimiser, fit, params
 from fedalloy.train.losses import ce
-from fedalloy.train.optimisers import adam, kept_moments
 
 
 @method(
@@ -26,12 +28,12 @@ from fedalloy.train.optimisers import adam, kept_moments
         public=True,
         clients_hold_public=True,
         any_network=True,
-        remembers="its model; with Adam, two sets of moments",
+        remembers="its model, and the states of two optimisers",
         private=True,
         quick={"samples": 8, "digest_batch": 8, "pretrain_public": 2, "pretrain_private": 2, "private_batch": 8},
     ),
 )
-class FedMD(LogitExchange):
+class FedMD(Persistent, LogitExchange):
     """Agree on the logits of public samples, regress to their mean, go back to the private data (Algorithm 1).
 
     Before its first round a client trains on the public samples and then on its own until it has converged (transfer
@@ -42,16 +44,29 @@ class FedMD(LogitExchange):
     3. Distribute and digest: each client trains to approach the consensus, by the mean absolute error.
     4. Revisit: each client trains on its own data.
 
-    With `training.optimiser = "adam"`, digest and revisit each have moments of their own. What KnFu's tables call FedMD
-    is another method, `fedmd-knfu`.
+    Digest and revisit each have an optimiser of their own. What KnFu's tables call FedMD is another method,
+    `fedmd-knfu`.
 
     >>> FedMD(digest_epochs=3).policy
     'stratified'
     """
 
+    variant: Literal["recommended", "reference"] = option("recommended", "whose choices: ours, or the authors' code's")
+    samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", reference=5000)
     policy: Policy = option("stratified", "how a round's samples are drawn; by class", only_with=("samples",))
-    persist: bool = option(True, "carry Adam's moments of digest and revisit over to the next round")
-    l2: NotNegative = option(0.0, "weight of ||w||^2 of the last linear layer in every loss; the code has 0.001")
+    converged_by: ConvergedBy = by_variant(
+        "held_out",
+        "whose accuracy ends pre-training: of held-out samples, best weights kept; of all, last ones kept",
+        reference="training",
+    )
+    persist: bool = option(True, "carry the optimiser's states of digest and revisit over to the next round")
+    from_pretraining: bool = by_variant(
+        False,
+        "the first revisit continues with the optimiser of private pre-training",
+        reference=True,
+        only_with=("persist", True),
+    )
+    l2: NotNegative = by_variant(0.0, "weight of ||w||^2 of the last linear layer in every loss", reference=0.001)
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing."""
@@ -70,16 +85,15 @@ class FedMD(LogitExchange):
     def revisit(self, me: Client, msg: Message) -> Reply:
         """Digest the consensus, then go back to the client's own data."""
         net = me.net(me.memory["model"])
-        keeps = self.persist and me.work.optimiser == "adam"
-        own = {phase: self.optimiser(net, me, phase) for phase in ("digest", "revisit")} if keeps else {}
-        self.approach(net, me, self.part(me), msg["logits"], own.get("digest"))
-        fit(net, me, lambda x, y: ce(net(x), y) + self.penalty(net), optimiser=own.get("revisit"))
-        return reply(keep={"model": params(net), **{phase: kept_moments(moments) for phase, moments in own.items()}})
+        digest = self.optimiser(net, me, "digest")
+        self.approach(net, me, self.part(me), msg["logits"], digest)
+        revisit = self.optimiser(net, me, "revisit")
+        fit(net, me, lambda x, y: ce(net(x), y) + self.penalty(net), optimiser=revisit)
+        return reply(keep={"model": params(net), **kept(digest, "digest"), **kept(revisit, "revisit")})
 
-    def optimiser(self, net: nn.Module, me: Client, phase: str) -> torch.optim.Adam:
-        """Adam as this phase left it in the client's last round."""
-        parameters = [p for p in net.parameters() if p.requires_grad]
-        return adam(parameters, me.work.lr_at(me.round), me.work.weight_decay, me.memory.get(phase))
+    def carried(self, optimiser: Optimiser) -> dict[str, Any]:
+        """What the first revisit continues with."""
+        return kept(optimiser, "revisit") if self.persist and self.from_pretraining else {}
 
     def penalty(self, net: nn.Module) -> Tensor | float:
         """l2 ||w||^2 of the last linear layer."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedalloy.base.options import Count, NotNegative, Number, Positive, option
+from fedalloy.base.options import Count, NotNegative, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
@@ -59,11 +59,13 @@ class FedMDGlobal(LogitExchange):
     2.0
     """
 
-    digest_epochs: Number = option(5, "passes over the round's public samples, of clients and server alike")
+    variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours, or the paper's")
+    digest_epochs: Number = option(5, "passes over the round's public samples in the global update")
+    server_digest_epochs: Number | None = option(None, "passes of the server's model there; unset: digest_epochs")
     digest_batch: Count = option(64, "batch size of the global update")
     loss: Literal["l1", "l2", "ce"] = option("l1", "distance from the consensus in Eq. 1")
-    l1_reduction: Literal["mean", "sum_class"] = option(
-        "mean", "L1: the mean over all outputs, or their sum", only_with=("loss", "l1")
+    l1_reduction: Literal["mean", "sum_class"] = by_variant(
+        "mean", "L1: the mean over all outputs, or their sum", only_with=("loss", "l1"), paper="sum_class"
     )
     lwof: bool = option(False, "learn without forgetting in the local update")
     beta: NotNegative = option(1.0, "weight of learning without forgetting in Eq. 4", only_with=("lwof", True))
@@ -97,7 +99,7 @@ class FedMDGlobal(LogitExchange):
         net = me.net(s["model"])
         if self.init_global == "public" and s["digests"] == 0:  # not in init, so that a round's costs include it
             self.learn_public(net, me, public_part(fed, None, "all"))
-        self.approach(net, me, public, consensus)  # Eq. 1
+        self.approach(net, me, public, consensus, epochs=self.server_digest_epochs)  # Eq. 1
         return params(net)
 
     @action("logits ->")

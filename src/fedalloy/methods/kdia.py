@@ -15,7 +15,7 @@ from fedalloy.base.options import NotNegative, Positive, Variant, by_variant, op
 from fedalloy.base.tree import Tree
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
-from fedalloy.knowledge.averaged import label_counts, models
+from fedalloy.knowledge.averaged import models
 from fedalloy.knowledge.generated_features import GeneratedFeatures
 from fedalloy.knowledge.pictures import Features
 from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
@@ -55,7 +55,7 @@ class KDIA(GeneratedFeatures, FedAvg):
     lambda_kd: NotNegative = option(0.5, "weight of the distillation; with 0, no teacher is sent")
     lambda_gen: NotNegative = option(0.01, "weight of generated features; with 0, there is no generator")
     tau: Positive = option(2.0, "temperature of the distillation; there is no factor tau^2")
-    mean: Mean = option("geometric", "how the three frequencies make one weight")
+    mean: Mean = option("geometric", "how the three frequencies make one weight", only_with=("freqs", "all"))
     freqs: Frequency = option("all", "what the teacher's weights follow: three frequencies, or one of them alone")
     variant: Variant = option("recommended", "whose choices hold where the paper and its code differ")
     kd_direction: Literal["forward", "reverse"] = by_variant(
@@ -67,6 +67,12 @@ class KDIA(GeneratedFeatures, FedAvg):
         if not self.cache.oca:
             raise UsageError(
                 "cache.oca = false leaves kdia without its teacher, an average of all clients; leave it out"
+            )
+        weightless = (self.freqs, self.mean) == ("all", "geometric") or self.freqs == "participation"
+        if weightless and self.cache.unseen == "random":
+            raise UsageError(
+                "cache.unseen = 'random' has no effect on kdia with these weights, by which clients not yet seen weigh "
+                "nothing; leave it out, or write mean = 'arithmetic', freqs = 'interval' or freqs = 'number'"
             )
 
     @property
@@ -117,7 +123,7 @@ class KDIA(GeneratedFeatures, FedAvg):
         last[active] = s.round + 1
         times[active] += 1
         kept = dict(zip(active, self.aggregation.clipped(models(replies), s["model"]), strict=True))
-        cache = self.cache.updated(s.body, s.round + 1, self.aggregation, kept, {}, weighed_anew=True)
+        cache = self.cache.updated(s.body, s.round + 1, self.aggregation, kept, weighed_anew=True)
         return {**cache, "last": last, "times": times}
 
     def overall(self, s: State) -> Tree:
@@ -135,7 +141,7 @@ class KDIA(GeneratedFeatures, FedAvg):
 
     def teach(self, s: State, replies: Sequence[Message], fed: Federation) -> Tree:
         """The generator after this round; heads count by the weights p_k of the student's average."""
-        p = shares(self.aggregation.bounded([r["n"] for r in replies], label_counts(replies)))  # Eq. 1
+        p = shares(self.aggregation.bounded([r["n"] for r in replies], self.discrepancies(s, replies)))  # Eq. 1
         return self.taught(s["generator"], self.aggregation.clipped(models(replies), s["model"]), p, fed)
 
     def models(self, s: State) -> Mapping[str, Tree]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedalloy.base.options import Number, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
+from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.train.fit import fit, params
 from fedalloy.train.losses import ce
 
@@ -30,11 +31,11 @@ class Alone(Method):
         paper="no sharing; with a second phase as in KnFu, Seyedmohammadi et al., 2024",
         leaves_client="nothing",
         any_network=True,
-        remembers="its model",
+        remembers="its model; with persist, its optimiser's state",
         private=True,
     ),
 )
-class Local(Alone):
+class Local(Persistent, Alone):
     """Every client trains alone, in the rounds in which it is sampled.
 
     A client has the same budget as under every other method of a comparison. Where only some clients take part in a
@@ -46,6 +47,11 @@ class Local(Alone):
 
     second_phase: Number = option(0, "more passes over the client's own data in each round, as in KnFu's 'Local'")
 
+    def init(self, fed: Federation) -> Tree:
+        """The server has nothing."""
+        self.need_state(fed)
+        return super().init(fed)
+
     def round(self, s: State, fed: Federation) -> State:
         """Tell the sampled clients that a round has begun."""
         fed.ask("train", fed.sample())
@@ -55,8 +61,9 @@ class Local(Alone):
     def train(self, me: Client, msg: Message) -> Reply:
         """Go on training the client's own model."""
         net = me.net(self.personal(me))
-        fit(net, me, lambda x, y: ce(net(x), y))
+        optimiser = self.optimiser(net, me)
+        fit(net, me, lambda x, y: ce(net(x), y), optimiser=optimiser)
         if self.second_phase:
             more = replace(me.work, work="epochs", epochs=self.second_phase).steps_for(n=me.n, mean_size=me.n)
-            fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=more)
-        return reply(keep={"model": params(net)})
+            fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=more, optimiser=optimiser)
+        return reply(keep={"model": params(net), **kept(optimiser)})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedalloy.base.options import NotNegative, Positive, option
 from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
@@ -28,9 +30,10 @@ class MOON(FedAvg):
 
     The term compares the representations of one batch by three models: the one in training (z), the received one
     (z_glob, the positive pair) and the client's own at the end of its last training (z_prev, the negative pair). The
-    latter two are frozen. The representation is what enters the output layer: with `simple-cnn` the 256 numbers of
-    MOON's projection head, in a network without such a head the penultimate features. A client without a previous model
-    trains as in FedAvg.
+    latter two are frozen. The representation is what enters the output layer: with MOON's projection head, which
+    `simple-cnn` has and `model.projection` gives to any other network, its 256 numbers, otherwise the penultimate
+    features. In the first round nobody has a previous model, and clients train as in FedAvg; `unseen` says what happens
+    later to a client that was never there.
 
     >>> MOON(mu=1.0).tau
     0.5
@@ -38,18 +41,24 @@ class MOON(FedAvg):
 
     mu: NotNegative = option(5.0, "weight of the contrastive term; 0 is FedAvg")
     tau: Positive = option(0.5, "temperature of the cosines")
+    unseen: Literal["random", "skip"] = option(
+        "random",
+        "the previous model of a client that was never there, after round 1: a random network of its own, as in MOON's "
+        "and KDIA's code, or none, so that it trains as in FedAvg",
+    )
 
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on CE + mu l_con; the client keeps what it ends with as its next previous model."""
         net = in_two_parts(me.net(msg["model"]), self.name)
-        if me.memory:
-            glob, prev = (in_two_parts(frozen(me.net(w)), self.name) for w in (msg["model"], me.memory["model"]))
+        former = self.previous(me)
+        if former is not None:
+            glob, prev = (in_two_parts(frozen(n), self.name) for n in (me.net(msg["model"]), former))
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z = net.project(x)
             l_sup = ce(net.output(z), y)
-            if not me.memory:
+            if former is None:
                 return l_sup
             l_con = contrastive(z, seen(glob, x, me.meter), seen(prev, x, me.meter), self.tau)
             return l_sup + self.mu * l_con
@@ -57,6 +66,12 @@ class MOON(FedAvg):
         fit(net, me, loss)
         model = params(net)
         return reply(model=model, **self.about(me), keep={"model": model})
+
+    def previous(self, me: Client) -> nn.Module | None:
+        """The client's model at the end of its last training, or what stands for it."""
+        if me.memory:
+            return me.net(me.memory["model"])
+        return me.random_net() if self.unseen == "random" and me.round > 1 else None
 
 
 def contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:

@@ -11,10 +11,11 @@ from annotated_types import Interval
 
 from fedalloy.aggregation.robust import bounded
 from fedalloy.aggregation.rule import Weights
-from fedalloy.base.options import option
+from fedalloy.base.options import by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
+from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.averaged import models
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, params, predict
@@ -37,27 +38,34 @@ class QFFL(FedAvg):
     F_k is the mean cross-entropy of the *received* model over the client's whole training set, before training. A
     client sends its model and F_k, one number more than in FedAvg; from these the server forms Delta_k and h_k.
 
-    The default q is FedKF's best, and next to q = 0, which is FedAvg with equal weights: where one client's loss is
-    ten times another's, their weights differ by 0.02 %. `aggregation.weights` moves no trained parameter; only buffers
-    (BatchNorm statistics) and the view `oca` follow it.
+    q = 0 is FedAvg with equal weights. A larger q also shortens the step, the more the farther clients move.
 
-    >>> QFFL(q=1.0).aggregation.weights
-    'uniform'
+    >>> QFFL().q, QFFL(variant="fedkf").q, QFFL().aggregation.weights
+    (0.1, 0.0001, 'uniform')
     """
 
-    takes = frozenset({"weights"})
+    takes = frozenset({"weights=uniform"})  # losses weigh the clients; others would move buffers and `oca` only
 
-    q: Annotated[float, Interval(ge=0, le=100)] = option(
-        1e-4, "how much more a larger loss counts; 0 is FedAvg with equal weights"
+    variant: Literal["recommended", "reference", "fedkf"] = option(
+        "recommended", "whose choices: ours, those of the authors' code for its Vehicle data, or FedKF's"
     )
-    sampling: Literal["uniform", "size"] = option(
-        "uniform", "how clients are drawn if participation.policy = 'fraction': uniformly, or by size as in the paper"
+    q: Annotated[float, Interval(ge=0, le=100)] = by_variant(
+        0.1, "how much more a larger loss counts; 0 is FedAvg with equal weights", reference=5.0, fedkf=1e-4
+    )
+    sampling: Literal["uniform", "size"] = by_variant(
+        "uniform", "how participation.policy = 'fraction' draws clients: uniformly, or by size", reference="size"
     )
 
     @property
     def usual_weights(self) -> Weights:
         """All clients count alike where the loss does not weigh them."""
         return "uniform"
+
+    def idle(self, participation: Participation) -> str | None:
+        """Only one policy draws clients by their sizes."""
+        if self.sampling == "uniform" or self.variant == "reference" or participation.policy == "fraction":
+            return None
+        return f"sampling = 'size' has no effect with participation.policy = '{participation.policy}'"
 
     def round(self, s: State, fed: Federation) -> State:
         """FedAvg's round, with clients drawn uniformly or by size."""
@@ -69,11 +77,11 @@ class QFFL(FedAvg):
             return array(least=0.0, most=MOST_GUESSES * math.log(party.classes))
         return super().example(name, party)
 
-    @action("model -> model, n, loss, counts if tells_counts")
+    @action("model -> model, n, loss")
     def train(self, me: Client, msg: Message) -> Reply:
         """Measure the received model's loss F_k, then train as FedAvg does."""
         net = me.net(msg["model"])
-        with me.meter.paused():
+        with me.meter.paused(flops=True):
             loss = ce(predict(net, me.train), me.train.labels)
         fit(net, me, lambda x, y: ce(net(x), y))
         return reply(model=params(net), loss=loss.float(), **self.about(me))

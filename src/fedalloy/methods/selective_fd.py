@@ -9,15 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedalloy.base.options import Positive, option
+from fedalloy.base.options import Count, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
+from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, action, method, reply
 from fedalloy.knowledge.selectors import Selectors
 from fedalloy.knowledge.votes import Labels, ensemble, selected
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.train.losses import ce, soft_ce
 
+TuneOn = Literal["all", "kept", "voted"]
 DROPPED = -1  # in place of a label, where there is none
 
 
@@ -31,8 +33,8 @@ DROPPED = -1  # in place of a label, where there is none
         public=True,
         clients_hold_public=True,
         any_network=True,
-        remembers="its model, and which public samples resemble its own",
-        quick={"auxiliary": 20},
+        remembers="its model, which public samples resemble its own, and where it voted",
+        quick={"samples": 8},
     ),
 )
 class SelectiveFD(Selectors, SoftLabels):
@@ -47,19 +49,38 @@ class SelectiveFD(Selectors, SoftLabels):
     4. Server-side selector: ambiguous labels are dropped. The others go to every client that answered.
     5. Fine-tuning on these samples, with the cross-entropy of the labels; the public set needs none of its own.
 
-    `client_selector = "label_match"`, `server_selector = "entropy"`, `kd = "kl"` and `ce_on = "public"` give what KnFu
-    compares itself with under this name.
+    The server notes in each round on how many samples anybody voted, and how many of these it kept.
 
-    >>> SelectiveFD(client_selector="label_match", server_selector="entropy", kd="kl", ce_on="public").max_entropy
-    0.5
+    >>> SelectiveFD(variant="knfu").client_selector, SelectiveFD(variant="reference").tune_steps
+    ('label_match', 10)
     """
 
-    ce_on: Literal["public", "local", "none"] = option("none", "whose labels are also learned from")
-    kd: Literal["ce", "kl"] = option(
-        "ce", "loss towards soft labels: CE(q, own) or KL(q || own)", only_with=("labels", "soft")
+    variant: Literal["recommended", "reference", "knfu"] = option(
+        "recommended", "whose choices: ours, the authors' code's, or KnFu's"
+    )
+    samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", reference=512)
+    tune_steps: Number = by_variant(0, "steps of fine-tuning; 0: as many as tune_epochs makes", reference=10)
+    tune_batch: Count | None = by_variant(
+        None, "batch size of fine-tuning; unset: that of the local work", reference=512
+    )
+    tune_on: TuneOn | None = option(
+        None,
+        "samples to fine-tune on: all of the round, those kept, or those kept that the client voted on itself; "
+        "unset: all with ce_on = 'public', else those kept",
+    )
+    ce_on: Literal["public", "local", "none"] = by_variant("none", "whose labels are also learned from", knfu="public")
+    kd: Literal["ce", "kl"] = by_variant(
+        "ce", "loss towards soft labels: CE(q, own) or KL(q || own)", only_with=("labels", "soft"), knfu="kl"
     )
     temperature: Positive = option(1.0, "softens both sides of the KL term", only_with=("kd", "kl"))
     labels: Labels = option("soft", "what travels for each sample: probabilities, or one class")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tune_on is None:
+            object.__setattr__(self, "tune_on", "all" if self.ce_on == "public" else "kept")
+        elif self.tune_on == "all" and self.ce_on != "public":
+            raise UsageError(f"{self.name}.tune_on = 'all' has no effect without ce_on = 'public'; leave it out")
 
     def init(self, fed: Federation) -> Tree:
         """The server remembers nothing; labels that are needed must be there."""
@@ -77,6 +98,8 @@ class SelectiveFD(Selectors, SoftLabels):
         if self.client_selector == "kulsif" and "familiar" not in keep:
             keep["familiar"] = self.familiar(me)  # estimated once
         mask = self.competent(me, self.part(me), soft, keep.get("familiar"))
+        if self.tune_on == "voted":
+            keep["voted"] = mask
         return reply(keep=keep, answers=self.table(mask, soft[mask]))
 
     def table(self, mask: Tensor, soft: Tensor) -> Tree:
@@ -85,15 +108,15 @@ class SelectiveFD(Selectors, SoftLabels):
 
     @action("answers ->")
     def tune(self, me: Client, msg: Message) -> Reply:
-        """Fine-tune on the samples that survived or, if public labels are used too, on all of the round's."""
-        part = self.part(me)
-        kept, fused = msg["answers"]["mask"], msg["answers"][self.labels]
-        if self.ce_on == "public":
-            survived, fused = fused, fused.new_full((len(kept), *fused.shape[1:]), DROPPED)
-            fused[kept] = survived
-        else:
-            part = PublicSet(part.samples.subset(kept.nonzero().flatten()), part.labelled, part.holder)
-        return self.tuned(me, part, fused)
+        """Fine-tune on the samples that were kept, some of them, or all of the round's (`tune_on`)."""
+        part, table = self.part(me), msg["answers"]
+        kept = table["mask"]
+        fused = table[self.labels].new_full((len(kept), *table[self.labels].shape[1:]), DROPPED)
+        fused[kept] = table[self.labels]
+        if self.tune_on == "all":
+            return self.tuned(me, part, fused)
+        chosen = (kept & me.memory["voted"] if self.tune_on == "voted" else kept).nonzero().flatten()
+        return self.tuned(me, PublicSet(part.samples.subset(chosen), part.labelled, part.holder), fused[chosen])
 
     def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
         """The loss towards the ensemble's labels, a mean over the whole batch, in which dropped samples count 0."""
@@ -117,7 +140,9 @@ class SelectiveFD(Selectors, SoftLabels):
             votes = [F.one_hot(classes, fed.outputs).float() for classes in votes]
         q = ensemble(masks, votes)
         kept = masks.any(0) & self.clear(q)
-        if self.ce_on != "public" and not kept.any():  # nothing to learn
+        fed.note("public samples voted on", int(masks.any(0).sum()))
+        fed.note("public samples kept", int(kept.sum()))
+        if self.tune_on != "all" and not kept.any():  # nothing to learn
             return {}, {}
         sent = self.table(kept, q[kept].to(votes[0].dtype))
         return {r.client: {"answers": sent} for r in replies}, {}

@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedalloy.base.options import NotNegative, Number, Positive, option
+from fedalloy.base.options import Count, NotNegative, Number, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, reply
 from fedalloy.federation.gate import probabilities
 from fedalloy.knowledge.exchange import OnPublicSamples, digest, own_batches
+from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.train.fit import fit, params, predict
 from fedalloy.train.losses import ce, kl
 
@@ -24,7 +25,7 @@ CARD = Card(
     public=True,
     clients_hold_public=True,
     any_network=True,
-    remembers="its model",
+    remembers="its model; with persist, its optimiser's state",
     private=True,
     private_except={"ce_on": "local"},
 )
@@ -32,14 +33,20 @@ FLOOR = 1e-12  # smaller probabilities count as this, so that their logarithms e
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoftLabels(OnPublicSamples):
+class SoftLabels(Persistent, OnPublicSamples):
     """Clients with networks of their own exchange probabilities on public samples, after their local training.
 
     A round has two exchanges. Clients train on their own data and answer on the round's public samples. The server
-    fuses the answers, and clients fine-tune on CE(labels) + kd_weight KL(fused || own answer) (KnFu, Eq. 10).
+    fuses the answers, and clients fine-tune on CE(labels) + kd_weight KL(fused || own answer) (KnFu, Eq. 10). Both
+    phases begin with a new optimiser; with `persist`, a client has one optimiser for both and for all rounds.
     """
 
-    tune_epochs: Number = option(1, "passes over the round's public samples in fine-tuning")
+    tune_epochs: Number = option(
+        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0)
+    )
+    tune_steps: Number = option(0, "steps of fine-tuning; 0: as many as tune_epochs makes")
+    tune_batch: Count | None = option(None, "batch size of fine-tuning; unset: that of the local work")
+    tune_lr: Positive | None = option(None, "learning rate of fine-tuning; unset: that of the local work")
     temperature: Positive = option(1.0, "softens both sides of the KL term")
     kd_weight: NotNegative | None = option(None, "weight of the KL term; unset: temperature^2")
     ce_on: Literal["public", "local", "none"] = option("public", "whose labels the cross-entropy term uses")
@@ -48,6 +55,7 @@ class SoftLabels(OnPublicSamples):
         """The server remembers nothing; labels that are needed must be there."""
         if self.ce_on == "public":
             self.need_labels(fed, "ce_on = 'public'", instead="ce_on = 'none'")
+        self.need_state(fed)
         return super().init(fed)
 
     def round(self, s: State, fed: Federation) -> State:
@@ -67,9 +75,10 @@ class SoftLabels(OnPublicSamples):
     def learn(self, me: Client, msg: Message) -> Reply:
         """Train locally, then answer on the round's public samples, in eval mode."""
         net = me.net(self.personal(me))
-        fit(net, me, lambda x, y: ce(net(x), y))  # KnFu, Eq. 3
+        optimiser = self.optimiser(net, me)
+        fit(net, me, lambda x, y: ce(net(x), y), optimiser=optimiser)  # KnFu, Eq. 3
         soft = predict(net, self.part(me).samples).softmax(1)  # KnFu, Eq. 4
-        return reply(keep={**me.memory, "model": params(net)}, soft=soft)
+        return reply(keep={**me.memory, "model": params(net), **kept(optimiser)}, soft=soft)
 
     @action("soft ->")
     def tune(self, me: Client, msg: Message) -> Reply:
@@ -79,9 +88,11 @@ class SoftLabels(OnPublicSamples):
     def tuned(self, me: Client, public: PublicSet, fused: Tensor) -> Reply:
         """The client after fine-tuning on these samples, each with its fused answer (KnFu, Eq. 10)."""
         net = me.net(me.memory["model"])
+        optimiser = self.optimiser(net, me, lr=self.tune_lr)
         weight = self.temperature**2 if self.kd_weight is None else self.kd_weight
         labels = public.labels if self.ce_on == "public" else None
-        own = own_batches(me, self.tune_epochs * len(public), "tune/own")  # at least one for each step
+        steps = self.tune_steps or self.tune_epochs * len(public)  # one batch for each step, or more
+        own = own_batches(me, steps, "tune/own")
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
             logits = net(x)
@@ -93,8 +104,14 @@ class SoftLabels(OnPublicSamples):
                 return ce(net(x), y) + distance
             return distance
 
-        digest(net, me, public.samples, loss, epochs=self.tune_epochs, stage="tune")
-        return reply(keep={**me.memory, "model": params(net)})
+        digest(net, me, public.samples, loss, optimiser=optimiser, **self.schedule)
+        return reply(keep={**me.memory, "model": params(net), **kept(optimiser)})
+
+    @property
+    def schedule(self) -> dict[str, Any]:
+        """How long, and how, fine-tuning learns."""
+        how = {"epochs": self.tune_epochs, "steps": self.tune_steps, "batch": self.tune_batch, "lr": self.tune_lr}
+        return {**how, "stage": "tune"}
 
     def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
         """KL(fused || own); F^(1/T) / sum F^(1/T) softens the fused answers, which are probabilities."""

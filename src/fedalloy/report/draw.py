@@ -24,7 +24,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, Network, State, methods
 from fedalloy.federation.setting import SERVER, Setting, pooled
 from fedalloy.knowledge.pictures import Features, Images
-from fedalloy.knowledge.similarity import feature_similarity
+from fedalloy.knowledge.similarity import Compared, feature_similarity
 from fedalloy.nets.generators import ConditionalGenerator
 from fedalloy.nets.models import in_two_parts
 from fedalloy.report.attendance import took_part
@@ -53,6 +53,7 @@ class Drawn:
     central: Opened | None
     dataset: Dataset | None
     network: Network | None
+    compare: Compared = "channel_means"
 
     @cached_property
     def setting(self) -> Setting:
@@ -88,20 +89,25 @@ def draw(
     out: str | Path | None = None,
     *,
     central: str | Path | None = None,
+    compare: Compared | None = None,
     dataset: Dataset | None = None,
     network: Network | None = None,
     say: Say = lambda _: None,
 ) -> list[Path]:
     """Draw what a run, finished or not, has made; returns the files, which are in its folder unless `out` is given.
 
-    `client` chooses whose generator is drawn. `central` is a run of `centralised` that provides real features. Pass the
-    data set or network again if the run had its own.
+    `client` chooses whose generator is drawn. `central` is a run of `centralised` that provides real features;
+    `compare` says what of them is compared, by default the means of the channels. Pass the data set or network again if
+    the run had its own.
     """
     run = _open(folder)
     state, memories = run.last()
     offered = run.method.pictures(state, memories)
     _check(run.method, offered, client, central)
-    drawn = Drawn(run, state, client, None if central is None else _open(central), dataset, network)
+    if compare is not None and central is None:
+        raise UsageError("--compare has no effect without --central; leave it out")
+    central_run = None if central is None else _open(central)
+    drawn = Drawn(run, state, client, central_run, dataset, network, compare or "channel_means")
     pictures: dict[str, Figure] = {}
     missing: list[str] = []
     with one_thread():
@@ -224,8 +230,10 @@ def _similarity(drawn: Drawn, data: Features) -> dict[str, Figure]:
         net,
         pooled([site.train for site in setting.sites]),
         rng.generator(run.meta["seed"], "draw", drawn.state.round),
+        compare=drawn.compare,
     )
-    return {"similarity": similarity_picture([float(value) for value in found], drawn.names, title=drawn.title)}
+    values = [float(value) for value in found]
+    return {"similarity": similarity_picture(values, drawn.names, title=drawn.title, compare=drawn.compare)}
 
 
 KINDS: dict[str, Callable[[Drawn, Any], dict[str, Figure]]] = {

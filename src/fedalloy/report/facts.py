@@ -51,7 +51,7 @@ def left(run: Run) -> str:
     """What left the clients, in words; unknown for a method that is not registered here.
 
     >>> left(Run({"name": "feddisco", "experiment": {"method": {"name": "feddisco"}}}, ()))
-    'model weights, number of samples of each class'
+    'model weights, number of samples, once how far its labels are from uniform'
     """
     try:
         return make_method(recorded(run.meta)).leaves()

@@ -43,7 +43,6 @@ class Gains:
     seeds: int
     splits: int  # how many splits of the data these clients belong to
     total_error: float  # the standard error of the gain over all test sets together
-    generators: bool  # whether the method uses generators, which FLOPs do not include
 
     @property
     def gaining(self) -> list[int]:
@@ -91,8 +90,7 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
             seeds = _seeds(runs, line, reference)
             if any(np.isfinite(seed.gain).any() for seed in seeds):
                 names = shown[line.label, line.view], over, shown[reference.label, reference.view]
-                generators = any(_has_generators(run) for run in runs if run.label == line.label)
-                found.append(_over_seeds(seeds, line, *names, generators))
+                found.append(_over_seeds(seeds, line, *names))
     return found
 
 
@@ -165,13 +163,7 @@ def _digest(run: Run, part: str) -> object:
     return run.meta.get("digests", {}).get(part)
 
 
-def _has_generators(run: Run) -> bool:
-    return any(record.get("passes", {}).get("generator_forward") for record in run.rounds)
-
-
-def _over_seeds(
-    seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str, reference: str, generators: bool
-) -> Gains:
+def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str, reference: str) -> Gains:
     splits: dict[str, list[_Seed]] = {}
     for seed in seeds:
         splits.setdefault(seed.split, []).append(seed)
@@ -205,7 +197,6 @@ def _over_seeds(
         seeds=len(seeds),
         splits=len(splits),
         total_error=float(np.mean([seed.total_error for seed in seeds])) * 100,
-        generators=generators,
     )
 
 

@@ -122,8 +122,8 @@ def _privacy(filters: Sequence[str]) -> Table:
     said = always()
     if any("weights" in cls.takes for _, cls in chosen):
         said.append(
-            'With aggregation.weights = "disco", every method that averages models also sends how many samples of each '
-            "class a client holds."
+            'With aggregation.weights = "disco", every method that averages models also sends, once, how far the '
+            "labels of a client are from uniform."
         )
     table.caption = Text("\n".join(said))
     return table

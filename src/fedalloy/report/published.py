@@ -13,7 +13,9 @@ from rich.text import Text
 from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, printable, view_name
+from fedalloy.config.conditions import value_of
 from fedalloy.errors import DataError
+from fedalloy.federation.core import methods
 from fedalloy.federation.metrics import METRICS
 from fedalloy.storage.results import Run
 from fedalloy.storage.rows import COLUMNS, Row, combine
@@ -53,7 +55,7 @@ def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     if not runs:
         return []
     experiment = runs[0].meta.get("experiment", {})
-    found = [table for table in experiment.get("published", []) if _holds(table, experiment)]
+    found = [table for table in experiment.get("published", []) if _holds(table, runs)]
     for metric in (metric for table in found for metric in table["metrics"]):
         if metric not in COLUMNS:
             known = suggest(metric, list(COLUMNS))
@@ -61,16 +63,39 @@ def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     return found
 
 
-def _holds(table: Mapping[str, Any], experiment: Mapping[str, Any]) -> bool:
-    return all(_value(experiment, key) == wanted for key, wanted in table.get("where", {}).items())
+def _holds(table: Mapping[str, Any], runs: Sequence[Run]) -> bool:
+    """Whether a table applies to these runs; of [aggregation] and [cache], not all methods use every key."""
+    found = ((wanted, key, _values(runs, key)) for key, wanted in table.get("where", {}).items())
+    return all(
+        (any if key.startswith(("aggregation.", "cache.")) else all)(_allowed(value, wanted) for value in values)
+        for wanted, key, values in found
+    )
 
 
-def _value(experiment: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key."""
-    found: Any = experiment
-    for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+def _allowed(value: Any, wanted: Any) -> bool:
+    """Whether a value is the wanted one, or one of several."""
+    each = [wanted, *(wanted if isinstance(wanted, list) else [])]
+    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in each)
+
+
+def _values(runs: Sequence[Run], key: str) -> list[Any]:
+    """The values of a dotted key: of the runs with a label below `methods.`, else of all.
+
+    A key of [training] that a method has for itself is tested only below its label.
+    """
+    section, _, rest = key.partition(".")
+    tables = [(run, run.meta.get("experiment", {})) for run in runs]
+    if section == "methods":
+        named = [(table, label) for run, table in tables for label in _labels(run) if rest.startswith(f"{label}.")]
+        return [value_of(table, f"method.{rest.removeprefix(f'{label}.')}") for table, label in named]
+    own = [table.get("method", {}).get("training", {}) if section == "training" else {} for _, table in tables]
+    return [value_of(table, key) for (_, table), keys in zip(tables, own, strict=True) if rest not in keys]
+
+
+def _labels(run: Run) -> list[str]:
+    """What a run's method can be called under [methods]: its label, and its name unless it has a label of its own."""
+    plain = run.name in methods and methods[run.name].label == run.label
+    return list(dict.fromkeys([run.label, *([run.name] if plain else [])]))
 
 
 def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:

@@ -9,12 +9,15 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedalloy.base.text import shortened
+from fedalloy.knowledge.similarity import Compared
 from fedalloy.report.canvas import INK, QUIET, styled, widest
 from fedalloy.report.series import HUES
 
 
 @styled
-def similarity_picture(similarity: Sequence[float], names: Sequence[str], *, title: str = "") -> Figure:
+def similarity_picture(
+    similarity: Sequence[float], names: Sequence[str], *, title: str = "", compare: Compared = "channel_means"
+) -> Figure:
     """One bar for each class, and a line at the mean of the classes; NaN is a class without real samples.
 
     >>> [text.get_text() for text in similarity_picture([0.5, float("nan")], ["cat", "dog"]).axes[0].texts]
@@ -30,7 +33,8 @@ def similarity_picture(similarity: Sequence[float], names: Sequence[str], *, tit
     left = widest(figure, names) + 0.3
     axes = figure.add_axes((left / width, below / height, (width - left - right) / width, row * len(names) / height))
     figure.text(0.15 / width, 1 - 0.13 / height, title, va="top", fontsize=11)
-    line = "Mean cosine similarity of generated features to those of a centrally trained network"
+    what = "means of channels" if compare == "channel_means" else "whole maps"
+    line = f"Mean cosine similarity of generated features to those of a centrally trained network ({what})"
     figure.text(0.15 / width, 1 - 0.36 / height, line, va="top", color=QUIET)
     axes.barh(range(len(names)), np.nan_to_num(values), height=0.68, color=HUES[0], alpha=0.85)
     for place, value in enumerate(values):  # in a column of their own: beside the bars the mean's line would cross them

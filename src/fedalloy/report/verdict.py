@@ -65,7 +65,7 @@ def verdict(
     if withheld:
         return withheld
     if over == CONVERGED:
-        basis = f"Local training ran until it converged{_cost(name, leader, local, own)}"
+        basis = f"Local training ran until it converged{_cost(name, leader, local)}"
     elif bounds[CONVERGED]:
         basis = f"Local training had the same rounds as the federated methods; {CONVERGED} did no better"
     else:
@@ -85,13 +85,12 @@ def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
     return f"No verdict: {doubt.sentence}.{so_far}"
 
 
-def _cost(name: str, leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
+def _cost(name: str, leader: CombinedRow, local: CombinedRow) -> str:
     """The computation of local training, compared with the leader."""
     spent, other = (line.columns["flops"].mean for line in (local, leader))
     if not spent or not other:
         return ""
-    aside = " (generators not counted)" if own is not None and own.generators else ""
-    return f", with {spent / other:.2g} times the computation of {name}{aside}"
+    return f", with {spent / other:.2g} times the computation of {name}"
 
 
 def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:

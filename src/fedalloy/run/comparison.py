@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from fedalloy.config.build import Built, Shelf, build, check_names
-from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, naming
+from fedalloy.config.experiment import (
+    Choice,
+    Experiment,
+    cache_keys,
+    experiment,
+    for_method,
+    given_keys,
+    make_method,
+    naming,
+)
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
@@ -67,23 +77,45 @@ def run_methods(
         for name in sorted({"combine", "clip"} - choices[key].aggregation.keys()):
             if (asked := getattr(exp.aggregation, name)) != getattr(method.aggregation, name):
                 say(f"{label_of(key, choices[key])} does not use aggregation.{name} = {asked!r}")
+        unused = [name for name in given_keys(exp.cache) if name not in cache_keys(method)]
+        for name in (name for name in unused if not choices[key].cache):
+            say(f"{label_of(key, choices[key])} does not use cache.{name} = {getattr(exp.cache, name)!r}")
     for seed, built in settings.items():
-        one = dataclasses.replace(exp, seed=seed, methods={})
-        # Finished runs are only read again, which needs no workers.
-        left = max((exp.rounds - _done(_place(folder, key, seed)) for key in choices), default=0)
-        with engine_for(list(made.values()), built.setting, left, exp.engine, exp.workers, say, one) as engine:
-            for key, choice in choices.items():
-                label = label_of(key, choice)
-                watch = begin(label, seed) if begin is not None else None
-                place = _place(folder, key, seed)
-                if place is not None and begun(place):
-                    runs.append(resume(place, rounds=exp.rounds, built=built, engine=engine, watch=watch, say=say))
-                else:
-                    this, method = naming(one, made[key]), made[key]
-                    runs.append(
-                        simulate(this, place, method=method, label=label, built=built, engine=engine, watch=watch)
-                    )
+        for keys in trained_alike(exp, choices):
+            one = replace(for_method(exp, choices[keys[0]]), seed=seed)
+            here = trained(built, one)
+            # Finished runs are only read again, which needs no workers.
+            left = max(exp.rounds - _done(_place(folder, key, seed)) for key in keys)
+            methods = [made[key] for key in keys]
+            with engine_for(methods, here.setting, left, exp.engine, exp.workers, say, one) as engine:
+                for key, method in zip(keys, methods, strict=True):
+                    label = label_of(key, choices[key])
+                    watch = begin(label, seed) if begin is not None else None
+                    place = _place(folder, key, seed)
+                    if place is not None and begun(place):
+                        run = resume(place, rounds=exp.rounds, built=here, engine=engine, watch=watch, say=say)
+                    else:
+                        this = naming(replace(for_method(exp, choices[key]), seed=seed), method)
+                        run = simulate(this, place, method=method, label=label, built=here, engine=engine, watch=watch)
+                    runs.append(run)
     return runs
+
+
+def trained_alike(exp: Experiment, choices: Mapping[str, Choice]) -> list[list[str]]:
+    """The keys of successive methods that train alike: an engine carries one [training] only.
+
+    >>> exp = experiment({"methods": {"fedavg": {}, "fedprox": {}, "qffl": {"training": {"epochs": 2}}}})
+    >>> trained_alike(exp, exp.methods)
+    [['fedavg', 'fedprox'], ['qffl']]
+    """
+    groups = groupby(choices, lambda key: for_method(exp, choices[key]).training)
+    return [list(keys) for _, keys in groups]
+
+
+def trained(built: Built, exp: Experiment) -> Built:
+    """What was built, with the local work of this experiment's method."""
+    work, setting = for_method(exp).training, built.setting
+    return built if setting.work == work else replace(built, setting=replace(setting, work=work))
 
 
 def chosen(exp: Experiment, names: Sequence[str] | None = None) -> dict[str, Choice]:
@@ -144,18 +176,19 @@ def examined(
         if dataset is None and network is None:
             check_names(exp)  # needs no data, which may be slow to load
     for seed in seeds if "" not in found else ():
-        one = dataclasses.replace(exp, seed=seed, methods={})
         with _noted(found, f"seed {seed}" if built else ""), one_thread():
+            one = replace(exp, seed=seed, methods={})
             here = build(one, dataset, network, shelf.take(one, dataset))
             _ = here.network  # all networks are tried for it
             kind_for(list(methods.values()), here.setting, exp.rounds, exp.engine, exp.workers, one)
             built[seed] = here
             for key, method in methods.items():
                 with _noted(found, key):
-                    refuse_unfit(method, here.setting)
+                    own = replace(for_method(exp, choices[key]), seed=seed)
+                    refuse_unfit(method, trained(here, own).setting)
                     place = _place(folder, key, seed)
                     if place is not None and begun(place):
-                        refuse_other(settled(one, here, method), place)
+                        refuse_other(settled(own, here, method), place)
                         refuse_shorter(exp.rounds, place)
     return found, built
 

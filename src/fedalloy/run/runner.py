@@ -21,7 +21,7 @@ from fedalloy.base.layout import resolve
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Experiment, Stop, experiment, make_method, naming, with_sections
+from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, naming, with_sections
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import engine_for
@@ -71,6 +71,8 @@ def simulate(
     (('aca', 'oca'), 2)
     """
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
+    if method is not None and method.name != exp.method.name:  # [method] is not used, nor its keys of [training]
+        exp = dataclasses.replace(exp, method=Choice(name=method.name))
     method = make_method(exp) if method is None else with_sections(method, exp)
     _refuse_own(exp, dataset, network)
     with one_thread():
@@ -196,7 +198,6 @@ def _go_on(
     watch: Watch | None,
     say: Say,
 ) -> Run:
-    flops = meta["model"]["flops_per_sample"]
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = _stopped_by(exp, method, records)
 
@@ -218,7 +219,7 @@ def _go_on(
             "checkpoint": clock["checkpoint"],  # of the round before, since a round's record precedes its checkpoint
             "total": evaluated - clock["start"] + clock["checkpoint"],
         }
-        record = round_record(state, fed, seconds, flops, views)
+        record = round_record(state, fed, seconds, views)
         for bad in fed.quarantined:
             say(f"round {state.round}: the reply of client {bad['client']} was rejected: {bad['reason']}")
         if fed.back_to is not None:
@@ -251,15 +252,14 @@ def _go_on(
     return Run(meta, tuple(records), store.folder if store is not None else None)
 
 
-def round_record(
-    state: State, fed: Round, seconds: Mapping[str, float], flops_per_sample: float, views: Mapping[str, Any]
-) -> dict[str, Any]:
+def round_record(state: State, fed: Round, seconds: Mapping[str, float], views: Mapping[str, Any]) -> dict[str, Any]:
     """One line of `rounds.jsonl`."""
     setting = fed.engine.setting
     return {
         "round": state.round,
         "active": sorted(fed.active),
         "lost": sorted(fed.lost),
+        **({"stragglers": sorted(fed.late)} if fed.late else {}),
         **({"forgot": sorted(fed.forgot)} if fed.forgot else {}),
         **({"quarantined": fed.quarantined} if fed.quarantined else {}),
         **({"skipped": fed.skipped} if fed.skipped else {}),
@@ -270,7 +270,7 @@ def round_record(
         "seconds": dict(seconds),
         "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
         "passes": fed.ledger.passes(),
-        "flops": fed.ledger.flops(flops_per_sample),
+        "flops": fed.ledger.flops(),
         "memory": peak_memory(),
         "views": dict(views),
     }

@@ -13,6 +13,7 @@ from fedalloy.storage.store import FREE, METHOD_PARTS
 # The keys in which the runs of one line in a table may differ. The number of rounds is not one of them: a longer run
 # has another last round.
 OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
+OWN_TRAINING = "method.training."
 LONGEST = 60  # characters of a value in a message
 NAMED = 4  # keys in a message; if there are more, they are counted
 
@@ -20,13 +21,19 @@ NAMED = 4  # keys in a message; if there are more, they are counted
 def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = FREE) -> dict[str, list[Any]]:
     """The dotted keys in which experiments differ, in order, and the value in each; None if a key is not set.
 
+    What a method sets of [training] is in that section, too, so it does not count twice.
+
     >>> one, other = ({"rounds": rounds, "training": {"lr": lr, "batch": 8}} for rounds, lr in ((1, 0.1), (2, 0.2)))
     >>> differing([one, other])
     {'training.lr': [0.1, 0.2]}
     """
     each = [_flat({key: value for key, value in one.items() if key not in free}) for one in experiments]
     pairs = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
-    return {key: values for key, values in pairs.items() if any(value != values[0] for value in values)}
+    return {
+        key: values
+        for key, values in pairs.items()
+        if any(value != values[0] for value in values) and not key.startswith(OWN_TRAINING)
+    }
 
 
 def told_apart(runs: Sequence[Run]) -> list[Run]:
@@ -51,7 +58,7 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def unequal(runs: Sequence[Run]) -> list[str]:
-    """A warning about the settings that methods do not share, if there are any.
+    """What methods do not share, if anything: settings by accident, and keys of [training] that a file gives to one.
 
     >>> run = lambda label, lr: Run({"label": label, "experiment": {"training": {"lr": lr}}}, ())
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.1)])
@@ -59,20 +66,38 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     >>> unequal([run("FedAvg", 0.1), run("FedProx", 0.5)])[0]
     'The methods ran with different settings, so they are not comparable: training.lr is 0.1 (FedAvg), 0.5 (FedProx).'
 
-    What clients are weighed by, and the cache, are part of a method; bounds on one client are not.
+    What clients are weighted by, and the cache, are part of a method; bounds on one client are not.
     """
     if len({run.label for run in runs}) < 2:
         return []
     found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
     averaging = [run for run in runs if "weights" in _experiment(run).get("aggregation", {})]
     bounds = differing([_bounds(run) for run in averaging])
+    meant = {key for key, values in found.items() if _is_meant(runs, key, values)}
     told = [f"{key} is {_whose(averaging, values)}" for key, values in bounds.items()]
-    told += [f"{key} is {_whose(runs, values)}" for key, values in found.items()]
-    if not told:
-        return []
-    more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
-    told = [*told[: NAMED if more else None], *more]
-    return [f"The methods ran with different settings, so they are not comparable: {'; '.join(told)}."]
+    told += [f"{key} is {_whose(runs, values)}" for key, values in found.items() if key not in meant]
+    own = [f"{key} is {_whose(runs, found[key])}" for key in found if key in meant]
+    return [
+        *_listed("The methods ran with different settings, so they are not comparable", told),
+        *_listed("Some methods have their own [training]", own),
+    ]
+
+
+def _is_meant(runs: Sequence[Run], key: str, values: Sequence[Any]) -> bool:
+    """Whether only methods that set a key of [training] themselves have another value than the rest."""
+    section, _, name = key.partition(".")
+    common = [
+        value
+        for run, value in zip(runs, values, strict=True)
+        if section != "training" or name not in _experiment(run).get("method", {}).get("training", {})
+    ]
+    return all(value == common[0] for value in common)
+
+
+def _listed(what: str, keys: Sequence[str]) -> list[str]:
+    """A sentence about some keys, of which the first are named; none if there is no key."""
+    more = [f"{len(keys) - NAMED} more keys differ"] if len(keys) > NAMED + 1 else []
+    return [f"{what}: {'; '.join([*keys[: NAMED if more else None], *more])}."] if keys else []
 
 
 def _bounds(run: Run) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
-from fedalloy.federation.metrics import METRICS, Floats
+from fedalloy.federation.metrics import METRICS, Floats, Metric
 from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, best_round
 
 # An id has no mean; everything else in a row has.
@@ -118,6 +118,24 @@ def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
     ]
 
 
+def cost(metric: Metric, run: Run, until: int | None = None) -> float | None:
+    """A cost of all rounds, or of those until a given one; or of a client's step in the last round that had any.
+
+    >>> spent = [{"round": t, "seconds": {"client": 2.0, "server": 1.0, "evaluation": 9.0}} for t in (1, 2)]
+    >>> both = Run({"label": "FedAvg"}, tuple(spent))
+    >>> cost(METRICS["training_seconds"], both), cost(METRICS["training_seconds"], both, until=1)
+    (6.0, 3.0)
+    """
+    rounds = tuple(record for record in run.rounds if until is None or record["round"] <= until)
+    if metric.per:
+        worked = (part for record in reversed(rounds) if (part := Run(run.meta, (record,))).total(*metric.per))
+        last = next(worked, None)
+        spent, steps = (None, None) if last is None else (last.total(*metric.path), last.total(*metric.per))
+        return spent / steps if spent is not None and steps else None
+    parts = [Run(run.meta, rounds).total(*path) for path in (metric.path, metric.plus) if path]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
 def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last") -> Floats:
     """Each client's gain in accuracy over the reference, usually `local`, on the same test sets.
 
@@ -151,7 +169,7 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         "rounds_to_target": None if hit is None else int(numbers[hit - 1]),
         "rounds": int(run.rounds[-1]["round"]),
     }
-    costs = {name: run.total(*metric.path) for name, metric in METRICS.items() if metric.path}
+    costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
     return Row(run.label, view, run.seed, selection, {**values, **curve, **costs}, target)
 
 

@@ -57,7 +57,7 @@ def check_drawable(where: str, meta: Mapping[str, Any]) -> None:
 def check_record(where: str, record: Any, clients: int | None) -> None:
     """Refuse an invalid record of a round; ids must be below the number of clients, if that is known."""
     _checked(where, RECORD, record)
-    ids = [k for key in ("active", "lost") for k in record.get(key, ())]
+    ids = [k for key in ("active", "lost", "stragglers") for k in record.get(key, ())]
     ids += [bad["client"] for bad in record.get("quarantined", ())]
     if clients is not None and max(ids, default=0) >= clients:
         raise _refusal(where, "", f"has client {max(ids)}, but clients go from 0 to {clients - 1}")
@@ -165,6 +165,13 @@ count = number(0, MANY, whole=True)
 share = number(0, 1, empty=True)
 measured = number(empty=True)
 costs = table(rest=measured)
+by_party = table(clients=costs, server=costs, rest=measured)
+
+
+def flops(value: Any) -> None:
+    """Floating-point operations by party; older runs have one number, without those of generators."""
+    (table(rest=number(0)) if isinstance(value, dict) else number(0, empty=True))(value)
+
 
 META = table(
     needed=("format", "name", "label", "seed"),
@@ -226,6 +233,7 @@ RECORD = table(
     round=number(1, MANY, whole=True),
     active=each(count),
     lost=each(count),
+    stragglers=each(count),
     forgot=each(count),
     spent=each(count),
     quarantined=each(table(needed=("client", "reason"), client=count, reason=text)),
@@ -234,8 +242,8 @@ RECORD = table(
     epsilons=each(measured),
     seconds=costs,
     bytes=table(rest=table(rest=number(0, whole=True))),
-    passes=costs,
-    flops=number(0, empty=True),
+    passes=by_party,
+    flops=flops,
     memory=measured,
     views=table(rest=VIEW),
 )

@@ -2,7 +2,8 @@
 
 Bytes are those of the tensors and numbers in the messages, by kind; names, shapes and other framing are counted
 separately. Passes are counted as in FedKF's Table IX: one pass of one batch through a classifier counts 1, through its
-head alone 0.5, and teacher and student are added. That table only counts clients; a record adds clients and server.
+head alone 0.5, and teacher and student are added. FLOPs are those of every layer of every network: classifiers,
+teachers, generators, discriminators. Clients and server are counted apart.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
@@ -55,20 +55,21 @@ def payload(body: Tree) -> Counter[str]:
 
 @dataclass
 class Meter:
-    """Counts the steps and passes of one client or of the server during one action."""
+    """Counts the steps, passes and FLOPs of one client or of the server during one action."""
 
     steps: int = 0
     forward: float = 0.0
     backward: float = 0.0
     generator_forward: float = 0.0
     generator_backward: float = 0.0
-    forward_samples: float = 0.0
-    backward_samples: float = 0.0
-    running: bool = True
+    flops: float = 0.0
+    passes_count: bool = True
+    flops_count: bool = True
+    weights_learn: bool = True
 
     def count(self, output: Tensor, share: float, *, generator: bool = False) -> None:
         """Count one forward pass, and a backward pass if its output requires a gradient."""
-        if not self.running:
+        if not self.passes_count:
             return
         back = share if output.requires_grad else 0.0
         if generator:
@@ -77,26 +78,55 @@ class Meter:
         else:
             self.forward += share
             self.backward += back
-            self.forward_samples += share * len(output)
-            self.backward_samples += back * len(output)
+
+    def multiplied(self, products: int, gradients: int) -> None:
+        """Count multiply-adds, two FLOPs each: once forward, and once for each gradient that goes back."""
+        if self.flops_count:
+            self.flops += 2 * products * (1 + gradients)
+
+    def heads(self, answers: Tensor, products: int) -> None:
+        """Count one product that evaluates the heads of many clients: half a pass each; only their input learns."""
+        for of_one in answers:
+            self.count(of_one, 0.5)
+        self.multiplied(products, int(answers.requires_grad))
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do not count inside the block: evaluation is not training."""
-        before, self.running = self.running, False
+    def paused(self, *, flops: bool = False) -> Iterator[None]:
+        """Count no passes inside the block, since evaluation is not training, and FLOPs only if told to."""
+        with self._with(passes_count=False, flops_count=flops and self.flops_count):
+            yield
+
+    @contextmanager
+    def passed_through(self) -> Iterator[None]:
+        """Count no gradients of weights inside the block: only what the networks are shown learns from them."""
+        with self._with(weights_learn=False):
+            yield
+
+    @contextmanager
+    def _with(self, **flags: bool) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in flags}
+        vars(self).update(flags)
         try:
             yield
         finally:
-            self.running = before
+            vars(self).update(before)
 
     def add(self, other: Meter) -> None:
         """Add another meter's counts to this one."""
-        for name in (f.name for f in fields(self) if f.name != "running"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def counts(self) -> dict[str, float]:
+        """The counts by name."""
+        return {name: getattr(self, name) for name in COUNTS}
+
+
+COUNTS = tuple(f.name for f in fields(Meter) if f.type != "bool")
 
 
 def metered(net: nn.Module, meter: Meter, *, generator: bool = False) -> nn.Module:
-    """Make a network report its passes to a meter; features and head count half a pass each."""
+    """Make a network report its passes and FLOPs to a meter; features and head count half a pass each."""
+    count_flops(net, meter)
     if generator or not (hasattr(net, "features") and hasattr(net, "head")):
         net.register_forward_hook(lambda _net, _args, out: meter.count(out, 1.0, generator=generator))
         return net
@@ -121,36 +151,83 @@ def _count_calls(net: nn.Module, part: str, meter: Meter) -> None:
     object.__setattr__(net, part, counted)
 
 
-def forward_flops(net: nn.Module, example: Tensor) -> int:
-    """Return the floating-point operations of a forward pass of one sample (multiply and add count one each)."""
-    own = [module for module in net.modules() if list(module.parameters(recurse=False))]
-    if not all(isinstance(module, _MULTIPLYING + _SCALING) for module in own):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net.eval()(example[:1])
-        return int(counter.get_total_flops())
-    # Torch's counter takes two seconds to import the first time, so the usual layers are counted here.
-    found: list[int] = []
-    hooks = [m.register_forward_hook(partial(_note_flops, found)) for m in own if isinstance(m, _MULTIPLYING)]
-    with torch.no_grad():
-        net.eval()(example[:1])
-    for hook in hooks:
-        hook.remove()
-    return sum(found)
+# --- FLOPs ------------------------------------------------------------------------------------------------------------
 
-
-_MULTIPLYING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_SCALING = (
+_BY_OUTPUT = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # each output is a product with one row of weights
+_BY_INPUT = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)  # so is what each input adds to
+_NO_PRODUCTS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
     nn.GroupNorm,
     nn.LayerNorm,
+    nn.Embedding,
 )  # not counted, as in torch's counter
 
 
-def _note_flops(found: list[int], layer: nn.Module, _: Any, out: Tensor) -> None:
+def count_flops(net: nn.Module, meter: Meter) -> list[RemovableHandle]:
+    """Make every layer report its multiply-adds, forward and back; norms and activations have none.
+
+    A layer that is computed in another way than its class suggests has a method `products(x, out)`. A network with
+    other weights than those of the usual layers is measured by torch's counter, once for each shape of its input.
+    """
+    owners = [m for m in net.modules() if any(True for _ in m.parameters(recurse=False))]
+    if not all(hasattr(m, "products") or isinstance(m, _BY_OUTPUT + _BY_INPUT + _NO_PRODUCTS) for m in owners):
+        return [_whole(net, meter)]
+    return [_layer(m, meter) for m in owners if not isinstance(m, _NO_PRODUCTS)]
+
+
+def _layer(layer: nn.Module, meter: Meter) -> RemovableHandle:
+    own, by_input = getattr(layer, "products", None), isinstance(layer, _BY_INPUT)
     weight = layer.get_parameter("weight")
-    found.append(2 * out.numel() * weight[0].numel())  # each output is a dot product with one row of weights
+    row = weight.numel() // len(weight)
+
+    def note(layer: Any, args: tuple[Tensor, ...], out: Tensor) -> None:
+        x = args[0]
+        products = own(x, out) if own is not None else row * (x if by_input else out).numel()
+        gradients = x.requires_grad + (meter.weights_learn and layer.weight.requires_grad) if out.requires_grad else 0
+        meter.multiplied(products, gradients)
+
+    return layer.register_forward_hook(note)
+
+
+def _whole(net: nn.Module, meter: Meter) -> RemovableHandle:
+    known: dict[tuple[torch.Size, ...], int] = {}
+
+    def note(net: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> None:
+        shapes = tuple(x.shape for x in args)
+        if shapes not in known:
+            with meter.paused():
+                known[shapes] = _measured(net, args) // 2
+        meter.multiplied(known[shapes], 2 if out.requires_grad else 0)
+
+    return net.register_forward_hook(note)
+
+
+def _measured(net: nn.Module, args: tuple[Tensor, ...]) -> int:
+    """FLOPs of a forward pass by torch's counter, which takes two seconds to import the first time."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    mode = net.training
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        type(net).forward(net.eval(), *args)  # without hooks; in eval mode, so that no statistics or streams change
+    net.train(mode)
+    return int(counter.get_total_flops())
+
+
+def forward_flops(net: nn.Module, example: Tensor) -> int:
+    """Return the FLOPs of a forward pass of one sample (multiply and add count one each).
+
+    >>> forward_flops(nn.Linear(10, 4), torch.zeros(1, 10))
+    80
+    """
+    meter = Meter()
+    hooks = count_flops(net, meter)
+    with torch.no_grad():
+        net.eval()(example[:1])
+    for hook in hooks:
+        hook.remove()
+    return int(meter.flops)
 
 
 @dataclass
@@ -172,20 +249,16 @@ class Ledger:
         """Count a client's reply."""
         _count(self.up, body)
 
-    def passes(self) -> dict[str, float]:
-        """Return the steps and passes of this round, clients and server together."""
-        both = Meter()
-        both.add(self.clients)
-        both.add(self.server)
-        names = ("steps", "forward", "backward", "generator_forward", "generator_backward")
-        counts = asdict(both)
-        return {name: counts[name] for name in names}
+    def passes(self) -> dict[str, dict[str, float]]:
+        """Return the steps and passes of this round, of the clients and of the server."""
+        return {
+            who: {name: count for name, count in meter.counts().items() if name != "flops"}
+            for who, meter in (("clients", self.clients), ("server", self.server))
+        }
 
-    def flops(self, per_sample: float) -> float:
-        """Return the FLOPs of this round's classifier passes, without generators; a backward pass counts twice."""
-        forward = self.clients.forward_samples + self.server.forward_samples
-        backward = self.clients.backward_samples + self.server.backward_samples
-        return per_sample * (forward + 2 * backward)
+    def flops(self) -> dict[str, float]:
+        """Return the FLOPs of this round, of the clients and of the server."""
+        return {"clients": self.clients.flops, "server": self.server.flops}
 
 
 def _count(counter: Counter[str], body: Tree) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.base.options import Count, Fraction, NotNegative, Positive, option, resolve
+from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
-from fedalloy.train.optimisers import adam
+from fedalloy.train.optimisers import adam, kept_moments
 from fedalloy.train.privacy import PrivateSteps, is_private
 
 if TYPE_CHECKING:
@@ -44,23 +45,31 @@ class LocalWork:
     """
 
     work: Literal["epochs", "equal_steps", "fixed_steps"] = option("epochs", "how the number of steps is determined")
-    epochs: Count = option(1, "passes over the client's data in one round; also the factor of `equal_steps`")
-    steps: Count = option(10, "steps in one round, with `fixed_steps`")
+    epochs: Count = option(
+        1,
+        "passes over the client's data in one round; also the factor of `equal_steps`",
+        only_with=("work", "epochs", "equal_steps"),
+    )
+    steps: Count = option(10, "steps in one round, with `fixed_steps`", only_with=("work", "fixed_steps"))
     batch: Count = option(64, "samples in a batch")
     drop_last: bool = option(False, "leave out the last batch of a pass if it is smaller than the others")
-    optimiser: Literal["sgd", "adam"] = option("sgd", "the local optimiser; its state is reset in every round")
+    optimiser: Literal["sgd", "adam"] = option(
+        "sgd", "the local optimiser; its state is reset in every round, unless a method persists it"
+    )
     lr: Positive = option(0.05, "the learning rate")
-    momentum: Fraction = option(0.0, "the momentum of `sgd`")
+    momentum: Fraction = option(0.0, "the momentum of `sgd`", only_with=("optimiser", "sgd"))
     weight_decay: NotNegative = option(0.0, "the weight decay, as in torch's optimisers")
     lr_decay: Positive = option(1.0, "in round t the learning rate is multiplied by this to the power t - 1")
     schedule: Literal["constant", "cosine", "step"] = option("constant", "how the learning rate changes over rounds")
-    horizon: Count = option(100, "rounds after which a `cosine` schedule has fallen to zero")
-    step_every: Count = option(10, "rounds between two steps of a `step` schedule")
-    step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule")
+    horizon: Count = option(
+        100, "rounds after which a `cosine` schedule has fallen to zero", only_with=("schedule", "cosine")
+    )
+    step_every: Count = option(10, "rounds between two steps of a `step` schedule", only_with=("schedule", "step"))
+    step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule", only_with=("schedule", "step"))
     clip: Positive | None = option(None, "clip gradients to this norm, over all parameters")
 
     def __post_init__(self) -> None:
-        resolve(self, "training")
+        resolve(self, "training", derived=True)  # methods derive passes over data from any other work
 
     def lr_at(self, round: int) -> float:
         """Return the learning rate of a round (rounds count from 1)."""
@@ -79,15 +88,24 @@ class LocalWork:
             return self.epochs * max(1, int(mean_size // self.batch))
         return self.epochs * len(_cuts(n, self.batch, self.drop_last))
 
-    def optimiser_for(self, net: nn.Module, round: int) -> Optimiser:
-        """Create a new optimiser over the trainable parameters: local optimiser state does not survive the round."""
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimiser has a state that could be carried over to another round."""
+        return self.optimiser == "adam" or self.momentum > 0
+
+    def optimiser_for(self, net: nn.Module, round: int, state: Tree | None = None) -> Optimiser:
+        """Create an optimiser over the trainable parameters, new or from what `optimiser_state` returned."""
         parameters = [p for p in net.parameters() if p.requires_grad]
         rate = self.lr_at(round)
         if self.optimiser == "adam":
-            return adam(parameters, lr=rate, weight_decay=self.weight_decay)
+            return adam(parameters, lr=rate, weight_decay=self.weight_decay, moments=state)
+        velocity = (state or {}).get("velocity", {})
         if FlatSGD.fits(parameters):
-            return FlatSGD(parameters, rate, self.momentum, self.weight_decay)
-        return torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+            return FlatSGD(parameters, rate, self.momentum, self.weight_decay, velocity)
+        sgd = torch.optim.SGD(parameters, lr=rate, momentum=self.momentum, weight_decay=self.weight_decay)
+        for number, value in velocity.items():
+            sgd.state[parameters[int(number)]] = {"momentum_buffer": value.clone()}
+        return sgd
 
 
 class Optimiser(Protocol):
@@ -114,17 +132,33 @@ class FlatSGD:
     0.5
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        velocity: Tree | None = None,
+    ) -> None:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         first = parameters[0]
         self.values = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros_like(self.values)
         self.velocity: Tensor | None = None
+        self.parameters = parameters
+        for p, value, gradient in zip(parameters, self.parts(self.values), self.parts(self.gradients), strict=True):
+            value.copy_(p.data)
+            p.data, p.grad = value, gradient
+        if velocity:
+            self.velocity = torch.empty_like(self.values)
+            for number, part in enumerate(self.parts(self.velocity)):
+                part.copy_(velocity[str(number)])
+
+    def parts(self, vector: Tensor) -> Iterator[Tensor]:
+        """The part of a vector like `values` that belongs to each parameter, in the parameter's shape."""
         at = 0
-        for p in parameters:
-            view = self.values.as_strided(p.shape, p.stride(), at)
-            view.copy_(p.data)
-            p.data, p.grad = view, self.gradients.as_strided(p.shape, p.stride(), at)
+        for p in self.parameters:
+            yield vector.as_strided(p.shape, p.stride(), at)
             at += p.numel()
 
     @staticmethod
@@ -149,6 +183,28 @@ class FlatSGD:
                 self.velocity.mul_(self.momentum).add_(gradients)
             gradients = self.velocity
         self.values.add_(gradients, alpha=-self.lr)
+
+
+def optimiser_state(optimiser: Optimiser) -> dict[str, Any]:
+    """A copy of what an optimiser of `LocalWork.optimiser_for` has gathered; empty before its first step.
+
+    >>> net, work = nn.Linear(1, 1, bias=False), LocalWork(lr=0.1, momentum=0.9)
+    >>> sgd = work.optimiser_for(net, round=1)
+    >>> net(torch.ones(1, 1)).sum().backward()
+    >>> sgd.step()
+    >>> optimiser_state(sgd)
+    {'velocity': {'0': tensor([[1.]])}}
+    """
+    if isinstance(optimiser, torch.optim.Adam):
+        return kept_moments(optimiser)
+    if isinstance(optimiser, FlatSGD):
+        found = [] if optimiser.velocity is None else [part.clone() for part in optimiser.parts(optimiser.velocity)]
+    else:
+        assert isinstance(optimiser, torch.optim.SGD)
+        own = optimiser.param_groups[0]["params"]
+        buffers = [optimiser.state[p].get("momentum_buffer") for p in own]
+        found = [value.clone() for value in buffers if value is not None]
+    return {"velocity": {str(number): value for number, value in enumerate(found)}} if found else {}
 
 
 def fit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -30,6 +31,17 @@ def kl(target: Tensor, logits: Tensor, tau: float = 1.0) -> Tensor:
     return F.kl_div(
         F.log_softmax(logits / tau, 1), F.log_softmax(target / tau, 1), reduction="batchmean", log_target=True
     )
+
+
+def js(one: Tensor, other: Tensor) -> Tensor:
+    """The Jensen-Shannon divergence of two models' answers, mean over the batch: 0 for equal ones, at most ln 2.
+
+    >>> round(js(torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])).item(), 6)
+    0.693147
+    """
+    p, q = one.log_softmax(1), other.log_softmax(1)
+    middle = torch.logaddexp(p, q) - math.log(2)
+    return (kl(p, middle) + kl(q, middle)) / 2
 
 
 def soft_ce(target: Tensor, logits: Tensor) -> Tensor:

@@ -415,10 +415,9 @@ class PrivateSteps:
         sampling depends on keeping the draw secret.
         """
         meter = self.meter
-        forward, backward = meter.forward_samples, meter.backward_samples
+        before = meter.flops
         found = loss(x, y)
-        meter.forward_samples = forward + (meter.forward_samples - forward) / len(x) * self.expected
-        meter.backward_samples = backward + (meter.backward_samples - backward) / len(x) * self.expected
+        meter.flops = before + (meter.flops - before) / len(x) * self.expected
         return found
 
     def _per_sample(self) -> list[Tensor]:

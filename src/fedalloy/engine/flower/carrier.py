@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment, naming
+from fedalloy.config.experiment import Experiment, for_method, naming
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS
@@ -69,7 +69,7 @@ class Flower:
         patience: float = PATIENCE,
         bound: Mapping[int, int] | None = None,
     ) -> None:
-        self.setting, self.exp, self.say, self.patience, self.bound = setting, exp, say, patience, bound
+        self.setting, self.exp, self.say, self.patience, self.bound = setting, for_method(exp), say, patience, bound
         self.memories: dict[int, Tree] = dict(memories or {})
         self.trusted: Generation | None = None
         self.workers = len(setting.sites)

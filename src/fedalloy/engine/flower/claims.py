@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from fedalloy.base.tree import Tree
@@ -17,14 +17,14 @@ from fedalloy.engine.base import REFERENCE
 from fedalloy.errors import DataError
 from fedalloy.federation.gate import Check, real, refusal, whole
 from fedalloy.federation.setting import Setting
-from fedalloy.train.costs import Meter
+from fedalloy.train.costs import COUNTS, Meter
 from fedalloy.train.privacy import LEDGER, Privacy, Spent, epsilon
 
 Header = Mapping[str, Any]
 
 LARGEST = 1 << 40  # samples or classes; the actual limits are far lower and named in their messages
 DIMENSIONS = 8  # of an input
-PASSES, SAMPLES = 1e6, 1e9  # per second: limits on passes and samples that no machine reaches
+PASSES, FLOPS = 1e6, 1e18  # per second: limits that no machine reaches
 SLACK = 1.0  # seconds by which two clocks may differ
 ENTRIES = 16  # of a ledger: different kinds of private steps
 NOISIEST = 1e6  # noise multiplier
@@ -92,12 +92,11 @@ def unlike(one: Introduction, setting: Setting) -> str | None:
 
 def meter(header: Header, waited: float) -> Meter:
     """Read a client's claimed computation since it was asked."""
-    passes, samples = ((1 + waited) * rate for rate in (PASSES, SAMPLES))
-    names = [f.name for f in fields(Meter) if f.name != "running"]
-    contract: dict[str, Check] = {f"meter.{n}": _halves(samples if n.endswith("samples") else passes) for n in names}
-    contract["meter.steps"] = whole(0, int(passes))
+    passes, flops = ((1 + waited) * rate for rate in (PASSES, FLOPS))
+    contract: dict[str, Check] = {f"meter.{name}": _halves(passes) for name in COUNTS}
+    contract |= {"meter.steps": whole(0, int(passes)), "meter.flops": real(0, flops)}
     found = _kept(header, contract)
-    return Meter(**{name: found[f"meter.{name}"] for name in names})
+    return Meter(**{name: found[f"meter.{name}"] for name in COUNTS})
 
 
 def seconds(header: Header, waited: float) -> float:
@@ -145,7 +144,7 @@ def _kept(header: Header, contract: Mapping[str, Check]) -> dict[str, Any]:
 
 
 def _halves(most: float) -> Check:
-    """Check a number of passes or samples: a network's features and its head count half a pass each."""
+    """Check a number of passes: a network's features and its head count half a pass each."""
     within = real(0, most)
 
     def check(value: Any) -> str | None:

@@ -16,7 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -169,7 +169,7 @@ def _act(site: _Site) -> RecordDict:
     answer = act(method, me, Message(action, site.client, body))
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).take_part(round)
-    header: dict[str, Any] = {f"meter.{name}": value for name, value in asdict(me.meter).items() if name != "running"}
+    header: dict[str, Any] = {f"meter.{name}": value for name, value in me.meter.counts().items()}
     if answer.keep is not None:
         header["digest"] = site.memory.write(round, answer.keep)
         header["ledger"] = json.dumps(answer.keep.get(LEDGER, {}))

@@ -87,8 +87,7 @@ def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str |
         return f"this site agreed to rounds = {agreed.rounds} with evaluate_every = {agreed.evaluate_every}"
     taken_part, newest = _taken_part(lines), max((line["round"] for line in lines), default=0)
     # A site can miss a round but be online for its evaluation. If not all sites are asked, it may miss many.
-    asks_all = agreed.participation.policy == "full" and agreed.participation.deadline is None
-    if asks_all and round > taken_part + 1:
+    if agreed.participation.asks_all and round > taken_part + 1:
         return f"this site has only taken part up to round {taken_part}"
     if round <= newest - CHAINS:
         return f"round {newest} has begun, and no checkpoint goes back that far; {ANEW}"

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.experiment import Experiment, for_method
 from fedalloy.engine.flower.claims import Introduction, introduction
 from fedalloy.engine.flower.client import INTRODUCE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records
@@ -47,7 +47,7 @@ def introductions(
     judge: Judge = lambda _: None,
 ) -> Roster:
     """Return the roster once all clients have answered or after `patience` seconds, and report missing clients."""
-    roster = Roster(grid, json.dumps(exp.to_dict()), clients, say, bound, judge)
+    roster = Roster(grid, json.dumps(for_method(exp).to_dict()), clients, say, bound, judge)
     end = time.monotonic() + patience
     while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))

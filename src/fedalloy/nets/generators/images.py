@@ -34,6 +34,10 @@ class UpsampledConv(nn.Conv2d):
         merged = F.pad(w, (0, 1, 0, 1)) + F.pad(w, (1, 0, 0, 1)) + F.pad(w, (0, 1, 1, 0)) + F.pad(w, (1, 0, 1, 0))
         return F.conv_transpose2d(x, merged, self.bias, stride=2, padding=1)
 
+    def products(self, x: Tensor, out: Tensor) -> int:
+        """The multiply-adds of a pass: sixteen for each input and output channel."""
+        return x.numel() * self.out_channels * 16
+
 
 class ImageGenerator(nn.Module):
     """The upsampling generator of FedKF's code: linear, two doublings with convolutions, sigmoid, normalisation.

@@ -17,6 +17,15 @@ from fedalloy.nets.models import (  # noqa: F401
     simple_cnn,
     wrn,
 )
-from fedalloy.nets.models.base import FeatureNet, ModelFactory, create, in_two_parts, model, models, parameter_count
+from fedalloy.nets.models.base import (
+    FeatureNet,
+    ModelFactory,
+    create,
+    in_two_parts,
+    model,
+    models,
+    options_of,
+    parameter_count,
+)
 
-__all__ = ["FeatureNet", "ModelFactory", "create", "in_two_parts", "model", "models", "parameter_count"]
+__all__ = ["FeatureNet", "ModelFactory", "create", "in_two_parts", "model", "models", "options_of", "parameter_count"]

@@ -79,6 +79,9 @@ def in_two_parts(net: nn.Module, method: str) -> FeatureNet:
 ModelFactory = Callable[..., FeatureNet]
 """Creates a network from the keywords `classes`, `channels`, `size` and its own options, which have defaults."""
 
+PROJECTION = "projection"
+WIDEST = 10_000  # numbers before the output layer for which MOON's square layer still makes sense
+
 models: Registry[ModelFactory] = Registry("model")
 model = models.register
 
@@ -98,20 +101,48 @@ def create(name: str, *, classes: int, channels: int, size: int, **options: Any)
     fedalloy.errors.UsageError: the model 'wrn' cannot be built: depth=12 is not 6n + 4; write 10 or 16
     """
     factory = models[name]
-    known = [
-        option for option in inspect.signature(factory).parameters if option not in ("classes", "channels", "size")
-    ]
+    known = options_of(name)
     for option in options:
         if option not in known:
-            advice = suggest(option, known) if known else "it has no options"
-            raise UsageError(f"the model '{name}' has no option '{option}'; {advice}")
+            raise UsageError(f"the model '{name}' has no option '{option}'; {suggest(option, known)}")
     try:
         classes, channels, size = whole("classes", classes), whole("channels", channels), whole("size", size)
-        return factory(classes=classes, channels=channels, size=size, **options)
+        own = PROJECTION in inspect.signature(factory).parameters
+        width = None if own else options.pop(PROJECTION, None)
+        net = factory(classes=classes, channels=channels, size=size, **options)
+        return net if width is None else projecting(net, whole(PROJECTION, width))
     except UsageError as error:
         if size == 1 and str(error).startswith("size=1 "):  # rows of a table are images of one pixel
             raise UsageError(f"the model '{name}' needs images; for a table write model = 'mlp'") from None
         raise UsageError(f"the model '{name}' cannot be built: {error}") from None
+
+
+def options_of(name: str) -> list[str]:
+    """The options of a registered network: its own, and `projection`, which every network has.
+
+    >>> options_of("lenet5")
+    ['projection']
+    """
+    own = [key for key in inspect.signature(models[name]).parameters if key not in ("classes", "channels", "size")]
+    return own if PROJECTION in own else [*own, PROJECTION]
+
+
+def projecting(net: FeatureNet, width: int) -> FeatureNet:
+    """The network with MOON's projection head before its output layer: FC d, ReLU, FC width (Li et al., 2021).
+
+    >>> net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
+    >>> [type(layer).__name__ for layer in projecting(net, 256).head], projecting(net, 256).projected_shape
+    (['Linear', 'ReLU', 'Linear', 'ReLU', 'Linear', 'Linear'], (256,))
+    """
+    *before, out = net.head
+    if not isinstance(out, nn.Linear):
+        raise UsageError(f"projection={width} needs a head that ends in a linear layer, not in {type(out).__name__}")
+    d = out.in_features
+    if d > WIDEST:
+        raise UsageError(f"projection={width} would need {d} x {d} weights; choose a network with fewer features")
+    head = [nn.Linear(d, d), nn.ReLU(), nn.Linear(d, width), nn.Linear(width, out.out_features, out.bias is not None)]
+    net.head = nn.Sequential(*before, *head)
+    return net
 
 
 def parameter_count(net: nn.Module) -> int:
