@@ -354,7 +354,7 @@ def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:
 
 
 def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path: Path) -> None:
-    answer = fed("report", str(tmp_path), "--out", "page.html", "--select", "best on test")
+    answer = fed("report", str(tmp_path), "--out", "page.html", "--select", "best by amp")
     assert answer.code == 0
     assert "FedAvg" in answer.out
     assert "<html" in (tmp_path / "page.html").read_text()
@@ -379,11 +379,49 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
 
 
-def test_the_best_on_validation_needs_validation_data(fed: Command, run: Path) -> None:
-    answer = fed("report", str(run), "--select", "best on validation")
-    assert (answer.code, answer.out) == (2, "")
-    assert "run with partition.validation = 0.1" in answer.err
+@pytest.mark.parametrize("word", ["best by validation", "best", "mean of last 1"])
+def test_a_round_that_cannot_be_selected_is_refused(fed: Command, run: Path, word: str) -> None:
+    answer = fed("report", str(run), "--select", word)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert word in answer.err
     assert not Path("report.html").exists()
+
+
+def test_compare_reports_the_selected_round_and_knows_before_if_it_cannot(fed: Command, tmp_path: Path) -> None:
+    words = ("compare", *TINY, "rounds=3", "--methods", "fedavg", "--out", "out")
+    for word in ("best by validation", "best on test"):
+        answer = fed(*words, "--select", word)
+        assert answer.code == 2
+        assert f"'{word}'" in answer.err
+        assert not (tmp_path / "out").exists()
+    answer = fed(*words, "--select", "mean of last 2")
+    assert answer.code == 0
+    assert "Scores: means over the last 2 evaluated rounds" in answer.out
+    (line,) = [x for x in json.loads((tmp_path / "out" / "table.json").read_text()) if x["view"] == "aca"]
+    amps = fedalloy.storage.results.read(tmp_path / "out" / "runs" / "fedavg-seed0").series("aca", "amp")[1]
+    assert (line["selection"], line["amp"]) == ("mean of last 2", pytest.approx(amps[-2:].mean()))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Scores are means over the last 2 evaluated rounds" in page
+    assert "--select &#39;mean of last 2&#39;" in page
+
+
+def test_report_takes_published_tables_from_a_file(fed: Command, run: Path, tmp_path: Path) -> None:
+    assert "Compared with" not in fed("report", str(run)).out
+    table = 'source = "Paper"\nround = "best by amp"\nmetrics = ["amp"]\nrows = [["FedAvg", "aca", "99.9"]]\n'
+    Path("paper.toml").write_text(f"rounds = 7\n[[published]]\n{table}")
+    answer = fed("report", str(run), "--published", "paper.toml")
+    assert "Compared with Paper; ours: best by amp" in answer.out
+    assert "99.9" in Path("report.html").read_text()
+    Path("paper.toml").write_text("rounds = 7\n")
+    assert "no [[published]] tables" in fed("report", str(run), "--published", "paper.toml").err
+
+
+def test_report_counts_the_rounds_to_targets(fed: Command, run: Path) -> None:
+    answer = fed("report", str(run), "--target", "0.01", "--target", "wlp=1.0")
+    assert answer.code == 0
+    assert "Rounds to reach a target" in answer.out
+    assert "speed-up" in answer.out
+    assert fed("report", str(run), "--target", "tset=0.5").code == 2
 
 
 def test_export_writes_a_model_that_a_run_can_start_from(quick: Command, run: Path) -> None:

@@ -27,6 +27,7 @@ from fedalloy.federation.metrics import PublishedMetric, StopMetric
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
+from fedalloy.storage.results import Selection, check_word
 from fedalloy.storage.spill import parse_size
 from fedalloy.storage.store import METHOD_PARTS
 from fedalloy.train.fit import LocalWork
@@ -132,15 +133,19 @@ class Stop:
 class Published:
     """A paper's table, shown next to our figures; `where` gives the values of other keys for which it holds.
 
-    Each row is a method's label, its view, and one text per metric as printed in the paper, in our table's units.
+    `round` is the round that the paper reports, from which ours are taken: "last", "best by amp", "best by test",
+    "best by validation" or "mean of last 10". Each row is a method's label, its view, and one text per metric as
+    printed in the paper, in our table's units.
     """
 
     source: str
     metrics: tuple[PublishedMetric, ...]
     rows: tuple[tuple[str, ...], ...]
     where: Mapping[str, str | int | float] = field(default_factory=dict)
+    round: Selection = "last"
 
     def __post_init__(self) -> None:
+        check_word(self.round, "published.round")
         for row in self.rows:
             if len(row) != 2 + len(self.metrics):
                 raise UsageError(
