@@ -9,6 +9,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.errors import DataError, UsageError
 from fedalloy.report.html import render
 from fedalloy.report.published import beside
+from fedalloy.storage.differences import told_apart
 
 TABLE = {
     "source": "Somebody 2020, Table 1",
@@ -88,6 +89,16 @@ def test_a_paper_that_names_no_round_is_compared_with_the_last(curve):
     run = curve()
     del run.meta["experiment"]["published"][0]["round"]  # as older runs were recorded
     assert table_of([run])[0].round == "last"
+
+
+def test_runs_that_are_told_apart_still_have_their_papers_figures(run):
+    one, other = run(), run(accuracy=0.5)
+    other.meta["experiment"]["training"]["lr"] = 0.7
+    (found,) = table_of(told_apart([one, other]))
+    assert [(line[0], line[3]) for line in found.body[::2]] == [
+        ("FedAvg, training.lr = 0.05", "75.61 ± 0.92"),
+        ("FedAvg, training.lr = 0.7", "75.61 ± 0.92"),
+    ]
 
 
 def test_a_mean_over_too_few_rounds_is_noted(curve):

@@ -164,8 +164,8 @@ def show(runs: list[Run], select: str = "last", targets: Sequence[Target] = ()) 
 
     runs = [run for run in runs if run.views]
     check_selection(runs, select)
-    differences = unequal(runs)
-    runs = told_apart(runs)
+    differences = unequal(runs, select)
+    runs = told_apart(runs, select)
     table = [row for run in runs for row in rows(run, select)]
     names = {run.label: run.name for run in runs}
     console = screen()

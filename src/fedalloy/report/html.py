@@ -88,8 +88,8 @@ def render(
     if not runs:
         raise DataError("there is nothing to report; give at least one run with an evaluated round")
     check_selection(runs, selection)
-    warnings = unequal(runs)
-    runs = told_apart(runs)
+    warnings = unequal(runs, selection)
+    runs = told_apart(runs, selection)
     names = {run.label: run.name for run in runs}
     table = [row for run in runs for row in rows(run, selection)]
     doubted = doubts(runs, selection)

@@ -119,6 +119,7 @@ def _value(experiment: Mapping[str, Any], key: str) -> Any:
 
 def _one(table: Mapping[str, Any], runs: Sequence[Run]) -> Beside:
     printed = {(label, view): figures for label, view, *figures in table["rows"]}
+    named = {run.label: run.meta.get("named", run.label) for run in runs}  # before runs were told apart
     selection = reported(table)
     headings = ["Method", "View"]
     for metric in table["metrics"]:
@@ -126,11 +127,11 @@ def _one(table: Mapping[str, Any], runs: Sequence[Run]) -> Beside:
 
     def lines() -> Iterator[list[str]]:
         for line in combine(row for run in runs for row in rows(run, selection)):
-            figures = printed.get((line.label, line.view))
+            figures = printed.get((named[line.label], line.view))
             if figures is not None:
                 ours = [line.written(metric) for metric in table["metrics"]]
                 pairs = [text for pair in zip(ours, figures, strict=True) for text in pair]
                 yield [line.label, view_name(line.view) or MISSING, *pairs]
 
-    compared = [run for run in runs if any(label == run.label for label, _ in printed)]
+    compared = [run for run in runs if any(label == named[run.label] for label, _ in printed)]
     return Beside(table["source"], selection, headings, list(lines()), too_few(compared, selection))

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedalloy.base.options import options_of
 from fedalloy.errors import UsageError
-from fedalloy.storage.results import Run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.methods import methods
+from fedalloy.storage.results import Run, Selection
 from fedalloy.storage.store import FREE, METHOD_PARTS
+from fedalloy.train.fit import LocalWork
 
 # The keys in which the runs of one line in a table may differ. The number of rounds is not one of them: a longer run
 # has another last round.
 OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
+# The defaults of sections that all methods share: a run that was recorded before a key existed had its default.
+SHARED: Mapping[str, LocalWork | Participation | Quorum] = {
+    "training": LocalWork(),
+    "participation": Participation(),
+    "quorum": Quorum(),
+}
 LONGEST = 60  # characters of a value in a message
 NAMED = 4  # keys in a message; if there are more, they are counted
 
@@ -29,7 +41,7 @@ def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = 
     return {key: values for key, values in pairs.items() if any(value != values[0] for value in values)}
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def told_apart(runs: Sequence[Run], selection: Selection = "last") -> list[Run]:
     """The same runs; if runs with one label differ in more than the seed, their labels say in what.
 
     >>> run = lambda seed, lr: Run({"label": "FedAvg", "seed": seed, "experiment": {"training": {"lr": lr}}}, ())
@@ -41,16 +53,19 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     labels = [run.label for run in runs]
     for label in dict.fromkeys(labels):
         places = [i for i, run in enumerate(runs) if run.label == label]
-        found = differing([_experiment(runs[i]) for i in places], OF_ONE_LINE)
+        found = differing([_with_defaults(runs[i]) for i in places], _free(selection))
         for n, i in enumerate(places):
             told = [f"{key} = {values[n]}" for key, values in found.items() if values[n] is not None]
             labels[i] = ", ".join([label, *told])
-    named = [replace(run, meta={**run.meta, "label": label}) for run, label in zip(runs, labels, strict=True)]
+    named = [
+        replace(run, meta={**run.meta, "label": label, "named": run.label})
+        for run, label in zip(runs, labels, strict=True)
+    ]
     _refuse_twice(named)
     return named
 
 
-def unequal(runs: Sequence[Run]) -> list[str]:
+def unequal(runs: Sequence[Run], selection: Selection = "last") -> list[str]:
     """A warning about the settings that methods do not share, if there are any.
 
     >>> run = lambda label, lr: Run({"label": label, "experiment": {"training": {"lr": lr}}}, ())
@@ -63,7 +78,7 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     """
     if len({run.label for run in runs}) < 2:
         return []
-    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
+    found = differing([_with_defaults(run) for run in runs], _free(selection) | METHOD_PARTS)
     averaging = [run for run in runs if "weights" in _experiment(run).get("aggregation", {})]
     bounds = differing([_bounds(run) for run in averaging])
     told = [f"{key} is {_whose(averaging, values)}" for key, values in bounds.items()]
@@ -73,6 +88,11 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     more = [f"{len(told) - NAMED} more keys differ"] if len(told) > NAMED + 1 else []
     told = [*told[: NAMED if more else None], *more]
     return [f"The methods ran with different settings, so they are not comparable: {'; '.join(told)}."]
+
+
+def _free(selection: Selection) -> frozenset[str]:
+    """The keys that may differ; the last round is evaluated however often the others are."""
+    return OF_ONE_LINE | ({"evaluate_every"} if selection == "last" else set())
 
 
 def _bounds(run: Run) -> dict[str, Any]:
@@ -110,6 +130,29 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
                 f"two runs of {run.label} have the same experiment and the seed {run.seed}{where}; "
                 "leave one of them out"
             )
+
+
+def _with_defaults(run: Run) -> dict[str, Any]:
+    """A run's experiment, in which keys that it did not record have their defaults.
+
+    >>> old, new = ({"method": {"name": "fedprox"}}, {"method": {"name": "fedprox", "mu": 0.01}})
+    >>> [_with_defaults(Run({"experiment": values}, ()))["quorum"]["skips"] for values in (old, new)]
+    [5, 5]
+    """
+    values = dict(_experiment(run))
+    for name, section in SHARED.items():
+        known = {key: value for key, value in dataclasses.asdict(section).items() if value is not None}
+        values[name] = _filled(values.get(name, {}), known)
+    method: Mapping[str, Any] = values.get("method", {})
+    if method.get("name") in methods:
+        variant = method.get("variant")
+        plain = {x.name: x.variants.get(str(variant), x.default) for x in options_of(methods[method["name"]])}
+        values["method"] = _filled(method, plain)
+    return values
+
+
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, **{key: value for key, value in defaults.items() if key not in given}}
 
 
 def _experiment(run: Run) -> Mapping[str, Any]:
