@@ -90,14 +90,11 @@ def with_tables(text: str) -> str:
 def methods_page() -> str:
     """The page about methods: one table of all cards, then what each docstring says."""
     shown = {name: cls for name, cls in methods.items() if ours(cls)}
-    heading = ("Method", "Paper", "Up", "Down", "What leaves a client", "Distils", "Public set", "Any network")
+    heading = ("Method", "Paper", "Distils", "Public set", "Any network")
     lines = [
         [
             f"[`{name}`](#{name})",
             card.paper,
-            card.up,
-            card.down,
-            card.leaves_client,
             card.distils,
             yes(card.public),
             yes(card.any_network),
@@ -118,10 +115,11 @@ INTRODUCTION = """\
 Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows them all,
 `fedalloy list kdia` shows one with its options, and `fedalloy list --where any_network=yes` shows only the methods that
 let clients have different networks. For a text entry, `yes` means that it is not empty, `no` that it is empty, and any
-other word is a substring search. "Up" and "down" say what travels in a round, to the server and to a client; the bytes
-of a run are counted, see [metrics](metrics.md#costs). "What leaves a client" is what training sends. Evaluation also
+other word is a substring search. "Distils" says what a method distils, and into what; "public set" whether the
+experiment needs one ([how to give it](experiments.md#a-public-set)); "any network" whether clients may have different
+networks. In the sections below, "up" and "down" are what travels in a round, to the server and to a client; the bytes
+of a run are counted, see [metrics](metrics.md#costs). What leaves a client is what training sends. Evaluation also
 sends counts, even under `local`: `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which.
-"Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
 
 Options are keys of `[method]`, or of the method's own table under `[methods]`. Their tables have up to four columns of
 values:
@@ -143,7 +141,13 @@ that something is left out or has no option, a paper's setting that needs it can
 def section(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
     """What a method's docstring says, without its doctest, and its options with their meanings."""
     prose = re.split(r"^>>> ", inspect.getdoc(cls) or "", maxsplit=1, flags=re.MULTILINE)[0].strip()
-    remembers = f"Between rounds a client remembers: {cls.card.remembers}."
+    card = cls.card
+    facts = [
+        f"* Up: {card.up}. Down: {card.down}.",
+        f"* What leaves a client: {card.leaves_client}.",
+        f"* What a client remembers between rounds: {card.remembers}.",
+        f"* What it uses of [[aggregation]](experiments.md#aggregation): {used(cls)}.",
+    ]
     readings = DOCS / "readings" / f"{name}.md"
     more = [f"[Readings and differences](readings/{name}.md)"] if readings.exists() else []
     if more and UNREAD.search(readings.read_text(encoding="utf-8")) and not UNREAD.search(prose):
@@ -152,9 +156,10 @@ def section(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
     papers = list(dict.fromkeys([*(run.paper for run in runs), *(PAPERS[word] for word in words)]))
     if papers:
         more.append(f"Compared by {listed(papers)}.")
-    rule = f"Of [[aggregation]](experiments.md#aggregation) it uses {used(cls)}."
     found = options_table(cls, runs)
-    return "\n\n".join([f"## {name}", f"**{cls.label}.** {prose}", remembers, rule, *more, *([found] if found else [])])
+    return "\n\n".join(
+        [f"## {name}", f"**{cls.label}.** {prose}", "\n".join(facts), *more, *([found] if found else [])]
+    )
 
 
 UNREAD = re.compile(r"full\s+text\s+(was|is|could)\s+not")
@@ -166,7 +171,8 @@ def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
     missing = [found.name for found in options if not found.meaning]
     if missing:
         raise SystemExit(f"{cls.name}.{missing[0]} has no meaning; declare it with option(...)")
-    own = list(dict.fromkeys(word for found in options for word in found.variants if word not in PAPERS))
+    words = dict.fromkeys(word for found in options for word in found.variants if word not in PAPERS)
+    own = [*(word for word in WHOSE if word in words), *(word for word in words if word not in WHOSE)]
     rows = [
         [
             f"`{found.name}`",
