@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedalloy import simulate
 from fedalloy.base.text import TIMES
 from fedalloy.config.experiment import experiment
 from fedalloy.errors import DataError, UsageError
@@ -105,6 +106,13 @@ def test_a_mean_over_too_few_rounds_is_noted(curve):
     (found,) = table_of([curve(round="mean of last 10")])
     assert found.notes == ["FedAvg: the mean is over 3 rounds, all that were evaluated, and not over 10."]
     assert found.notes[0] in render([curve(round="mean of last 10")], title="t").replace("&#39;", "'")
+
+
+def test_a_run_records_its_published_tables():
+    table = {**TABLE, "where": {}, "round": "best by amp"}
+    made = simulate({"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 2}, "published": [table]})
+    assert made.meta["experiment"]["published"] == [table]
+    assert [found.source for found in beside([made])] == [TABLE["source"]]
 
 
 def test_a_recorded_round_that_is_no_selection_is_refused(curve):
