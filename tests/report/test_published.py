@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedalloy import simulate
-from fedalloy.base.text import TIMES
+from fedalloy.base.text import MISSING, TIMES
 from fedalloy.config.experiment import experiment
 from fedalloy.errors import DataError, UsageError
 from fedalloy.report.html import render
@@ -113,6 +113,12 @@ def test_a_run_records_its_published_tables():
     made = simulate({"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 2}, "published": [table]})
     assert made.meta["experiment"]["published"] == [table]
     assert [found.source for found in beside([made])] == [TABLE["source"]]
+
+
+def test_ours_that_the_papers_round_cannot_be_found_for_are_missing_with_a_reason(curve):
+    (found,) = table_of([curve(round="best by test")])
+    assert list(found.body[0][2:]) == [MISSING, "75.61 ± 0.92", MISSING, "7.97"]
+    assert "no run has a common test set" in found.notes[0]
 
 
 def test_a_recorded_round_that_is_no_selection_is_refused(curve):

@@ -31,11 +31,12 @@ from fedalloy.cli.terminal import (
     resumable,
     say,
     screen,
+    selecting,
     show,
     words_of,
     write_page,
 )
-from fedalloy.errors import UsageError
+from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.experiment import Experiment
@@ -189,7 +190,7 @@ def compare(
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    words += ["--select", select] if select != "last" else []
+    words += selecting(select)
     _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words)
 
 
@@ -212,9 +213,6 @@ def table_command(
     folder.
     """
     load_plugins(plugins)
-    from fedalloy.storage.results import check_word
-
-    check_word(select, "--select")
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.build import Shelf, build
     from fedalloy.config.experiment import experiment, override, read_toml
@@ -223,9 +221,17 @@ def table_command(
     from fedalloy.report.progress import Display
     from fedalloy.report.published import applying, with_published
     from fedalloy.run import comparison
+    from fedalloy.storage.results import check_word
 
+    check_word(select, "--select")
     axes, found = cells(override(read_toml(file), overrides))
     experiments = [experiment(cell.values) for cell in found]
+    compared = [bool(applying(exp.to_dict())) for exp in experiments]
+    if select != "last" and all(compared):
+        raise UsageError(
+            f"--select '{select}' has no effect, because every cell has a published table, which names its round; "
+            "leave it out, or change published.round"
+        )
     refuse_idle_method(experiments[0], overrides, has_names=False)
     folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
     chosen = chosen_seeds(seeds, experiments[0].seed)
@@ -234,23 +240,17 @@ def table_command(
         for cell, exp in zip(found, experiments, strict=True)
     ]
     shelf = Shelf()
-    refused = {}
-    for cell, exp, choices, place in plan:  # find mistakes in the last cell before all others have run
-        found_here, tried = comparison.examined(exp, choices, chosen, place, shelf=shelf)
-        for what, error in found_here.items():
-            refused[", ".join(filter(None, [f"cell '{cell.name}'", what]))] = error
-        if tried and not applying(exp.to_dict()):
+    refused: dict[str, FedalloyError] = {}
+    for i, (cell, exp, choices, place) in enumerate(plan):  # mistakes in the last cell are found before all others run
+        wrong, tried = comparison.examined(exp, choices, chosen, place, shelf=shelf)
+        refused |= {", ".join(filter(None, [f"cell '{cell.name}'", what])): error for what, error in wrong.items()}
+        if tried and not compared[i]:
             refuse_select(select, exp, tried.values())
     comparison.refuse(refused)
-    if select != "last" and all(applying(exp.to_dict()) for exp in experiments):
-        raise UsageError(
-            f"--select '{select}' has no effect, because every cell has a published table, which names its round; "
-            "leave it out, or change published.round"
-        )
     make_folder(folder)
     runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
-    words += ["--select", select] if select != "last" else []
+    words += selecting(select)
     lines = []
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
@@ -378,7 +378,7 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
     check_word(select, "--select")
     wanted = [parse_target(text) for text in targets]
     runs = read_runs(folders)
-    words = ["report", *folders, *(["--select", select] if select != "last" else [])]
+    words = ["report", *folders, *selecting(select)]
     words += [word for text in targets for word in ("--target", text)]
     if published is not None:
         runs = with_published(runs, read_published(published))

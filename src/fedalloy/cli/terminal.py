@@ -137,6 +137,11 @@ def resumable(*words: str) -> Iterator[None]:
         raise kind(f"interrupted; `{as_typed(*words)}` continues from the last round") from error
 
 
+def selecting(select: str) -> list[str]:
+    """Return the option --select as it was typed; nothing if it is the default."""
+    return ["--select", select] if select != "last" else []
+
+
 def refuse_select(select: str, exp: Experiment, built: Iterable[Built]) -> None:
     """Refuse a selection of rounds by what the experiment will not record, before it runs."""
     from fedalloy.storage.rows import NEEDS

@@ -20,7 +20,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding, reported
 from fedalloy.storage.results import STAGES, Run, Selection
-from fedalloy.storage.rows import CombinedRow, combine, rows, too_few
+from fedalloy.storage.rows import CombinedRow, caveats, combine, rows
 
 WORDS = ("Method", "View")
 
@@ -125,13 +125,13 @@ class _Cell:
         return next((text for text in texts if text != MISSING), MISSING)
 
     def notes(self, metrics: Sequence[str], *, several: bool) -> list[str]:
-        """Caveats: on the runs, on means over fewer rounds, and on the round if cells or metrics differ in it."""
+        """Caveats: on the runs, on rounds that they lack, and on the round if cells or metrics differ in it."""
         chosen = {name: self.round(name) for name in metrics}
         of = {
             selection: [METRICS[x].heading for x in metrics if chosen[x] == selection] for selection in chosen.values()
         }
         told = [f"{listed(names)}: {selection}" for selection, names in of.items()] if several else []
-        few = [sentence for selection in dict.fromkeys(chosen.values()) for sentence in too_few(self.runs, selection)]
+        few = [sentence for selection in dict.fromkeys(chosen.values()) for sentence in caveats(self.runs, selection)]
         return [*told, *few, *warnings(self.runs)]
 
 

@@ -41,7 +41,7 @@ UNFIT = re.compile(
 # The text alternatives for screen readers; the tables on the page hold the same numbers.
 SPOKEN = {
     "curves": "Line chart: {} of each method and view over the rounds.",
-    "clients": "Dot plot: the accuracy of each client under each method, {}.",
+    "clients": "Dot plot: the accuracy of each client under each method; accuracies are {}.",
     "gains": "Bar chart: each client's gain or loss with the leading method, and its number of training samples.",
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
     "split": "Bubble chart: how many samples of each class each client holds.",

@@ -17,7 +17,7 @@ from fedalloy.config.experiment import experiment, read_toml
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.metrics import METRICS
 from fedalloy.storage.results import SELECTIONS, Run, Selection, is_selection
-from fedalloy.storage.rows import COLUMNS, combine, rows, too_few
+from fedalloy.storage.rows import COLUMNS, caveats, combine, rows
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Beside:
     round: Selection
     headings: Sequence[str]
     body: Sequence[Sequence[str]]
-    notes: Sequence[str]  # on means over fewer rounds
+    notes: Sequence[str]  # on rounds that ours lack
 
     @property
     def title(self) -> str:
@@ -134,4 +134,4 @@ def _one(table: Mapping[str, Any], runs: Sequence[Run]) -> Beside:
                 yield [line.label, view_name(line.view) or MISSING, *pairs]
 
     compared = [run for run in runs if any(label == named[run.label] for label, _ in printed)]
-    return Beside(table["source"], selection, headings, list(lines()), too_few(compared, selection))
+    return Beside(table["source"], selection, headings, list(lines()), caveats(compared, selection))

@@ -65,6 +65,16 @@ def check_selection(runs: Iterable[Run], selection: Selection) -> None:
         raise UsageError(f"there is no round '{selection}': {NEEDS.get(selection, 'no run has an accuracy')}")
 
 
+def caveats(runs: Iterable[Run], selection: Selection) -> list[str]:
+    """What to say about runs that are reported by a selection: nothing to select by, or a mean over fewer rounds."""
+    runs = list(runs)
+    try:
+        check_selection(runs, selection)
+    except UsageError as error:
+        return [f"Ours are missing: {error}."]
+    return too_few(runs, selection)
+
+
 def too_few(runs: Iterable[Run], selection: Selection) -> list[str]:
     """A sentence for each number of rounds that a mean is taken over, if it is less than what was asked for.
 
