@@ -168,8 +168,8 @@ def test_a_cell_without_a_published_table_reports_the_selected_round_and_says_so
     assert table.title == "Compared with Paper; ours: mean of last 2 or best by amp"
     assert [line[3] for line in table.body] == ["31.25", "41.25", "50.00", "60.00"]
     assert table.notes == [
-        f"0.1: AMP %, FM {TIMES}10³ and WLP %: mean of last 2",
-        f"1: AMP %, FM {TIMES}10³ and WLP %: best by amp",
+        *(f"0.1: {name}: mean of last 2" for name in ("AMP %", f"FM {TIMES}10³", "WLP %")),
+        *(f"1: {name}: best by amp" for name in ("AMP %", f"FM {TIMES}10³", "WLP %")),
     ]
 
 
@@ -181,6 +181,17 @@ def test_two_published_tables_of_one_cell_both_count() -> None:
     table = grid(["alpha"], [(["0.1"], [curve("FedAvg", tables, 0.5, 0.25)])])
     assert table.headings == ["alpha", "Method", "View", "AMP %", "paper", "WLP %", "paper"]
     assert table.body == [["0.1", "FedAvg", "ACA", "25.00", "50", "40.00", "40"]]
+
+
+def test_each_figure_is_of_the_round_of_its_own_table() -> None:
+    tables = [
+        {"source": "T1", "metrics": ["amp"], "rows": [["FedAvg", "aca", "50"]]},
+        {"source": "T2", "metrics": ["amp"], "rows": [["FedAvg", "oca", "60"]], "round": "best by amp"},
+    ]
+    table = grid(["alpha"], [(["0.1"], [curve("FedAvg", tables, 0.5, 0.25)])])
+    assert table.headings == ["alpha", "FedAvg (ACA)", "paper", "FedAvg (OCA)", "paper"]
+    assert table.body == [["0.1", "25.00", "50", "60.00", "60"]]
+    assert table.notes == ["0.1: AMP %: last or best by amp"]
 
 
 def test_a_mean_over_too_few_rounds_is_noted() -> None:

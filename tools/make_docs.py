@@ -217,7 +217,7 @@ def compared() -> dict[str, list[Compared]]:
     for file in sorted(EXPERIMENTS.glob("*.toml")):
         whose = next((word for word in FILES if file.name.startswith(word)), None)
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        if whose is None or not content.get("published"):  # a search, or a paper that is none of the five
+        if whose is None or not content.get("published"):  # it follows none of the five papers
             continue
         tables = [(part.get("name", key), key, part) for key, part in content.get("methods", {}).items()]
         for name, key, part in tables:
@@ -240,9 +240,8 @@ def as_compared(key: str, runs: Sequence[Compared], variants: Mapping[str, Any] 
             said.setdefault(PAPERS[word], {})[f"`{toml(value)}`"] = None
     for run in runs:
         value = run.values.get(key)
-        if (
-            value is not None and PAPERS.get(value if key == "variant" else "") != run.paper
-        ):  # its variant is told above
+        told = key == "variant" and PAPERS.get(value or "") == run.paper  # the options say what it means
+        if value is not None and not told:
             aside = f" ({run.label})" if run.label else ""
             said.setdefault(run.paper, {})[f"`{toml(value)}`{aside}"] = None
     return "; ".join(f"{paper}: {', '.join(values)}" for paper, values in said.items())
@@ -252,7 +251,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= flat(value, f"{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 

@@ -15,14 +15,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.base.text import MISSING, listed, printable, view_name
+from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.federation.metrics import METRICS
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding, reported
-from fedalloy.storage.results import STAGES, Run, Selection
+from fedalloy.storage.results import PERSONAL, STAGES, Run, Selection
 from fedalloy.storage.rows import CombinedRow, caveats, combine, rows
 
 WORDS = ("Method", "View")
+Views = Mapping[str, Sequence[tuple[str, bool]]]
+"""The views that are shown of each label, and whether to name them."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +70,22 @@ def grid(
     """
     found = [_Cell(labels, runs, holding(runs), selection) for labels, runs in cells]
     published = any(cell.tables for cell in found)
-    metrics = list(dict.fromkeys(name for cell in found for table in cell.tables for name in table["metrics"])) or [
-        metric
-    ]
-    views = _views(found)
+    named = dict.fromkeys(name for cell in found for table in cell.tables for name in table["metrics"])
+    metrics, views = list(named) or [metric], _views(found)
     if len(metrics) == 1:
         headings, body = _by_cell(found, metrics[0], views, published)
     else:
         headings, body = _by_method(found, metrics, views)
     sources = dict.fromkeys(table["source"] for cell in found for table in cell.tables)
-    chosen = list(dict.fromkeys(cell.round(name) for cell in found for name in metrics))
+    rounds = [{name: cell.rounds(name, views) for name in metrics} for cell in found]
+    chosen = list(dict.fromkeys(x for here in rounds for several in here.values() for x in several))
     title = f"Compared with {'; '.join(sources)}; ours: " if sources else f"{METRICS[metric].heading}: "
-    notes = [f"{cell.name}: {note}" for cell in found for note in cell.notes(metrics, several=len(chosen) > 1)]
+    notes = []
+    for cell, here in zip(found, rounds, strict=True):
+        told = [f"{METRICS[name].heading}: {' or '.join(several)}" for name, several in here.items()]
+        own = dict.fromkeys(x for several in here.values() for x in several)
+        few = [sentence for selection in own for sentence in caveats(cell.runs, selection)]
+        notes += [f"{cell.name}: {note}" for note in [*(told if len(chosen) > 1 else []), *few, *warnings(cell.runs)]]
     return Grid(f"{title}{' or '.join(chosen)}", [*axes, *headings], body, notes)
 
 
@@ -104,39 +110,28 @@ class _Cell:
             for chosen in {self.selection, *map(reported, self.tables)}
         }
 
-    def round(self, metric: str) -> Selection:
-        """The round that a metric is taken from."""
-        return next((reported(table) for table in self.tables if metric in table["metrics"]), self.selection)
-
-    def ours(self, label: str, view: str, metric: str) -> str:
-        line = self.lines[self.round(metric)].get((label, view))
-        return MISSING if line is None else line.written(metric)
+    def published(self, label: str, view: str, metric: str) -> tuple[str, Selection]:
+        """The paper's figure and the round it is of; without a figure, the round of the others in this metric."""
+        tables = [table for table in self.tables if metric in table["metrics"]]
+        for table in tables:
+            for name, of, *figures in table["rows"]:
+                if (name, of) == (label, view):
+                    return str(figures[list(table["metrics"]).index(metric)]), reported(table)
+        return MISSING, reported(tables[0]) if tables else self.selection
 
     def paper(self, label: str, view: str, metric: str) -> str:
-        for table in self.tables:
-            for name, of, *figures in table["rows"]:
-                if (name, of) == (label, view) and metric in table["metrics"]:
-                    return str(figures[list(table["metrics"]).index(metric)])
-        return MISSING
+        return self.published(label, view, metric)[0]
 
-    def gap(self, label: str, metric: str) -> str:
-        """The gap of the one view that has it."""
-        texts = [x.written("gap") for (name, _), x in self.lines[self.round(metric)].items() if name == label]
-        return next((text for text in texts if text != MISSING), MISSING)
+    def ours(self, label: str, view: str, metric: str, shown: str = "") -> str:
+        """Our figure, or that of another metric in the same round."""
+        line = self.lines[self.published(label, view, metric)[1]].get((label, view))
+        return MISSING if line is None else line.written(shown or metric)
 
-    def notes(self, metrics: Sequence[str], *, several: bool) -> list[str]:
-        """Caveats: on the runs, on rounds that they lack, and on the round if cells or metrics differ in it."""
-        chosen = {name: self.round(name) for name in metrics}
-        of = {
-            selection: [METRICS[x].heading for x in metrics if chosen[x] == selection] for selection in chosen.values()
-        }
-        told = [f"{listed(names)}: {selection}" for selection, names in of.items()] if several else []
-        few = [sentence for selection in dict.fromkeys(chosen.values()) for sentence in caveats(self.runs, selection)]
-        return [*told, *few, *warnings(self.runs)]
-
-
-Views = Mapping[str, Sequence[tuple[str, bool]]]
-"""The views that are shown of each label, and whether to name them."""
+    def rounds(self, metric: str, views: Views) -> list[Selection]:
+        """The rounds that a metric is taken from."""
+        run = {run.label for run in self.runs}
+        pairs = [(label, view) for label, shown in views.items() for view, _ in shown if label in run]
+        return list(dict.fromkeys(self.published(label, view, metric)[1] for label, view in pairs))
 
 
 def _views(found: Sequence[_Cell]) -> Views:
@@ -160,7 +155,7 @@ def _by_cell(found: Sequence[_Cell], metric: str, views: Views, published: bool)
             columns.append((heading, [cell.ours(label, view, metric) for cell in found]))
             if published:
                 columns.append(("paper", [cell.paper(label, view, metric) for cell in found]))
-        gaps = [cell.gap(label, metric) for cell in found]
+        gaps = [cell.ours(label, PERSONAL, metric, "gap") for cell in found]
         if any(gap != MISSING for gap in gaps):
             columns.append(("gap", gaps))
     return [name for name, _ in columns], [
