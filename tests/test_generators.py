@@ -9,7 +9,7 @@ from torch import nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
-from fedalloy.nets.generators import ConditionalGenerator, FeatureGenerator, ImageGenerator
+from fedalloy.nets.generators import ConditionalGenerator, FeatureGenerator, ImageGenerator, feature_generator
 from fedalloy.nets.generators.images import UpsampledConv
 from fedalloy.nets.models import create, models
 from fedalloy.nets.models.base import parameter_count
@@ -117,7 +117,21 @@ def test_generated_features_enter_every_models_head(name, draw):
         assert net.head(make(torch.rand(4, 6, generator=draw), labels)).shape == (4, 10)
 
 
-@pytest.mark.parametrize("make", [FeatureGenerator((6,), 3, 4, 8, relu=False), ConditionalGenerator((6,), 3, 4, 8)])
+def test_the_feature_generator_from_embeddings(draw):
+    make = feature_generator((5, 2), 3, 4, 8, False, kind="embeddings")
+    assert parameter_count(make) == (4 + 1) * 8 + (3 + 1) * 8 + (16 + 1) * 8 + 2 * 8 + (8 + 1) * 10
+    assert make(torch.rand(6, 4, generator=draw), torch.arange(6) % 3).shape == (6, 5, 2)
+    assert type(feature_generator((5,), 3, 4, 8, True)) is FeatureGenerator
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        FeatureGenerator((6,), 3, 4, 8, relu=False),
+        ConditionalGenerator((6,), 3, 4, 8),
+        feature_generator((6,), 3, 4, 8, False, kind="embeddings"),
+    ],
+)
 def test_both_noise_and_label_shape_the_feature(make, draw):
     make.eval()
     z = torch.rand(2, 4, generator=draw)
