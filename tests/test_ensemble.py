@@ -8,7 +8,7 @@ from torch import nn
 
 from fedalloy.nets.ensemble import stacked_heads
 from fedalloy.nets.models import FeatureNet, create
-from fedalloy.train.fit import params
+from fedalloy.train.fit import load, params
 
 HEADS = {
     "linear": ((6,), lambda: [nn.Linear(6, 3)]),
@@ -93,3 +93,22 @@ def test_a_layer_that_works_in_place_leaves_the_callers_features_alone():
     z = -torch.ones(4, 3)
     stacked_heads(net, [net.state_dict()] * 2)(z)
     assert torch.equal(z, -torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("net", [create("simple-cnn", classes=3, channels=1, size=28), networks("LayerNorm", 1)[0]])
+def test_the_last_layers_alone(net):
+    models = [{n: t + k for n, t in net.state_dict().items()} for k in range(2)]
+    z = torch.randn(4, *net.projected_shape, generator=torch.Generator().manual_seed(1))
+    alone = [load(net, weights).eval().output(z) for weights in models]
+    assert torch.allclose(stacked_heads(net, models, last=True)(z), torch.stack(alone), atol=1e-5)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_product_is_told_with_its_work(last):
+    net, noted = create("simple-cnn", classes=10, channels=3, size=32, projection=False), []
+    shape = net.projected_shape if last else net.feature_shape
+    heads = stacked_heads(
+        net, [params(net)] * 3, lambda answers, products: noted.append((answers.shape, products)), last=last
+    )
+    heads(torch.zeros(5, *shape))
+    assert noted == [((3, 5, 10), 3 * 5 * (84 * 10 if last else 400 * 120 + 120 * 84 + 84 * 10))]

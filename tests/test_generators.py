@@ -170,7 +170,14 @@ def test_generated_features_enter_every_models_head(name, draw):
         assert net.head(make(torch.rand(4, 6, generator=draw), labels)).shape == (4, 10)
 
 
-@pytest.mark.parametrize("make", [FeatureGenerator((6,), 3, 4, 8, relu=False), ConditionalGenerator((6,), 3, 4, 8)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        FeatureGenerator((6,), 3, 4, 8, relu=False),
+        ConditionalGenerator((6,), 3, 4, 8),
+        PerceptronFeatures((6,), 3, 4, 8, relu=False),
+    ],
+)
 def test_both_noise_and_label_shape_the_feature(make, draw):
     make.eval()
     z = torch.rand(2, 4, generator=draw)

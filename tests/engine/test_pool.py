@@ -86,8 +86,9 @@ def test_meters_and_bytes_are_those_of_the_serial_engine(plain, plain_pool):
         engine.memories = {}
         fed = []
         run(FedAvg(), engine, 1, watch=lambda _, f, fed=fed: fed.append(f) and None)
-        costs.append((fed[0].ledger.up, fed[0].ledger.down, fed[0].ledger.passes()))
+        costs.append((fed[0].ledger.up, fed[0].ledger.down, fed[0].ledger.passes(), fed[0].ledger.flops()))
     assert costs[0] == costs[1]
+    assert costs[0][3]["clients"] > 0
 
 
 def test_a_killed_worker_costs_one_retry_and_no_bit(plain):
