@@ -13,7 +13,8 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import options_of, sections_of, without_effect
-from fedalloy.config.experiment import experiment, make_method
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods

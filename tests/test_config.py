@@ -16,7 +16,10 @@ import pytest
 from fedalloy.aggregation.cache import Cache
 from fedalloy.config import experiment as config
 from fedalloy.config.build import check_names
-from fedalloy.config.experiment import Choice, Experiment, check_options, experiment, make_method, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Choice, Experiment, check_options
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
 from fedalloy.methods import FedAvg

@@ -25,7 +25,9 @@ from fedalloy.cli.main import main
 from fedalloy.cli.terminal import orderly_end
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import experiment, make_method, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, make_method, read
+from fedalloy.config.experiment import read
+from fedalloy.config.methods import make_method
+from fedalloy.config.sections import Experiment
 from fedalloy.data import from_arrays
 
 FILE = Path(__file__).parents[1] / "experiments" / "fedkf-emnist.toml"

@@ -22,7 +22,8 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.cli.terminal import show
-from fedalloy.config.experiment import make_method, read
+from fedalloy.config.experiment import read
+from fedalloy.config.methods import make_method
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init

@@ -16,7 +16,6 @@ from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge import server_generator as losses
 from fedalloy.knowledge.averaged import label_counts, models
 from fedalloy.knowledge.coverage import note_coverage
-from fedalloy.knowledge.server_generator import DISTANCES, drawn_labels, split_labels
 from fedalloy.knowledge.teachers import by_label_counts, ensemble
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.generators import LabelledImageGenerator, PerceptronImages
@@ -37,11 +36,10 @@ from fedalloy.train.fit import LocalWork, frozen, load, params
 class FedFTG(FedAvg):
     """FedAvg whose server fine-tunes the average by data-free distillation before it is sent again.
 
-    In each iteration the server draws noise z and labels y, the labels as often as the active clients hold them
-    (customised label sampling). The generator takes `generator_steps` steps towards images x = G(z, y) that are hard,
-    recognised and diverse; then the average takes `student_steps` steps towards the clients' models on the images of
-    the same z and y. Each client's model counts by its share alpha_{k,y} of the samples with the image's label
-    (class-level ensemble):
+    In each iteration the server draws noise z and labels y, the labels as often as the active clients hold them. The
+    generator takes `generator_steps` steps towards images x = G(z, y) that are hard, recognised and diverse; then the
+    average takes `student_steps` steps towards the clients' models on the images of the same z and y. Each client's
+    model counts by its share alpha_{k,y} of the samples with the image's label:
 
         L_md  = mean sum_k alpha_{k,y} KL(softmax(w_k(x)) || softmax(w(x)))
         L_cls = mean sum_k alpha_{k,y} CE(w_k(x), y)
@@ -138,12 +136,12 @@ class FedFTG(FedAvg):
 
     def sampled(self, held: Tensor, stream: torch.Generator) -> Tensor:
         """The labels of each iteration's images, p(y) ~ sum_k n_k^y."""
-        sample = drawn_labels if self.labels == "drawn" else split_labels
+        sample = losses.drawn_labels if self.labels == "drawn" else losses.split_labels
         return sample(held, self.iterations, self.generator_batch, stream)
 
     def hardness(self, answers: Tensor, said: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """-L_md + lambda_cls L_cls, which the generator minimises."""
-        apart = DISTANCES[self.generator_distance](answers, said, a)
+        apart = losses.DISTANCES[self.generator_distance](answers, said, a)
         return -apart + self.lambda_cls * losses.recognition(answers, y, a, by_image=self.cls_by_image)
 
     def diversity(self, z: Tensor, x: Tensor) -> Tensor:
@@ -152,7 +150,7 @@ class FedFTG(FedAvg):
 
     def student_loss(self, answers: Tensor, said: Tensor, a: Tensor) -> Tensor:
         """L_md as the average minimises it."""
-        return DISTANCES[self.student_distance](answers, said, a)
+        return losses.DISTANCES[self.student_distance](answers, said, a)
 
     def new_generator(self, fed: Federation) -> nn.Module:
         """The generator before any training."""
