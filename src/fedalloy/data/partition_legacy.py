@@ -45,7 +45,7 @@ def dirichlet_dominant(
     starts = range(0, clients, len(pools))
     groups = [range(start, min(start + len(pools), clients)) for start in starts]
 
-    proportions = np.array([len(group) for group in groups]) / clients  # rounded as in the code, not as in Z
+    proportions = np.array([len(group) for group in groups]) / clients  # not in whole numbers: rounded as in the code
     walk = sorted(range(len(pools)), key=lambda c: pools[c][0]) if order == "appearance" else range(len(pools))
     shares_of_groups: dict[int, list[Indices]] = {}
     for c in walk:
