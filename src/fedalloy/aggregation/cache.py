@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedalloy.aggregation.averaging import average, weighted_sum
 from fedalloy.aggregation.rule import Aggregation

@@ -46,7 +46,11 @@ def refuse_unknown_keys(keys: Iterable[str], listed: Mapping[str, str]) -> None:
         known = _keys_of(section) if section not in ("method", "methods") else _keys_of_method(listed.get(label or ""))
         if rest not in known:
             near = get_close_matches(rest, known, n=1) or len(known) <= FEW
-            hint = suggest(rest, known) if near else f"`fedalloy list {listed.get(label or '', 'METHOD')}` shows its options"
+            hint = (
+                suggest(rest, known)
+                if near
+                else f"`fedalloy list {listed.get(label or '', 'METHOD')}` shows its options"
+            )
             place = section if label is None else f"methods.{label}"
             raise UsageError(f"published.where: {place} has no key {shown(rest)}; {hint}")
 
