@@ -21,7 +21,10 @@ import numpy as np
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base import rng
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, PartitionPart, experiment, make_method, read_toml
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import read_toml
+from fedalloy.config.sections import Experiment, PartitionPart
 from fedalloy.data import load
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.malloc import tune_malloc

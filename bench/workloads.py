@@ -10,7 +10,8 @@ import numpy as np
 
 from fedalloy.base import rng
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Experiment, experiment
+from fedalloy.config.experiment import experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.data import Dataset, from_arrays
 from fedalloy.federation.core import Method
 from fedalloy.methods import FedAvg, Local

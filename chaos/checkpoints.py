@@ -29,7 +29,8 @@ from kills import WORDS, ending
 
 from fedalloy.check import doctor
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
 from fedalloy.errors import FedalloyError, SecurityError, StorageError
 from fedalloy.federation.core import methods
 from fedalloy.run.runner import resume, simulate

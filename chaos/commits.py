@@ -29,7 +29,9 @@ from kills import ending
 
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Experiment, experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Experiment
 from fedalloy.errors import StorageError
 from fedalloy.federation.core import methods
 from fedalloy.run.runner import resume, simulate

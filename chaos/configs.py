@@ -27,7 +27,8 @@ from valid import OTHER, an_experiment
 
 from fedalloy.config import build
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import experiment, make_method
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
 from fedalloy.data import Dataset, load
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial

@@ -33,7 +33,8 @@ from zygote import Command, nothing_shared, warmed
 
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
-from fedalloy.config.experiment import experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
 from fedalloy.federation.core import methods
 from fedalloy.storage.results import read
 from fedalloy.storage.store import Store

@@ -12,12 +12,14 @@ from typing import Any
 import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
-from fedalloy.base.options import options_of, sections_of
-from fedalloy.config.experiment import experiment, make_method
+from fedalloy.base.options import options_of, sections_of, without_effect
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
 from fedalloy.nets.models import models
+from fedalloy.train.fit import LocalWork
 
 OTHER = "fashion-mini"  # as a public set: the private data set is refused
 # The image sizes that a network supports, and options that keep it small; other registered networks take 8 pixels.
@@ -190,7 +192,7 @@ def _partition(dice: random.Random, clients: int) -> dict[str, Any]:
 
 def _training(dice: random.Random) -> dict[str, Any]:
     work = dice.choice(("epochs", "equal_steps", "fixed_steps"))
-    return {
+    values = {
         "work": work,
         "epochs": 1,
         "steps": dice.randrange(1, 4),
@@ -203,6 +205,8 @@ def _training(dice: random.Random) -> dict[str, Any]:
         "schedule": dice.choice(("constant", "cosine", "step")),
         **({"clip": 1.0} if dice.random() < 0.3 else {}),
     }
+    idle = without_effect(LocalWork, values)
+    return {key: value for key, value in values.items() if key not in idle}
 
 
 def _participation(dice: random.Random, clients: int) -> dict[str, Any]:

@@ -40,7 +40,8 @@ from fedalloy.check.attacks import (
     sign_flip,
 )
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, experiment
+from fedalloy.config.experiment import experiment
+from fedalloy.config.sections import Choice
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
 from fedalloy.errors import UsageError

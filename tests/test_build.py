@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build, tried
-from fedalloy.config.experiment import Choice, Experiment, experiment, make_method, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Choice, Experiment
 from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods

@@ -23,7 +23,8 @@ from fedalloy.check.attacks import ATTACKS
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import Experiment, make_method
+from fedalloy.config.methods import make_method
+from fedalloy.config.sections import Experiment
 from fedalloy.data import load
 from fedalloy.federation import core
 from fedalloy.methods import FedAvg

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from fedalloy.config import build as build_module
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Choice
 from fedalloy.data import from_arrays, load
 from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.report.gains import REFERENCES, gains

@@ -15,7 +15,11 @@ import pytest
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import Choice, Experiment, check_options, experiment, make_method, override
+from fedalloy.config.build import check_names
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Choice, Experiment, check_options
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
 from fedalloy.methods import FedAvg
@@ -182,7 +186,7 @@ def own_method() -> Iterator[type[Method]]:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"round": 3}, "the experiment has no key 'round'; did you mean 'rounds'?"),
-    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, budget, "),
+    ({"qqq": 3}, "the experiment has no key 'qqq'; choose one of: aggregation, amp_weights, budget, "),
     ({"method": {"name": "fedprox", "mue": 1}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
     ({"method": "fedproxx"}, "there is no method 'fedproxx'; did you mean 'fedprox'?"),
     ({"methods": {"fedprox": {"mue": 1}}}, "fedprox has no key 'mue'; did you mean 'mu'?"),
@@ -430,3 +434,29 @@ def test_an_override_drops_the_keys_of_the_file_that_have_no_effect_with_it(
 def test_an_override_that_a_later_one_undoes_is_refused(texts: list[str]) -> None:
     with pytest.raises(UsageError, match=texts[0].replace(".", r"\.")):
         override({"data": "mnist"}, texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("fedavg", "method=fedavg"),
+        ("tiny", "data=tiny"),
+        ("mlp", "model=mlp"),
+        ("iid", "partition=iid"),
+        ("fedavg,fedprox", "--methods fedavg,fedprox"),
+        ("kdia-cifar", "'kdia-cifar10.toml'"),
+        ("nothing-like-it", ""),
+    ],
+)
+def test_a_name_in_the_place_of_a_file_is_told_what_to_write(
+    name: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kdia-cifar10.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=f"there is no experiment file '{name}'.*{instead}"):
+        config.read(name)
+
+
+def test_a_data_set_that_is_not_known_may_be_a_file() -> None:
+    with pytest.raises(UsageError, match=r"'patients'; choose one of: cifar10, .*\.npz file"):
+        check_names(experiment({"data": "patients"}))

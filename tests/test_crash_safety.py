@@ -25,7 +25,9 @@ from fedalloy.cli.main import main
 from fedalloy.cli.terminal import orderly_end
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import experiment, make_method, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError
@@ -358,9 +360,9 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
     first, *lines = str(caught.value).splitlines()
     assert first == f"'{tmp_path}/run' holds a run of a different experiment; choose another folder:"
     assert lines == ["  method.mu: None -> 0.01", "  method.name: fedavg -> fedprox", "  training.lr: 0.1 -> 0.2"]
-    many = [f"training.{key}=7" for key in ("epochs", "steps", "batch", "lr", "weight_decay", "horizon", "clip")]
+    many = [f"training.{key}=7" for key in ("epochs", "batch", "lr", "weight_decay", "clip")]
+    many += ["training.schedule=step", "training.step_every=7", "stop.patience=7", "seed=7"]
     many += [f"training.{key}=0.5" for key in ("momentum", "step_factor", "lr_decay")]
-    many += ["training.step_every=7", "seed=7"]
     with pytest.raises(CheckpointError) as caught:
         check(*many)
     _, *lines = str(caught.value).splitlines()

@@ -18,8 +18,10 @@ import click
 import pytest
 
 from fedalloy.cli.main import cli
-from fedalloy.config.experiment import Experiment, check_options, experiment, override, read_toml
+from fedalloy.config.experiment import experiment
 from fedalloy.config.grid import Cell, cells
+from fedalloy.config.overrides import override, read_toml
+from fedalloy.config.sections import Experiment, check_options
 from fedalloy.data.catalogue import reader
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError

@@ -17,7 +17,8 @@ from fedalloy.base import rng, tree
 from fedalloy.base.plugins import load_file
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.config.experiment import experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import methods

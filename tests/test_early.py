@@ -15,7 +15,7 @@ import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy.check.probe import small_settings, without_features
 from fedalloy.cli.main import cli
 from fedalloy.config import build as build_module
-from fedalloy.config.experiment import override
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedalloy.base import tree
 from fedalloy.base.files import read_weights
-from fedalloy.config.experiment import experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.errors import DataError, StorageError, UsageError
 from fedalloy.report.export import export_model

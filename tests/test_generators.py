@@ -9,7 +9,14 @@ from torch import nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.errors import UsageError
-from fedalloy.nets.generators import DCGAN, ConditionalGenerator, FeatureGenerator, ImageGenerator
+from fedalloy.nets.generators import (
+    DCGAN,
+    ConditionalGenerator,
+    FeatureGenerator,
+    ImageGenerator,
+    PerceptronFeatures,
+    adversarial_generator,
+)
 from fedalloy.nets.generators.images import UpsampledConv
 from fedalloy.nets.models import create, models
 from fedalloy.nets.models.base import parameter_count
@@ -170,3 +177,17 @@ def test_both_noise_and_label_shape_the_feature(make, draw):
     zeros, twos = torch.zeros(2, dtype=torch.int64), torch.full((2,), 2)
     assert not torch.allclose(make(z, zeros), make(z, twos))
     assert not torch.allclose(make(z, zeros)[0], make(z, zeros)[1])
+
+
+@pytest.mark.parametrize(("shape", "relu", "expected"), [((120,), True, 797_304), ((16, 5, 5), False, 1_084_304)])
+def test_dafkds_generator_of_features(shape, relu, expected, draw):
+    """Embeddings of label and noise, then two hidden layers: its generator of images but for the last layer."""
+    make = PerceptronFeatures(shape, classes=10, relu=relu)
+    assert sum(p.numel() for p in make.parameters()) == expected
+    features = make(torch.randn(64, 100, generator=draw), torch.arange(64) % 10)
+    assert features.shape == (64, *shape)
+    assert (features.min() >= 0) == relu
+    images = adversarial_generator((1, 28, 28), Scale(), 10).state_dict()
+    own = make.state_dict()
+    assert own.keys() == images.keys()
+    assert [name for name, t in own.items() if t.shape != images[name].shape] == ["layers.7.weight", "layers.7.bias"]

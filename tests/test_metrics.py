@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.config.experiment import Published, Stop
+from fedalloy.config.sections import Published, Stop
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
 from fedalloy.federation.metrics import METRICS

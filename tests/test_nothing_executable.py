@@ -24,7 +24,8 @@ import pytest
 from fedalloy.base import files
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.config.experiment import Choice, experiment
+from fedalloy.config.experiment import experiment
+from fedalloy.config.sections import Choice
 from fedalloy.data import load
 from fedalloy.errors import DataError, SecurityError, UsageError
 from fedalloy.methods import FedAvg

@@ -10,7 +10,8 @@ import pytest
 from fedalloy import FedProx, UsageError, compare, experiment, resume, simulate
 from fedalloy.check.attack_bench import bench_attacks
 from fedalloy.config.build import build
-from fedalloy.config.experiment import for_method, make_method, naming, override
+from fedalloy.config.methods import for_method, make_method, naming
+from fedalloy.config.overrides import override
 from fedalloy.run.comparison import key_of
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run

@@ -615,12 +615,14 @@ def test_options_that_leak_are_refused(method: Method) -> None:
 
 
 def test_holding_private_samples_out_is_refused() -> None:
-    method = FedMD(**{**FedMD.card.quick, "held_out": 0.2})
+    method = FedMD(**{**FedMD.card.quick, "held_out": 0.2, "held_out_least": 1})
     with pytest.raises(UsageError, match=r"neither public nor all of its own .*write held_out = 0"):
         run(method, Serial(private_setting(participation=Participation())), 1)
     with pytest.raises(UsageError, match=r"held_out = 0\.2 \(write 0\) uses a client's samples in a way"):
         private_setting().check(method)  # and so before the first round
     private_setting().check(FedMDKnFu())
+    with pytest.raises(UsageError, match=r"converged_by = 'training' .* uses a client's samples in a way"):
+        private_setting().check(FedMD(**FedMD.card.quick, converged_by="training"))
 
 
 def test_batch_norm_is_refused() -> None:

@@ -190,15 +190,9 @@ def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds
     scores = {name: 0.125 for name in METRICS if METRICS[name].source == "view"}
     scores |= {"amp": 0.25, "wlp": 0.0, "worst_client": 1, "test": None, "validation": None}
     curve = {"round": 3, "gap": None, "stability": float(np.std(AMPS)), "rounds_to_target": 2}
-    curve |= {"seconds_to_target": 1.0}  # half a second of training in each round
     costs = {"rounds": 3, "bytes_up": 180, "bytes_down": 330, "bytes_total": 510, "seconds": 3.0, "flops": 3e9}
     costs |= {"client_flops": 2.7e9, "training_seconds": 1.5}
-    costs |= {
-        "forward": 1.5,
-        "backward": 1.0,
-        "generator_forward": 0.5,
-        "generator_backward": 0.0,
-    }  # of a client's step
+    costs |= {"forward": 1.5, "backward": 1.0, "generator_forward": 0.5, "generator_backward": 0.0}  # of a step
     assert row == Row("FedAvg", "aca", 0, "last", {**scores, **curve, **costs}, target=0.6)
     assert row.values.keys() == METRICS.keys()
     assert (row.amp, row.balanced, row.bytes_total) == (0.25, 0.125, 510)

@@ -13,7 +13,8 @@ from fedalloy import Card, FedAvg, FedDisco, UsageError, action, compare, experi
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.check.probe import small_settings
-from fedalloy.config.experiment import make_method, recorded, with_sections
+from fedalloy.config.experiment import recorded
+from fedalloy.config.methods import make_method, with_sections
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Client, Federation, Message, Method, Reply, State, methods, run
 from fedalloy.federation.engine import Answer

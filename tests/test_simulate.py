@@ -18,7 +18,9 @@ from fedalloy.base.files import read_weights
 from fedalloy.base.tree import Tree
 from fedalloy.config import build as build_module
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Choice, Stop, experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Choice, Stop
 from fedalloy.data import load
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.federation.core import (

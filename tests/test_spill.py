@@ -20,7 +20,8 @@ from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.config import build as build_module
 from fedalloy.config import experiment as config
-from fedalloy.config.experiment import experiment, override
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.engine import arena
 from fedalloy.engine.serial import Serial

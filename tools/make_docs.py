@@ -15,7 +15,7 @@ from typing import Any
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import kind, options_of, toml
-from fedalloy.config.experiment import DataPart, Experiment, PartitionPart, PublicPart, Stop
+from fedalloy.config.sections import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
 from fedalloy.federation.core import Method
@@ -216,7 +216,7 @@ def files_table() -> str:
 def metrics_table() -> str:
     """The metrics: their names, columns, units and directions."""
     units = {"percent": "percent", "thousandths": "times 1000", "number": "as it is", "count": "whole number"}
-    units |= {"client": "client id", "bytes": "bytes", "seconds": "seconds"}
+    units |= {"client": "client id", "bytes": "bytes", "seconds": "seconds", "power": "three digits"}
     sources = {"view": "record of each round", "curve": "curve of a view", "run": "all rounds"}
     rows = [
         [f"`{name}`", one.heading, units[one.unit], one.better or "-", sources[one.source], one.meaning]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import build
-from fedalloy.config.experiment import make_method, read
+from fedalloy.config.experiment import read
+from fedalloy.config.methods import make_method
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Federation, Message, State
 from fedalloy.methods.feddf import FedDF

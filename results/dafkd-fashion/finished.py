@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, recorded
+from fedalloy.config.experiment import recorded
+from fedalloy.config.sections import Experiment
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Method, State

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedalloy.check.method import check_method
-    from fedalloy.config.experiment import Choice, Experiment, experiment
+    from fedalloy.config.experiment import experiment
+    from fedalloy.config.sections import Choice, Experiment
     from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
     from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
     from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
@@ -32,7 +33,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "fedalloy.check.method": ("check_method",),
     "fedalloy.run.comparison": ("compare",),
-    "fedalloy.config.experiment": ("Choice", "Experiment", "experiment"),
+    "fedalloy.config.experiment": ("experiment",),
+    "fedalloy.config.sections": ("Choice", "Experiment"),
     "fedalloy.federation.core": (
         *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
         *("action", "method", "reply"),

@@ -22,7 +22,8 @@ import fedalloy.methods  # noqa: F401  # registers them
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.cli.terminal import show
-from fedalloy.config.experiment import make_method, read
+from fedalloy.config.experiment import read
+from fedalloy.config.methods import make_method
 from fedalloy.deploy import app
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
@@ -253,7 +254,8 @@ TINY = {
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"evaluate_every": 2}, {"participation": {"policy": "fraction", "fraction": 0.4}}]
+    "more",
+    [{}, {"evaluate_every": 2}, {"participation": {"policy": "fraction", "fraction": 0.4}}, {"amp_weights": "train"}],
 )
 def test_an_honest_run_is_evaluated_as_a_simulation_is(more: dict[str, Any], tmp_path: Path) -> None:
     deployment, said = init({**TINY, **more}, tmp_path / "lab", 3), list[str]()

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedalloy.config.build import build
-from fedalloy.config.experiment import DataPart, experiment
+from fedalloy.config.experiment import experiment
+from fedalloy.config.sections import DataPart
 from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.preflight import main as preflight
 from fedalloy.deploy.settings import Amount, for_server, for_share, known_sizes
@@ -173,7 +174,7 @@ def test_the_server_knows_sizes_alone() -> None:
 def test_the_server_of_own_data_says_nothing_of_classes_and_can_go_on_without_a_site() -> None:
     exp = experiment({**OWN, "partition": {"validation": 0.1}})
     amounts = {0: Amount(10, 3, 1), 1: Amount(20, 5, 2), 2: Amount(7, 2)}
-    from fedalloy.config.experiment import make_method
+    from fedalloy.config.methods import make_method
 
     built = for_server(exp, amounts)
     about = describe(settled(exp, built, make_method(exp)), built, "FedAvg")

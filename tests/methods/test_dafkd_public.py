@@ -26,10 +26,21 @@ def close(a, b, atol=1e-6):
     return all(torch.allclose(t, b[name], rtol=0, atol=atol) for name, t in a.items())
 
 
-@pytest.mark.parametrize(("shared", "negatives"), [(None, None), (0, None), (None, 7)])
-def test_three_steps_by_hand(shared, negatives):
-    """L_J = CE(x, y) + L_adv of real rows and as many public ones, or as many as `generator_batch` says."""
-    federation = replace(MLP, work=LocalWork(work="fixed_steps", steps=3, batch=4, lr=0.1))
+def shifted(x, stream):
+    """An augmentation that draws nothing."""
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("shared", "negatives", "augment"), [(None, None, None), (0, None, None), (None, 7, None), (None, None, shifted)]
+)
+def test_three_steps_by_hand(shared, negatives, augment):
+    """L_J = CE(x, y) + L_adv of real rows and as many public ones, or as many as `generator_batch` says.
+
+    What augments the client's own samples augments the public ones too.
+    """
+    work = LocalWork(work="fixed_steps", steps=3, batch=4, lr=0.1)
+    federation = replace(MLP, work=work, augment=augment)
     method = DaFKD(**QUICK, shared_layers=shared, generator_batch=negatives)
     me = federation.client(0, 1, {})
     two = method.two_heads(me)
@@ -39,6 +50,7 @@ def test_three_steps_by_hand(shared, negatives):
         x, y = me.train.take(rows)
         n = negatives or len(x)
         made = public[torch.randint(len(public), (n,), generator=noise)]
+        x, made = (x + 1, made + 1) if augment else (x, made)
         trunk = two.own if shared == 0 else two.net.features
         real, fake = (two.head(trunk(z))[:, 0].sigmoid() for z in (x, made))
         loss = F.cross_entropy(two.net(x), y) - (real.log().sum() + (1 - fake).log().sum()) / (len(x) + n)

@@ -190,6 +190,32 @@ def test_the_papers_generator_is_dcgan(setting, play):
     assert last["generator"].keys() == params(DCGAN((1, 8, 8), Scale(), noise=8, width=4)).keys()
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_the_students_optimiser_goes_on_if_it_persists(optimiser, setting):
+    federation = setting(
+        work=LocalWork(batch=4, lr=0.1, momentum=0.5 if optimiser == "sgd" else 0, optimiser=optimiser)
+    )
+    options = {"teacher_rounds": 1, "steps": 1, **QUICK}
+    lasting, plain = DataFreeKD(persist=True, **options), DataFreeKD(**options)
+    state = run(lasting, Serial(federation), 2)
+    third, anew = (run(method, Serial(federation), 3, state) for method in (lasting, plain))
+    assert not equal(third["student"], anew["student"])
+    if optimiser == "adam":
+        assert {float(m["step"]) for m in third["optimiser"].values()} == {2.0}
+        return
+    names = [name for name, _ in network().named_parameters()]
+    for number, name in enumerate(names):
+        # Both have the gradient of round 3; one of them adds what is left of round 2's.
+        expected = anew["student"][name] - 0.1 * 0.5 * state["optimiser"]["velocity"][str(number)]
+        assert torch.allclose(third["student"][name], expected, atol=1e-6)
+
+
+def test_an_optimiser_without_a_state_cannot_persist(setting, play):
+    assert "optimiser" not in play(DataFreeKD(teacher_rounds=1, steps=1, **QUICK), setting(), 2).states[-1].body
+    with pytest.raises(UsageError, match=r"data-free\.persist has no effect"):
+        play(DataFreeKD(persist=True, **QUICK), setting(work=LocalWork(batch=4)), 0)
+
+
 def test_every_round_has_noise_of_its_own(setting):
     method, engine = DataFreeKD(**QUICK), Serial(setting())
     a, b = (method.learner(engine.open(method, t), batches=2).train for t in (11, 12))

@@ -32,7 +32,7 @@ from fedalloy.knowledge.server_generator import (
     split_labels,
 )
 from fedalloy.knowledge.teachers import by_label_counts
-from fedalloy.methods import FedAvg, FedFTG
+from fedalloy.methods import DaFKD, FedAvg, FedFTG
 from fedalloy.nets.generators import LabelledImageGenerator
 from fedalloy.nets.models import FeatureNet, create
 from fedalloy.nets.models.base import parameter_count
@@ -459,24 +459,38 @@ def test_the_defaults_are_the_papers_and_the_codes(variant):
     assert FedFTG().variant == "recommended"
 
 
+def test_dafkds_comparison_has_dafkds_generator(setting, play):
+    """The same network, weight for weight, as DaFKD starts from; and it is one that learns."""
+    federation = setting()
+    method = FedFTG(variant="dafkd", **TINY)
+    played = play(method, federation, 1)
+    dafkd = DaFKD(noise=method.noise, generator_width=method.width)
+    start = params(dafkd.new_generator(Serial(federation).open(dafkd, 0)))
+    assert equal(played.states[0]["generator"], start)
+    assert not equal(played.states[1]["generator"], start)
+
+
 def test_contract_of_the_reference():
     check_method(FedFTG(variant="reference", **{**TINY, "student_steps": 1}), small_settings()[1])
 
 
-DIFFERENCES = {  # recommended, paper, reference
-    "norms": (False, True, False),
-    "labels": ("drawn", "drawn", "split"),
-    "eps": (0.0, 0.0, 1e-6),
-    "generator_distance": ("kl", "kl", "l1"),
-    "cls_by_image": (True, True, False),
-    "one_by_one": (False, False, True),
-    "student_distance": ("kl", "kl", "ce"),
+DIFFERENCES = {  # recommended, paper, reference, dafkd
+    "norms": (False, True, False, False),
+    "labels": ("drawn", "drawn", "split", "drawn"),
+    "eps": (0.0, 0.0, 1e-6, 0.0),
+    "generator_distance": ("kl", "kl", "l1", "kl"),
+    "cls_by_image": (True, True, False, True),
+    "one_by_one": (False, False, True, False),
+    "student_distance": ("kl", "kl", "ce", "kl"),
+    "server_lr": (0.1, 0.1, 0.1, 0.01),
+    "generator_lr": (0.01, 0.01, 0.01, 1e-3),
+    "generator_kind": ("convolutional", "convolutional", "convolutional", "perceptron"),
 }
 
 
 def test_variants():
     assert {found.name for found in options_of(FedFTG) if found.variants} == DIFFERENCES.keys()
-    for column, variant in enumerate(VARIANTS):
+    for column, variant in enumerate((*VARIANTS, "dafkd")):
         method = FedFTG(variant=variant)
         assert [getattr(method, name) for name in DIFFERENCES] == [row[column] for row in DIFFERENCES.values()]
 

@@ -14,10 +14,10 @@ from torch import nn
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.tree import digest, equal
-from fedalloy.check.method import check_method
+from fedalloy.check.method import check_method, small_settings
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import Message, State, initial
+from fedalloy.federation.core import Message, State, hyper_parameters, initial
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Site
 from fedalloy.knowledge.server_generator import average_ce, diversity_loss, label_distribution, weighted_ce
@@ -82,8 +82,10 @@ def test_weighted_ce_weighs_each_label_by_itself():
     (a, b), (c, d) = ((math.log(1 + math.exp(x)) for x in pair) for pair in ((1.0, 0.5), (-2.0, -3.0)))
     ours = weighted_ce(logits, labels, counts).item()
     assert ours == pytest.approx((8 / 9 * a + 2 / 6 * b) / 2 + (1 / 9 * c + 4 / 6 * d) / 2, abs=1e-6)
-    # The product of means, to which the weights fall together by a slip in broadcasting, is something else.
-    assert abs(ours - ((a + b) / 2 * (8 / 9 + 2 / 6) / 2 + (c + d) / 2 * (1 / 9 + 4 / 6) / 2)) > 0.03
+    # In FedGen's code, the weights fall together to a product of means by a slip in broadcasting.
+    means = weighted_ce(logits, labels, counts, by_sample=False).item()
+    assert means == pytest.approx((a + b) / 2 * (8 / 9 + 2 / 6) / 2 + (c + d) / 2 * (1 / 9 + 4 / 6) / 2, abs=1e-6)
+    assert abs(ours - means) > 0.03
 
 
 def test_weighted_ce_weighs_all_alike_where_nobody_has_a_label():
@@ -162,9 +164,10 @@ def test_a_step_by_hand(rows, small_setting):
     assert sent.keys() == {"model", "n", "counts"}
 
 
-# In round 600 both schedules have long reached their floor; the weight brings the terms back to sight.
+# FedGen's code counts rounds from 0. In round 2000 the first weight has reached its floor.
 @pytest.mark.parametrize(
-    ("t", "weight", "alpha", "beta"), [(2, 0.5, 10 * 0.98**2, 3 * 0.98**2), (600, 5e3, 1e-4, 1e-4)]
+    ("t", "weight", "alpha", "beta"),
+    [(2, 5.0, 5 * 0.98, 3 * 0.98), (2000, 5.0, 1e-4, 1e-4), (9, 0.0, 0.0, 3 * 0.98**8)],
 )
 def test_the_latent_term_by_hand(t, weight, alpha, beta, rows, small_setting):
     # The head is the identity. Real feature (1, 0); G gives (2, 4) for both terms.
@@ -181,12 +184,12 @@ def test_the_latent_term_by_hand(t, weight, alpha, beta, rows, small_setting):
         "generator": constant_generator([2.0, 4.0], noise=3, hidden=8),
         "labels": torch.tensor([1.0, 0.0]),
     }
-    method = FedGen(weight=weight, latent_kl=True, latent_weight=3.0, **SMALL)
+    method = FedGen(weight=weight, decay=0.98, latent_weight=3.0, **SMALL)
     sent = method.train(setting.client(0, t, {}), Message("train", 0, body)).body
     # Of the first class: p of the real logits, q of the generated ones; the gradients of the logits' first part are
     # p - 1 for CE, p - q for KL with q as its target, q - 1 for CE on the generated feature with label 0.
     p, q = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(2))
-    bias = (p - 1) + weight * (alpha * (q - 1) + beta * (p - q))
+    bias = (p - 1) + alpha * (q - 1) + beta * (p - q)
     assert torch.allclose(sent["model"]["head.0.bias"], torch.tensor([-0.1 * bias, 0.1 * bias]), atol=1e-5)
 
 
@@ -238,16 +241,15 @@ def averaging(state):
     return {name: state[name] for name in ("model", "cache")}
 
 
-@pytest.mark.parametrize("latent_kl", [False, True])
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 @pytest.mark.parametrize("network", [plain, rich])
-def test_weight_zero_is_fedavg_bit_for_bit(network, optimiser, latent_kl, skewed, play):
+def test_weight_zero_is_fedavg_bit_for_bit(network, optimiser, skewed, play):
     setting = replace(skewed, networks=[network], work=replace(skewed.work, optimiser=optimiser))
     zero, some, fedavg = (
         play(m, setting, 3)
         for m in (
-            FedGen(weight=0.0, latent_kl=latent_kl, **SMALL),
-            FedGen(weight=0.5, latent_kl=latent_kl, **SMALL),
+            FedGen(weight=0.0, decay=0.9, **SMALL),
+            FedGen(weight=0.0, latent_weight=0.5, **SMALL),
             FedAvg(),
         )
     )
@@ -272,6 +274,54 @@ def test_it_stays_fedavg_until_a_reply_has_come(skewed, play):
     assert played.rounds[1].lost
     assert equal(played.states[0].body, played.states[2].body)
     assert "generator" not in played.rounds[1].ledger.down
+
+
+def test_from_round_one_clients_learn_from_an_untrained_generator_with_uniform_labels(skewed, play):
+    played = play(FedGen(start_round=1, weight=9.0, **SMALL), skewed, 1)
+    start = played.states[0]
+    assert start["labels"].tolist() == pytest.approx([1 / 3] * 3)
+    assert equal(start["generator"], params(initial(features, skewed.seed, purpose="generator")))
+    assert played.rounds[0].ledger.down["generator"] > 0
+    assert played.rounds[0].ledger.clients.generator_forward > 0
+    assert not equal(played.model, play(FedAvg(), skewed, 1).model)
+
+
+def test_generated_features_may_start_later(skewed, play):
+    late, soon = (play(FedGen(start_round=t, **SMALL), skewed, 3) for t in (3, 2))
+    assert equal(averaging(late.states[2]), averaging(play(FedAvg(), skewed, 2).states[2]))
+    assert ["generator" in r.ledger.down for r in late.rounds] == [False, False, True]
+    assert equal(late.states[1].body, soon.states[1].body)  # the generator learns from the first round on
+
+
+def test_generated_features_may_end_within_a_round(skewed):
+    generator = params(initial(features, 0))
+    body = {"model": params(initial(plain, 0)), "generator": generator, "labels": torch.ones(3) / 3}
+
+    def trained(steps, **options):
+        setting = replace(skewed, work=LocalWork(work="fixed_steps", steps=steps, batch=4, lr=0.1))
+        me = setting.client(0, 2, {})
+        return FedGen(**SMALL, **options).train(me, Message("train", 0, body)).body["model"], me.meter
+
+    (all_steps, meter), (few, few_meter), (one, _) = trained(3), trained(3, generated_steps=1), trained(1)
+    assert (meter.generator_forward, few_meter.generator_forward) == (3, 1)
+    assert equal(trained(1, generated_steps=1)[0], one)
+    assert not equal(few, all_steps)
+
+
+def test_features_are_those_of_the_last_layer(small_setting, play):
+    """The generator then makes the last layer's inputs, and only that layer learns from them."""
+    setting = small_setting([6, 8], networks=[rich], work=LocalWork(batch=4, lr=0.1))
+    method = FedGen(cut="last", weight=5.0, **SMALL)
+    states = play(method, setting, 1).states
+    assert states[1]["generator"]["out.bias"].shape == (6,)
+    one_step = replace(setting, work=LocalWork(work="fixed_steps", steps=1, batch=4, lr=0.1))
+    body = {"model": params(initial(rich, 0)), "generator": states[1]["generator"], "labels": torch.ones(3) / 3}
+    ours, fedavg = (
+        m.train(one_step.client(0, 2, {}), Message("train", 0, body)).body["model"] for m in (method, FedAvg())
+    )
+    assert {name for name, t in ours.items() if not torch.equal(t, fedavg[name])} == {"head.4.weight", "head.4.bias"}
+    whole = FedGen(weight=5.0, **SMALL)
+    assert whole.new_generator(Serial(setting).open(whole, 1)).shape == (5,)
 
 
 def test_both_views(skewed, play):
@@ -305,8 +355,12 @@ def taught(method, setting, rounds=1):
         {"diversity": 0.0, "weights": "uniform"},
         {"server_loss": "weighted_ce", "generator_weight_decay": 0.01},
         {"server_loss": "weighted_ce", "labels": "uniform", "generator_lr_decay": 0.5},
-        {"variant": "reference"},
+        {"variant": "fedkf"},
         {"variant": "paper", "relu": False},
+        {"variant": "paper", "weights": "size", "start_round": 2},
+        {"logits": "uniform"},
+        {"logits": "size", "weights": "uniform"},
+        {"variant": "reference"},
     ],
     ids=str,
 )
@@ -317,18 +371,26 @@ def test_the_generator_learns_as_written(options, network, skewed):
     method = FedGen(**SMALL, **{name: value for name, value in options.items() if name != "weights"}, aggregation=rule)
     states, heard = taught(method, setting, 2)
     engine = Serial(setting)
-    generator = engine.open(method, 1).generator(
-        lambda: FeatureGenerator((5,), 3, noise=3, hidden=8, relu=options.get("relu", True))
+    variant, written = options.get("variant"), dict(options)
+    if variant == "reference":
+        written |= {"relu": False, "server_loss": "weighted_means", "labels": "uniform", "cut": "last"}
+        written |= {"generator_weight_decay": 0.01, "generator_lr_decay": 0.98}
+    last = written.get("cut") == "last"
+    shape = network().projected_shape if last else (5,)
+    start = params(
+        initial(partial(FeatureGenerator, shape, 3, 3, 8, written.get("relu", True)), setting.seed, purpose="generator")
     )
+    generator = load(FeatureGenerator(shape, 3, 3, 8, written.get("relu", True)), start)
     optimiser = torch.optim.Adam(
-        generator.parameters(), lr=1e-4, weight_decay=options.get("generator_weight_decay", 0.0)
+        generator.parameters(), lr=1e-4, weight_decay=written.get("generator_weight_decay", 0.0)
     )
     for t, (state, replies) in enumerate(zip(states, heard, strict=True), 1):
         counts, n = torch.stack([r["counts"] for r in replies]).double(), torch.tensor([r["n"] for r in replies])
-        a = n / n.sum() if "weights" not in options else torch.ones(len(n)) / len(n)
-        mixed = (counts * n[:, None] if options.get("variant") == "reference" else counts).sum(0)
-        mixed = mixed.sign() if options.get("labels") == "uniform" else mixed
-        optimiser.param_groups[0]["lr"] = 1e-4 * options.get("generator_lr_decay", 1.0) ** (t - 1)
+        default = "uniform" if variant == "paper" else options.get("weights", "size")
+        a = n / n.sum() if options.get("logits", default) == "size" else torch.ones(len(n)) / len(n)
+        mixed = (counts * n[:, None] if variant == "fedkf" else counts).sum(0)
+        mixed = mixed.sign() if written.get("labels") == "uniform" else mixed
+        optimiser.param_groups[0]["lr"] = 1e-4 * written.get("generator_lr_decay", 1.0) ** (t - 1)
         labels = (mixed / mixed.sum()).float()
         assert torch.allclose(state["labels"], labels)
         assert state["labels"].sum().item() == pytest.approx(1.0, abs=1e-6)
@@ -336,16 +398,19 @@ def test_the_generator_learns_as_written(options, network, skewed):
         stream = engine.open(method, t).rng("generated")
         for _ in range(3):
             y = torch.multinomial(labels, 6, replacement=True, generator=stream)
-            draw = torch.randn if options.get("variant") == "paper" else torch.rand
+            draw = torch.randn if variant == "paper" else torch.rand
             eps = draw(6, 3, generator=stream)
             z = generator(eps, y)
-            if options.get("server_loss") == "weighted_ce":
+            answers = [net.output(z) if last else net.head(z) for net in nets]
+            if written.get("server_loss", "avg_logits") != "avg_logits":
                 loss, smooth = torch.tensor(0.0), counts + 1
-                for k, net in enumerate(nets):
-                    each = F.cross_entropy(net.head(z), y, reduction="none")
-                    loss = loss + sum(each[b] * smooth[k, y[b]] / smooth[:, y[b]].sum() for b in range(6)) / 6
+                for k, answer in enumerate(answers):
+                    each = F.cross_entropy(answer, y, reduction="none")
+                    weight = torch.stack([smooth[k, label] / smooth[:, label].sum() for label in y])
+                    by_sample = written["server_loss"] == "weighted_ce"
+                    loss = loss + ((each * weight).mean() if by_sample else each.mean() * weight.mean())
             else:
-                loss = F.cross_entropy(sum(a[k] * net.head(z) for k, net in enumerate(nets)), y)
+                loss = F.cross_entropy(sum(a[k] * answer for k, answer in enumerate(answers)), y)
             pairs = [(eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(6) for j in range(6)]
             optimiser.zero_grad()
             (loss + options.get("diversity", 1.0) * torch.exp(-sum(pairs) / 36)).backward()
@@ -354,7 +419,6 @@ def test_the_generator_learns_as_written(options, network, skewed):
         for name in ("hidden.0.bias", "hidden.1.running_mean"):
             del ours[name]  # BatchNorm takes this bias away: its gradient is rounding, which Adam blows up
         assert close(ours, params(generator))
-    start = params(engine.open(method, 1).generator(lambda: FeatureGenerator((5,), 3, noise=3, hidden=8)))
     assert not close(start, states[0]["generator"], atol=1e-4)
     assert state["moments"]["0"]["step"].item() == 6  # Adam went on where it was
 
@@ -416,22 +480,51 @@ def test_the_server_passes_each_head_in_each_step(network, skewed, play):
 # The contract
 
 
-OWN_CODE = {"latent_kl": True, "server_loss": "weighted_ce", "labels": "uniform", "generator_lr_decay": 0.98}
+OTHERS = [{"variant": v} for v in ("paper", "reference", "fedkf", "dafkd")]
 
 
-@pytest.mark.parametrize("options", [OWN_CODE, {"aggregation": Aggregation(weights="disco")}], ids=str)
+@pytest.mark.parametrize("options", [*OTHERS, {"aggregation": Aggregation(weights="disco")}], ids=str)
 def test_contract(options):
     check_method(FedGen(noise=2, hidden=4, generator_steps=1, generator_batch=4, **options))
 
 
-def test_variants():
-    def kinds(**options):
-        return FedGen(**options).distribution, FedGen(**options).labels
+@pytest.mark.parametrize(
+    ("variant", "differs"),
+    [
+        ("recommended", {}),
+        ("paper", {"distribution": "normal", "logits": "uniform", "start_round": 1, "weights": "uniform"}),
+        (
+            "reference",
+            {
+                "weight": 10.0,
+                "latent_weight": 1.0,
+                "decay": 0.98,
+                "generated_steps": 20,
+                "cut": "last",
+                "relu": False,
+                "labels": "uniform",
+                "server_loss": "weighted_means",
+                "generator_lr_decay": 0.98,
+                "generator_weight_decay": 0.01,
+                "generator_batch": 32,
+            },
+        ),
+        ("fedkf", {"labels": "counts_by_size"}),
+        ("dafkd", {"generator_kind": "perceptron", "noise": 100, "hidden": 128, "generator_lr": 1e-3}),
+    ],
+)
+def test_variants(variant, differs):
+    def chosen(method):
+        return {**hyper_parameters(method), "weights": method.aggregation.weights, "variant": ""}
 
-    assert kinds() == kinds(variant="recommended") == ("uniform", "counts")
-    assert kinds(variant="paper") == ("normal", "counts")
-    assert kinds(variant="reference") == ("uniform", "counts_by_size")
-    assert kinds(variant="reference", distribution="normal", labels="uniform") == ("normal", "uniform")
+    ours, theirs = chosen(FedGen()), chosen(FedGen(variant=variant))
+    assert {name: value for name, value in theirs.items() if value != ours[name]} == differs
+    assert FedGen(variant=variant, noise=5, labels="counts", relu=True).labels == "counts"
+
+
+def test_weights_of_logits_without_a_mean_of_logits_are_refused():
+    with pytest.raises(UsageError, match=r"^fedgen\.logits has no effect without server_loss = 'avg_logits'"):
+        FedGen(logits="uniform", server_loss="weighted_ce")
 
 
 def test_a_network_without_a_cut_is_refused(small_setting, small, play):
@@ -459,8 +552,12 @@ def test_impossible_options_are_refused(name, value):
         FedGen(**{name: value})
 
 
-def test_the_latent_weight_belongs_to_the_latent_term():
-    with pytest.raises(UsageError, match=r"^fedgen\.latent_weight = 0.0 must"):
-        FedGen(latent_kl=True, latent_weight=0.0)
-    with pytest.raises(UsageError, match=r"^fedgen\.latent_weight has no effect"):
-        FedGen(latent_weight=2.0)
+def test_dafkds_comparison_has_dafkds_generator(play):
+    """Two embeddings before the layers, and its rate; the rest is ours."""
+    method = FedGen(variant="dafkd", hidden=4, noise=6)
+    assert (method.generator_lr, FedGen(variant="dafkd").noise, FedGen(variant="dafkd").hidden) == (1e-3, 100, 128)
+    setting = small_settings()[0]
+    generator = play(method, setting, 2).states[-1]["generator"]
+    assert generator["of_label.weight"].shape == (4, setting.classes)
+    assert generator["of_noise.weight"].shape == (4, 6)
+    assert "of_label.weight" not in play(FedGen(hidden=4, noise=6), setting, 2).states[-1]["generator"]

@@ -17,7 +17,8 @@ from fedalloy.base.tree import equal
 from fedalloy.check.method import check_method
 from fedalloy.check.probe import small_settings
 from fedalloy.config.build import build
-from fedalloy.config.experiment import experiment, override, read_toml
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import override, read_toml
 from fedalloy.data.arrays import from_arrays
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples

@@ -22,7 +22,10 @@ from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, number
 from fedalloy.check.attacks import ATTACKS, Attack, Attacked, choose_attackers
 from fedalloy.config.build import build, tried
-from fedalloy.config.experiment import Choice, Experiment, experiment, for_method, make_method, override, read_toml
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import for_method, make_method
+from fedalloy.config.overrides import override, read_toml
+from fedalloy.config.sections import Choice, Experiment
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError

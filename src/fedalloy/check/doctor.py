@@ -24,7 +24,7 @@ import torch
 
 from fedalloy.base import plugins
 from fedalloy.base.text import human_bytes, listed
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.data import datasets, fetch, files, load
 from fedalloy.data.fetch import RemoteFile
 from fedalloy.engine.cores import usable_cores

@@ -45,7 +45,7 @@ def init_command(
     from fedalloy.deploy.link import need_flower
 
     need_flower()
-    from fedalloy.config.experiment import override, read_toml
+    from fedalloy.config.overrides import override, read_toml
     from fedalloy.deploy.agreed import AGREED
     from fedalloy.deploy.init import CAP, init
 
@@ -135,7 +135,8 @@ def down_command(folder: str) -> None:
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
-    from fedalloy.config.experiment import make_method, read
+    from fedalloy.config.experiment import read
+    from fedalloy.config.methods import make_method
     from fedalloy.deploy.control import follow, submitted
     from fedalloy.report.progress import Display
     from fedalloy.storage.results import read as read_run

@@ -92,7 +92,7 @@ def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
 def _keys() -> list[str]:
     from dataclasses import fields
 
-    from fedalloy.config.experiment import Experiment
+    from fedalloy.config.sections import Experiment
 
     return [f.name for f in fields(Experiment)]
 

@@ -37,7 +37,7 @@ from fedalloy.cli.terminal import (
 from fedalloy.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedalloy.config.experiment import Experiment
+    from fedalloy.config.sections import Experiment
     from fedalloy.storage.results import Run
 
 FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
@@ -118,7 +118,7 @@ def run_command(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     from fedalloy.config.build import build
-    from fedalloy.config.experiment import make_method
+    from fedalloy.config.methods import make_method
     from fedalloy.report.progress import Display
     from fedalloy.run.comparison import key_of, label_of, slug
     from fedalloy.run.runner import resume as go_on
@@ -196,8 +196,9 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.build import Shelf, build
-    from fedalloy.config.experiment import experiment, override, read_toml
+    from fedalloy.config.experiment import experiment
     from fedalloy.config.grid import cells
+    from fedalloy.config.overrides import override, read_toml
     from fedalloy.report.grid_table import grid
     from fedalloy.report.progress import Display
     from fedalloy.run import comparison
@@ -409,7 +410,8 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     """
     load_plugins(plugins)
     from fedalloy.check.method import checks_passed
-    from fedalloy.config.experiment import Choice, Experiment, make_method
+    from fedalloy.config.methods import make_method
+    from fedalloy.config.sections import Choice, Experiment
     from fedalloy.methods import methods
 
     options = methods[name].card.quick

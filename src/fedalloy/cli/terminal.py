@@ -18,7 +18,7 @@ from fedalloy.base.text import printable
 from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
 
 if TYPE_CHECKING:
-    from fedalloy.config.experiment import Experiment
+    from fedalloy.config.sections import Experiment
     from fedalloy.storage.results import Run
 
 
@@ -32,7 +32,8 @@ def parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tu
 def given_experiment(file: str | None, overrides: Sequence[str], plugins: Sequence[str]) -> Experiment:
     """Load plug-ins and read the experiment from a file, or the defaults, with overrides."""
     load_plugins(plugins)
-    from fedalloy.config.experiment import experiment, override, read_toml
+    from fedalloy.config.experiment import experiment
+    from fedalloy.config.overrides import override, read_toml
 
     return experiment(override(read_toml(file) if file else {}, overrides))
 

@@ -16,15 +16,9 @@ from torch import Tensor, nn
 
 from fedalloy.base import rng
 from fedalloy.base.files import read_weights
-from fedalloy.config.experiment import (
-    Choice,
-    DataPart,
-    Experiment,
-    PartitionPart,
-    PublicPart,
-    check_options,
-    for_method,
-)
+from fedalloy.config.conditions import GIVEN
+from fedalloy.config.methods import for_method
+from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
@@ -231,13 +225,13 @@ test_fraction, test_samples, validation
 
 
 def _partition_options(part: PartitionPart) -> dict[str, Any]:
-    return check_options(part, partitions[part.name], "partition", ("labels", "clients", "seed", "ids"))
+    return check_options(part, partitions[part.name], "partition", GIVEN["partition"])
 
 
 def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
     factory = models.models[choice.name]
     added = {key: int for key in models.options_of(choice.name) if key not in inspect.signature(factory).parameters}
-    return check_options(choice, factory, where, ("classes", "channels", "size"), added)
+    return check_options(choice, factory, where, GIVEN["model"], added)
 
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
@@ -286,6 +280,10 @@ def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs
 def _created(name: str, **options: Any) -> nn.Module:
     try:
         return models.create(name, **options)
+    except UsageError as error:
+        if "resize the images" not in str(error):
+            raise
+        raise UsageError(f"{error} with data.size, or write model = 'mlp', which takes any size") from None
     except (RuntimeError, MemoryError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it is too large"
         raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error

@@ -11,7 +11,8 @@ from typing import Any
 from fedalloy.base.checked import refuse_unknown, shown
 from fedalloy.base.options import ByVariant, options_of
 from fedalloy.base.registry import suggest
-from fedalloy.config.experiment import CLOSED, NAMED_BY, OPEN, Experiment, at, own_keys
+from fedalloy.config.overrides import at
+from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, Experiment, own_keys
 from fedalloy.data.catalogue import datasets, reader
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
@@ -94,6 +95,8 @@ def _below_label(key: str, listed: Mapping[str, str]) -> tuple[str | None, str]:
 
 def _keys_of_method(name: str | None) -> list[str]:
     """All keys of a method's table, or of any method's."""
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
     classes = [methods[name]] if name is not None and name in methods else methods.values()
     own = [f"{part}.{key}" for part in PARTS for key in own_keys(CLOSED[part])]
     return ["name", *dict.fromkeys(option.name for cls in classes for option in options_of(cls)), *own]
@@ -126,6 +129,8 @@ def _default(section: str, table: Mapping[str, Any], key: str) -> Any:
     """The default of a key in a section that names something."""
     name = table.get(NAMED_BY.get(section, "name"), "")
     if section == "method":
+        import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
         options = options_of(methods[name]) if name in methods else []
         usual = {option.name: ByVariant(option.default, option.variants) for option in options}
         return usual[key].of(table.get("variant")) if key in usual else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from fedalloy.config.experiment import put
+from fedalloy.config.overrides import put
 from fedalloy.errors import UsageError
 
 

@@ -91,6 +91,10 @@ def reader(name: str) -> Callable[..., Dataset]:
             f"there is no data set {name[:LONGEST]!r}; your own data must be an .npz file; "
             "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
         )
+    if name not in datasets:
+        hint = suggest(name, datasets)
+        own = "" if hint.endswith("?") else "; your own is the path of an .npz file, or needs --plugin FILE.py"
+        raise UsageError(f"there is no data set {name[:LONGEST]!r}; {hint}{own}")
     return datasets[name].read
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fedalloy.base.checked import shown
-from fedalloy.config.experiment import DataPart, check_options
+from fedalloy.config.sections import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
 from fedalloy.data.samples import LEAST_STD, Dataset
 from fedalloy.errors import UsageError

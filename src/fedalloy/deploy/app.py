@@ -14,7 +14,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.base.files import PRIVATE, write_atomically
 from fedalloy.base.plugins import blamed, load_file, load_installed
-from fedalloy.config.experiment import Experiment, make_method, read
+from fedalloy.config.experiment import read
+from fedalloy.config.methods import make_method
+from fedalloy.config.sections import Experiment
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes

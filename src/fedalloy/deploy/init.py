@@ -9,7 +9,9 @@ from typing import Any
 
 from fedalloy.base.files import PRIVATE, make_folder, write_atomically
 from fedalloy.config.build import build, tried
-from fedalloy.config.experiment import Experiment, experiment, make_method
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method
+from fedalloy.config.sections import Experiment
 from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedalloy.base import rng
 from fedalloy.config.build import Built, build, other_data, public_of, setting_of
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.data.card import PartitionCard, gini
 from fedalloy.data.partition import Partition
 from fedalloy.data.samples import Dataset, Samples, tensors

@@ -10,7 +10,10 @@ from typing import Any
 
 from fedalloy.base.checked import construct
 from fedalloy.base.plugins import load_file, load_installed
-from fedalloy.config.experiment import Experiment, for_method, made_from, make_method, read, read_toml
+from fedalloy.config.experiment import made_from, read
+from fedalloy.config.methods import for_method, make_method
+from fedalloy.config.overrides import read_toml
+from fedalloy.config.sections import Experiment
 from fedalloy.deploy.agreed import AGREED, frame
 from fedalloy.deploy.settings import for_share, for_site
 from fedalloy.deploy.site_data import read_samples

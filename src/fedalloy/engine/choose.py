@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.pool import Pool, can_cross
 from fedalloy.engine.serial import Serial

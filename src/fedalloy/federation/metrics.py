@@ -193,10 +193,6 @@ METRICS: dict[str, Metric] = {
             plus=("seconds", "server"), table="costs",
             meaning="Wall-clock time of all rounds without evaluation and checkpoints, clients and server.",
         ),
-        Metric(
-            "seconds_to_target", "Time to target", "seconds", "low", source="curve", table="costs",
-            meaning="The part of it until the first round that reaches the target.",
-        ),
     )
 }  # fmt: skip
 

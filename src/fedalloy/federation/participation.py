@@ -27,8 +27,8 @@ class Participation:
     * `tiers`: how strong each client is, for `weakest`; an experiment can also assign networks by tier.
     * `deadline`: a client whose local work would take longer than this many seconds never answers; its time is
       FLOPs / speed. `late_drop`: a client trains, but its reply is lost with this probability.
-    * `stragglers`: this share of a round's clients, at least one of them excepted, has time for a number of epochs that
-      is drawn uniformly from 1 to all of them. Methods do not ask these clients, except for FedProx.
+    * `stragglers`: this share of a round's clients, but never all of them, has time for some of the epochs only: a
+      number drawn uniformly from 1 to all epochs. Methods do not ask these clients, except for FedProx.
 
     >>> Participation(policy="weakest", fraction=0.4).active(sizes=[1] * 20, round=1, seed=0)
     [12, 13, 14, 15, 16, 17, 18, 19]

@@ -73,10 +73,11 @@ def average_ce(answers: Tensor, labels: Tensor, weights: Sequence[float]) -> Ten
     return ce(torch.tensordot(answers.new_tensor(weights), answers, 1), labels)
 
 
-def weighted_ce(answers: Tensor, labels: Tensor, counts: Sequence[Tensor]) -> Tensor:
+def weighted_ce(answers: Tensor, labels: Tensor, counts: Sequence[Tensor], *, by_sample: bool = True) -> Tensor:
     """sum_k mean_b weight[y_b, k] CE(head_k(z_b), y_b), the weight being client k's share of the samples labelled y_b.
 
-    Counts start at 1, so that a client without that label has a small influence.
+    Counts start at 1, so that a client without that label has a small influence. Without `by_sample`, the mean of a
+    client's weights is multiplied by the mean of its losses.
 
     >>> one_sure, other_wrong = torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])
     >>> heads = torch.stack([one_sure, other_wrong])
@@ -86,13 +87,35 @@ def weighted_ce(answers: Tensor, labels: Tensor, counts: Sequence[Tensor]) -> Te
     table = torch.stack(list(counts)).to(answers) + 1
     weights = (table / table.sum(0))[:, labels]
     losses = torch.stack([F.cross_entropy(of_one, labels, reduction="none") for of_one in answers])
-    return (weights * losses).sum(0).mean()
+    return (weights * losses).sum(0).mean() if by_sample else (weights.mean(1) * losses.mean(1)).sum()
+
+
+def consensus_loss(
+    kind: Literal["avg_logits", "weighted_ce", "weighted_means"],
+    answers: Tensor,
+    labels: Tensor,
+    weights: Sequence[float],
+    counts: Sequence[Tensor],
+) -> Tensor:
+    """How far the clients' heads are from recognising generated features, in one of three ways."""
+    if kind == "avg_logits":
+        return average_ce(answers, labels, weights)
+    return weighted_ce(answers, labels, counts, by_sample=kind == "weighted_ce")
 
 
 def recognition(answers: Tensor, labels: Tensor, a: Tensor, *, by_image: bool = True) -> Tensor:
     """L_cls = mean_b sum_k a_{k,b} CE(answers_{k,b}, y_b); or with each client's mean CE times its mean weight."""
     losses = F.cross_entropy(answers.transpose(1, 2), labels.expand(len(answers), -1), reduction="none")
     return ((a * losses).mean(1) if by_image else a.mean(1) * losses.mean(1)).sum()
+
+
+def decayed(start: float, round: int) -> float:
+    """The schedule of both weights in FedGen's own client loss; rounds count from 1, there from 0.
+
+    >>> decayed(10.0, 1)
+    9.8
+    """
+    return max(1e-4, start * 0.98**round)
 
 
 # --- how far a student is from the clients ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from fedalloy.federation.core import Card, Client, Federation, State, initial, m
 from fedalloy.federation.setting import SERVER
 from fedalloy.knowledge.coverage import note_coverage
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
+from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.methods.centralised import Centralised
 from fedalloy.train.beside import normal
 from fedalloy.train.fit import fit, frozen, params
@@ -36,7 +37,7 @@ from fedalloy.train.losses import kl
         quick={"teacher_rounds": 1, "steps": 2, "noise": 8, "width": 4},
     ),
 )
-class DataFreeKD(DataFree, Centralised):
+class DataFreeKD(DataFree, Persistent, Centralised):
     """Train a teacher on the pooled data; then a student learns from the teacher's answers to generated images.
 
     This is FedKF's study of its generator (Table IV), without a federation. In each round after the teacher's, `steps`
@@ -50,12 +51,14 @@ class DataFreeKD(DataFree, Centralised):
     variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours or the paper's")
     teacher_rounds: Count = option(10, "rounds in which the teacher is trained")
     steps: Count = option(100, "steps of generator and student in each later round")
+    persist: bool = option(False, "carry the state of the student's optimiser over to the next round")
     lambda_1: NotNegative = option(0.2, "weight of L_OH; the paper has 0.2 for EMNIST and 0.01 for CIFAR")
     lambda_2: NotNegative = option(0.02, "weight of L_A; the paper has 0.02 for EMNIST and 0.002 for CIFAR")
     generator_lr: Positive = option(0.2, "learning rate of the generator's Adam; the paper has 0.02 for CIFAR")
 
     def init(self, fed: Federation) -> Tree:
         """The teacher starts from the common model, student and generator each from one of their own."""
+        self.need_state(fed)
         me = self.learner(fed, batches=1)
         teacher, student = params(fed.build()), initial(me.network, me.seed, me.layout, me.train.x.device, "student")
         if equal(teacher, params(student)):
@@ -72,6 +75,7 @@ class DataFreeKD(DataFree, Centralised):
         me = self.learner(fed, self.steps)
         teacher, student = frozen(me.net(s["model"])), me.net(s["student"])
         generator = self.resumed(fed, s.body)
+        optimiser = me.work.optimiser_for(student, me.round, s.body.get("optimiser") if self.persist else None)
         batch: Judged
 
         def loss(z: Tensor, _: Tensor) -> Tensor:
@@ -79,9 +83,10 @@ class DataFreeKD(DataFree, Centralised):
             batch = judged(teacher, generator(z))
             return kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
 
-        fit(student, me, loss, after=lambda: generator.step(self.generator_loss(batch)))
+        fit(student, me, loss, optimiser=optimiser, after=lambda: generator.step(self.generator_loss(batch)))
         note_coverage(fed, batch.answers)  # of the last batch
-        return s.next(student=params(student), **self.kept(generator))
+        carried = kept(optimiser) if self.persist else {}
+        return s.next(student=params(student), **self.kept(generator), **carried)
 
     def learner(self, fed: Federation, batches: int) -> Client:
         """The server as a learner whose only samples are noise, each of them used once in a round."""

@@ -15,7 +15,6 @@ from fedalloy.train.fit import params
     label="FedAvg, local start",
     card=Card(
         paper="the baseline of FedMD+Global, Shi, Radu and Yang, 2022, after McMahan et al., AISTATS 2017",
-        private=True,
         quick={"pretrain_private": 2, "private_batch": 8},
     ),
 )

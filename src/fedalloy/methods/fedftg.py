@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.robust import bounded_counts
-from fedalloy.base.options import Count, Even, NotNegative, Number, Positive, Several, Variant, by_variant, option
+from fedalloy.base.options import Count, Even, NotNegative, Number, Positive, Several, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.knowledge import server_generator as losses
 from fedalloy.knowledge.averaged import label_counts, models
 from fedalloy.knowledge.coverage import note_coverage
-from fedalloy.knowledge.server_generator import DISTANCES, drawn_labels, split_labels
 from fedalloy.knowledge.teachers import by_label_counts, ensemble
 from fedalloy.methods.fedavg import FedAvg
-from fedalloy.nets.generators import LabelledImageGenerator
+from fedalloy.nets.generators import LabelledImageGenerator, PerceptronImages
 from fedalloy.train.beside import Beside, normal
 from fedalloy.train.fit import LocalWork, frozen, load, params
 
@@ -37,17 +36,14 @@ from fedalloy.train.fit import LocalWork, frozen, load, params
 class FedFTG(FedAvg):
     """FedAvg whose server fine-tunes the average by data-free distillation before it is sent again.
 
-    In each iteration the server draws noise z and labels y, the labels as often as the active clients hold them
-    (customised label sampling). The generator takes `generator_steps` steps towards images x = G(z, y) that are hard,
-    recognised and diverse; then the average takes `student_steps` steps towards the clients' models on the images of
-    the same z and y. Each client's model counts by its share alpha_{k,y} of the samples with the image's label
-    (class-level ensemble):
+    In each iteration the server draws noise z and labels y, the labels as often as the active clients hold them. The
+    generator takes `generator_steps` steps towards images x = G(z, y) that are hard, recognised and diverse; then the
+    average takes `student_steps` steps towards the clients' models on the images of the same z and y. Each client's
+    model counts by its share alpha_{k,y} of the samples with the image's label:
 
         L_md  = mean sum_k alpha_{k,y} KL(softmax(w_k(x)) || softmax(w(x)))
         L_cls = mean sum_k alpha_{k,y} CE(w_k(x), y)
         L_div = exp(-mean_ij |z_i - z_j|^2 |x_i - x_j|), without the square if `norms`
-
-    The generator lasts over the rounds and is never sent. The view `oca` is not fine-tuned.
 
     >>> FedFTG(iterations=3).student_steps, FedFTG(variant="reference").student_distance
     (5, 'ce')
@@ -55,18 +51,25 @@ class FedFTG(FedAvg):
 
     takes = frozenset({"weights", "clip"})
 
-    variant: Variant = option("recommended", "whose choices: ours, the paper's or its code's")
+    variant: Literal["recommended", "paper", "reference", "dafkd"] = option(
+        "recommended", "whose choices: ours, the paper's, its code's or DaFKD's"
+    )
     iterations: Number = option(10, "iterations of fine-tuning in a round; 0 is FedAvg")
     generator_steps: Count = option(1, "steps of the generator in an iteration")
     student_steps: Count = option(5, "steps of the average in an iteration")
-    server_lr: Positive = option(0.1, "learning rate of the average")
+    server_lr: Positive = by_variant(0.1, "learning rate of the average", dafkd=0.01)
     server_weight_decay: NotNegative = option(1e-3, "weight decay of the average")
-    generator_lr: Positive = option(0.01, "learning rate of the generator's Adam, which is reset in each round")
+    generator_lr: Positive = by_variant(
+        0.01, "learning rate of the generator's Adam, which is reset in each round", dafkd=1e-3
+    )
     decay: Positive = option(0.998, "factor of both learning rates from one round to the next")
     lambda_cls: NotNegative = option(1.0, "weight of L_cls")
     lambda_dis: NotNegative = option(1.0, "weight of L_div")
     noise: Count = option(100, "length of an image's noise vector")
-    width: Even = option(128, "channels of the generator, half of them for noise and half for the label")
+    generator_kind: Literal["convolutional", "perceptron"] = by_variant(
+        "convolutional", "the generator of FedFTG's code, or the perceptron of DaFKD's comparison", dafkd="perceptron"
+    )
+    width: Even = option(128, "channels of the generator, half of them for the label; or numbers of each embedding")
     generator_batch: Several = option(50, "images of an iteration")
     norms: bool = by_variant(False, "L_div of Euclidean norms, not of means over coordinates", paper=True)
     labels: Literal["drawn", "split"] = by_variant(
@@ -103,8 +106,7 @@ class FedFTG(FedAvg):
         counts = torch.stack(list(bounded_counts(label_counts(replies), self.aggregation.cap)))
         device, noise = next(student.parameters()).device, fed.rng("generator/noise")
         alpha = by_label_counts(counts, self.eps).to(device)
-        everybody = list(range(len(teachers)))
-        seen: list[Tensor] = []
+        everybody, seen = list(range(len(teachers))), list[Tensor]()
         turns = [[k] for k in everybody] if self.one_by_one else [everybody]
         for y in self.sampled(counts.sum(0).cpu(), fed.rng("generator/labels")).to(device):
             z = normal(len(y), self.noise, noise, device)
@@ -134,12 +136,12 @@ class FedFTG(FedAvg):
 
     def sampled(self, held: Tensor, stream: torch.Generator) -> Tensor:
         """The labels of each iteration's images, p(y) ~ sum_k n_k^y."""
-        sample = drawn_labels if self.labels == "drawn" else split_labels
+        sample = losses.drawn_labels if self.labels == "drawn" else losses.split_labels
         return sample(held, self.iterations, self.generator_batch, stream)
 
     def hardness(self, answers: Tensor, said: Tensor, y: Tensor, a: Tensor) -> Tensor:
         """-L_md + lambda_cls L_cls, which the generator minimises."""
-        apart = DISTANCES[self.generator_distance](answers, said, a)
+        apart = losses.DISTANCES[self.generator_distance](answers, said, a)
         return -apart + self.lambda_cls * losses.recognition(answers, y, a, by_image=self.cls_by_image)
 
     def diversity(self, z: Tensor, x: Tensor) -> Tensor:
@@ -148,8 +150,11 @@ class FedFTG(FedAvg):
 
     def student_loss(self, answers: Tensor, said: Tensor, a: Tensor) -> Tensor:
         """L_md as the average minimises it."""
-        return DISTANCES[self.student_distance](answers, said, a)
+        return losses.DISTANCES[self.student_distance](answers, said, a)
 
     def new_generator(self, fed: Federation) -> nn.Module:
         """The generator before any training."""
-        return fed.generator(partial(LabelledImageGenerator, fed.shape, fed.classes, self.noise, self.width))
+        sizes = (fed.classes, self.noise, self.width)
+        if self.generator_kind == "perceptron":
+            return fed.generator(partial(PerceptronImages, fed.shape, fed.scale, *sizes))
+        return fed.generator(partial(LabelledImageGenerator, fed.shape, *sizes))

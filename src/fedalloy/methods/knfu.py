@@ -35,6 +35,7 @@ class KnFu(SoftLabels):
        a mixture F_n^agg of all answers for each client (Eqs. 7 to 9).
     4. Fine-tuning on the public samples: CE(labels) + lambda^2 KL(F_n^agg || own answer) (Eq. 10).
 
+    An entry of p_n below 1e-12 counts as 1e-12 in the logarithms of Eq. 6, and so does a squared distance in Eq. 7.
     The server keeps the last round's `weights` (clients by clients) and `epd` (clients by outputs), with zeros for
     clients that were absent.
 

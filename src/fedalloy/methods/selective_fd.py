@@ -34,7 +34,7 @@ DROPPED = -1  # in place of a label, where there is none
         clients_hold_public=True,
         any_network=True,
         remembers="its model, which public samples resemble its own, and where it voted",
-        quick={"auxiliary": 20},
+        quick={"samples": 8},
     ),
 )
 class SelectiveFD(Selectors, SoftLabels):

@@ -17,31 +17,33 @@ Note = Callable[[Tensor, int], None]
 
 
 def stacked_heads(
-    net: FeatureNet, models: Sequence[Mapping[str, Tensor]], note: Note = lambda answers, products: None
+    net: FeatureNet, models: Sequence[Mapping[str, Tensor]], note: Note | None = None, *, last: bool = False
 ) -> Callable[[Tensor], Tensor]:
     """Combine the heads of several models of one architecture into a function from features to logits (K, B, classes).
 
     Linear layers become one batched product; a head with other layers is evaluated model by model. The heads are
     constants in eval mode: gradients only flow to the features. `note` is told the answers and the multiply-adds of a
-    product, which no layer of the network sees.
+    product, which no layer of the network sees. With `last`, only the output layers answer, to projected samples.
 
     >>> net = FeatureNet(nn.Sequential(), nn.Sequential(nn.Linear(3, 2)), (3,))
     >>> stacked_heads(net, [net.state_dict(), net.state_dict()])(torch.zeros(5, 3)).shape
     torch.Size([2, 5, 2])
     """
-    layers = list(net.head)
-    if all(isinstance(layer, (nn.Linear, *_SIMPLE)) for layer in layers):
+    first = len(net.head) - 1 if last else 0
+    layers = {i: layer for i, layer in enumerate(net.head) if i >= first}
+    if all(isinstance(layer, (nn.Linear, *_SIMPLE)) for layer in layers.values()):
         return _products(layers, models, note)
-    heads = [{n.removeprefix("head."): t.detach() for n, t in m.items() if n.startswith("head.")} for m in models]
-    net.head.eval()
-    return lambda z: torch.stack([functional_call(net.head, head, (z,)) for head in heads])
+    part, start = (net.head[-1], f"head.{first}.") if last else (net.head, "head.")
+    heads = [{n.removeprefix(start): t.detach() for n, t in m.items() if n.startswith(start)} for m in models]
+    part.eval()
+    return lambda z: torch.stack([functional_call(part, head, (z,)) for head in heads])
 
 
 def _products(
-    layers: Sequence[nn.Module], models: Sequence[Mapping[str, Tensor]], note: Note
+    layers: Mapping[int, nn.Module], models: Sequence[Mapping[str, Tensor]], note: Note | None
 ) -> Callable[[Tensor], Tensor]:
     weights, biases = {}, {}
-    for i, layer in enumerate(layers):
+    for i, layer in layers.items():
         if isinstance(layer, nn.Linear):
             stack = torch.stack([m[f"head.{i}.weight"].detach() for m in models]).transpose(1, 2)
             weights[i] = stack.contiguous()
@@ -51,7 +53,7 @@ def _products(
 
     def logits(z: Tensor) -> Tensor:
         x = z[None]  # the first linear layer adds dimension K; before it, all models share the values
-        for i, layer in enumerate(layers):
+        for i, layer in layers.items():
             if isinstance(layer, nn.Linear):
                 shared = x.expand(len(models), *x.shape[1:]) if len(x) == 1 else x
                 x = torch.baddbmm(biases[i], shared, weights[i])
@@ -60,7 +62,8 @@ def _products(
             elif not isinstance(layer, nn.Dropout):
                 x = layer(x.clone() if getattr(layer, "inplace", False) else x)  # do not modify the caller's features
         answers = x.expand(len(models), *x.shape[1:])
-        note(answers, len(z) * sum(stack.numel() for stack in weights.values()))
+        if note is not None:
+            note(answers, len(z) * sum(stack.numel() for stack in weights.values()))
         return answers
 
     return logits

@@ -12,7 +12,7 @@ from torch import nn
 from fedalloy.base.files import write_weights
 from fedalloy.base.registry import suggest
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Choice, Experiment, check_options
+from fedalloy.config.sections import Choice, Experiment, check_options
 from fedalloy.data.samples import Dataset, Scale
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Network

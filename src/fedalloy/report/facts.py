@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fedalloy.base.text import human_bytes, human_seconds, listed
-from fedalloy.config.experiment import make_method, recorded
+from fedalloy.config.experiment import recorded
+from fedalloy.config.methods import make_method
 from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError

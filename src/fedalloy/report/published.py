@@ -15,8 +15,8 @@ from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.config.conditions import value_of
 from fedalloy.errors import DataError
-from fedalloy.federation.core import methods
 from fedalloy.federation.metrics import METRICS
+from fedalloy.methods import methods
 from fedalloy.storage.results import Run
 from fedalloy.storage.rows import COLUMNS, Row, combine
 

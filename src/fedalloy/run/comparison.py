@@ -11,16 +11,9 @@ from itertools import groupby
 from pathlib import Path
 
 from fedalloy.config.build import Built, Shelf, build, check_names
-from fedalloy.config.experiment import (
-    Choice,
-    Experiment,
-    cache_keys,
-    experiment,
-    for_method,
-    given_keys,
-    make_method,
-    naming,
-)
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import cache_keys, for_method, given_keys, make_method, naming
+from fedalloy.config.sections import Choice, Experiment
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError

@@ -10,7 +10,9 @@ from typing import Any
 
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Experiment, make_method, recorded
+from fedalloy.config.experiment import recorded
+from fedalloy.config.methods import make_method
+from fedalloy.config.sections import Experiment
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import DataError
 from fedalloy.federation.core import Method, Network, State

@@ -21,7 +21,9 @@ from fedalloy.base.layout import resolve
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build
-from fedalloy.config.experiment import Choice, Experiment, Stop, experiment, make_method, naming, with_sections
+from fedalloy.config.experiment import experiment
+from fedalloy.config.methods import make_method, naming, with_sections
+from fedalloy.config.sections import Choice, Experiment, Stop
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import engine_for

@@ -118,6 +118,24 @@ def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
     ]
 
 
+def cost(metric: Metric, run: Run, until: int | None = None) -> float | None:
+    """A cost of all rounds, or of those until a given one; or of a client's step in the last round that had any.
+
+    >>> spent = [{"round": t, "seconds": {"client": 2.0, "server": 1.0, "evaluation": 9.0}} for t in (1, 2)]
+    >>> both = Run({"label": "FedAvg"}, tuple(spent))
+    >>> cost(METRICS["training_seconds"], both), cost(METRICS["training_seconds"], both, until=1)
+    (6.0, 3.0)
+    """
+    rounds = tuple(record for record in run.rounds if until is None or record["round"] <= until)
+    if metric.per:
+        worked = (part for record in reversed(rounds) if (part := Run(run.meta, (record,))).total(*metric.per))
+        last = next(worked, None)
+        spent, steps = (None, None) if last is None else (last.total(*metric.path), last.total(*metric.per))
+        return spent / steps if spent is not None and steps else None
+    parts = [Run(run.meta, rounds).total(*path) for path in (metric.path, metric.plus) if path]
+    return None if None in parts else sum(part for part in parts if part is not None)
+
+
 def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last") -> Floats:
     """Each client's gain in accuracy over the reference, usually `local`, on the same test sets.
 
@@ -149,26 +167,10 @@ def _row(run: Run, view: str, selection: Selection, target: float | None, target
         "gap": _gap(run, view, chosen),
         "stability": _known(metrics.stability(amps)),
         "rounds_to_target": None if hit is None else int(numbers[hit - 1]),
-        "seconds_to_target": None if hit is None else _cost(METRICS["training_seconds"], _until(run, numbers[hit - 1])),
         "rounds": int(run.rounds[-1]["round"]),
     }
-    costs = {name: _cost(metric, run) for name, metric in METRICS.items() if metric.path}
+    costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
     return Row(run.label, view, run.seed, selection, {**values, **curve, **costs}, target)
-
-
-def _cost(metric: Metric, run: Run) -> float | None:
-    """A cost of all rounds, or of a step in the last round in which clients took any."""
-    if metric.per:
-        last = next((r for r in reversed(run.rounds) if Run(run.meta, (r,)).total(*metric.per)), None)
-        of_last = None if last is None else Run(run.meta, (last,))
-        spent, steps = (None if of_last is None else of_last.total(*path) for path in (metric.path, metric.per))
-        return spent / steps if spent is not None and steps else None
-    parts = [run.total(*path) for path in (metric.path, metric.plus) if path]
-    return None if None in parts else sum(part for part in parts if part is not None)
-
-
-def _until(run: Run, number: int) -> Run:
-    return Run(run.meta, tuple(record for record in run.rounds if record["round"] <= number))
 
 
 def _gap(run: Run, view: str, chosen: int | None) -> float | None:

@@ -21,7 +21,8 @@ from flwr.serverapp import Grid
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment, for_method, naming
+from fedalloy.config.methods import for_method, naming
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
 from fedalloy.engine.flower.client import ACT, VIEWS

@@ -27,7 +27,8 @@ from flwr.clientapp import ClientApp
 
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
-from fedalloy.config.experiment import Experiment, made_from
+from fedalloy.config.experiment import made_from
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory

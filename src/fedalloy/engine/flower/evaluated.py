@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.files import append_line, locked, make_folder, read_file
-from fedalloy.config.experiment import Experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.flower.memory import PRIVATE_FOLDER
 from fedalloy.errors import UsageError
 from fedalloy.storage.checkpoints import CHAINS

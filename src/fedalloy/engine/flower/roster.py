@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
-from fedalloy.config.experiment import Experiment, for_method
+from fedalloy.config.methods import for_method
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.flower.claims import Introduction, introduction
 from fedalloy.engine.flower.client import INTRODUCE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records

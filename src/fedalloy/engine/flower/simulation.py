@@ -29,7 +29,8 @@ from flwr.simulation import run_simulation
 from fedalloy.base.files import as_json
 from fedalloy.base.plugins import load_file, loaded_files
 from fedalloy.config.build import build
-from fedalloy.config.experiment import Experiment, experiment
+from fedalloy.config.experiment import experiment
+from fedalloy.config.sections import Experiment
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.client import PARTITION, client_app

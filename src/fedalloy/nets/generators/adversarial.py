@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedalloy.data.samples import Scale
 from fedalloy.nets.generators.conditional import GrowingConv
+from fedalloy.nets.generators.features import after_embeddings
 
 Kind = Literal["conditional", "unconditional"]
 
@@ -65,16 +66,7 @@ class PerceptronImages(_TanhImages):
         super().__init__(shape, scale, noise)
         self.classes = classes
         self.of_label, self.of_noise = nn.Linear(classes, width), nn.Linear(noise, width)
-        self.layers = nn.Sequential(
-            nn.LeakyReLU(0.2),
-            nn.Linear(2 * width, 4 * width),
-            nn.BatchNorm1d(4 * width),
-            nn.LeakyReLU(0.2),
-            nn.Linear(4 * width, 8 * width),
-            nn.BatchNorm1d(8 * width),
-            nn.LeakyReLU(0.2),
-            nn.Linear(8 * width, math.prod(shape)),
-        )
+        self.layers = after_embeddings(width, math.prod(shape))
 
     def forward(self, z: Tensor, labels: Tensor) -> Tensor:
         """Generate images from noise and labels."""
