@@ -13,12 +13,15 @@ from torch import nn
 
 from fedalloy import simulate
 from fedalloy.base.tree import digest, equal
+from fedalloy.config.build import build
+from fedalloy.config.experiment import experiment
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, act, initial
 from fedalloy.federation.participation import Participation
 from fedalloy.methods import MOON, FedAvg
 from fedalloy.methods.moon import contrastive
 from fedalloy.nets.models import FeatureNet, create, models
+from fedalloy.report.export import export_model
 from fedalloy.train.costs import forward_flops
 from fedalloy.train.fit import LocalWork, frozen, params
 
@@ -189,6 +192,17 @@ def test_with_moons_head_the_projection_has_256_numbers():
     for projection, width in ((True, 256), (False, 84)):
         net = create("simple-cnn", classes=10, channels=3, size=32, projection=projection)
         assert net.project(x).shape == (2, width)
+
+
+def test_a_random_network_is_random_even_if_the_run_starts_from_given_weights(tmp_path):
+    exp = {"data": "tiny", "model": "mlp", "partition": {"clients": 2, "name": "iid"}, "engine": "serial"}
+    simulate({**exp, "rounds": 1, "seed": 3}, tmp_path / "first")
+    file, _ = export_model(tmp_path / "first")
+    started = build(experiment({**exp, "start": str(file)})).setting
+    plain = build(experiment(exp)).setting
+    me = started.client(1, 2, {})
+    assert not equal(params(me.build()), params(plain.client(1, 2, {}).build()))
+    assert equal(params(me.random_net()), params(plain.client(1, 2, {}).random_net()))
 
 
 @pytest.mark.parametrize("name", ["knfu-m1", "mlp"])
