@@ -18,7 +18,7 @@ import pytest
 import fedalloy
 from fedalloy.base.options import options_of, toml
 from fedalloy.base.plugins import PREFIX
-from fedalloy.base.text import MISSING
+from fedalloy.base.text import MISSING, TIMES
 from fedalloy.check.attacks import ATTACKS
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
@@ -74,7 +74,7 @@ def fed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def quick(fed: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
     """The same, with a page that says only how it was made; drawing a real one takes longer than these runs."""
 
-    def page(runs: object, path: Path, *, command: str, selection: str, target: float | None) -> Path:
+    def page(runs: object, path: Path, *, command: str, selection: str, targets: object) -> Path:
         path.write_text(command)
         return path
 
@@ -189,17 +189,6 @@ def test_skipped_rounds_are_told(fed: Command) -> None:
     assert answer.code == 0
     assert f"\n{sentence}" in answer.out
     assert sentence in Path("run/report.html").read_text()
-
-
-def test_report_says_how_many_rounds_a_target_took(fed: Command, run: Path) -> None:
-    plain, asked = fed("report", str(run)), fed("report", str(run), "--target", "0.01")
-    assert "To target" not in plain.out
-    heading, _, line = asked.out.strip().splitlines()[:3]
-    assert line[: heading.index("To target") + len("To target")].split()[-1] == "1"  # any AMP is above one per cent
-    assert "To target" in (Path("report.html")).read_text()
-    heading, _, line = fed("report", str(run), "--target", "1").out.strip().splitlines()[:3]  # nobody came there
-    assert line[: heading.index("To target") + len("To target")].split()[-1] == MISSING
-    assert fed("report", str(run), "--target", "75").code == 2
 
 
 def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path) -> None:
@@ -355,7 +344,7 @@ def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:
 
 
 def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path: Path) -> None:
-    answer = fed("report", str(tmp_path), "--out", "page.html", "--select", "best on test")
+    answer = fed("report", str(tmp_path), "--out", "page.html", "--select", "best by amp")
     assert answer.code == 0
     assert "FedAvg" in answer.out
     assert "<html" in (tmp_path / "page.html").read_text()
@@ -380,11 +369,52 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
 
 
-def test_the_best_on_validation_needs_validation_data(fed: Command, run: Path) -> None:
-    answer = fed("report", str(run), "--select", "best on validation")
-    assert (answer.code, answer.out) == (2, "")
-    assert "run with partition.validation = 0.1" in answer.err
+@pytest.mark.parametrize("word", ["best by validation", "best", "mean of last 1"])
+def test_a_round_that_cannot_be_selected_is_refused(fed: Command, run: Path, word: str) -> None:
+    answer = fed("report", str(run), "--select", word)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert word in answer.err
     assert not Path("report.html").exists()
+
+
+def test_compare_reports_the_selected_round_and_knows_before_if_it_cannot(fed: Command, tmp_path: Path) -> None:
+    words = ("compare", *TINY, "rounds=3", "--methods", "fedavg", "--out", "out")
+    for word in ("best by validation", "best on test"):
+        answer = fed(*words, "--select", word)
+        assert answer.code == 2
+        assert f"'{word}'" in answer.err
+        assert not (tmp_path / "out").exists()
+    answer = fed(*words, "--select", "mean of last 2")
+    assert answer.code == 0
+    assert "Scores: means over the last 2 evaluated rounds" in answer.out
+    (line,) = [x for x in json.loads((tmp_path / "out" / "table.json").read_text()) if x["view"] == "aca"]
+    amps = fedalloy.storage.results.read(tmp_path / "out" / "runs" / "fedavg-seed0").series("aca", "amp")[1]
+    assert (line["selection"], line["amp"]) == ("mean of last 2", pytest.approx(amps[-2:].mean()))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Scores are means over the last 2 evaluated rounds" in page
+    assert "--select &#39;mean of last 2&#39;" in page
+
+
+def test_report_takes_published_tables_from_a_file(fed: Command, run: Path, tmp_path: Path) -> None:
+    assert "Compared with" not in fed("report", str(run)).out
+    table = 'source = "Paper"\nround = "best by amp"\nmetrics = ["amp"]\nrows = [["FedAvg", "aca", "99.9"]]\n'
+    Path("paper.toml").write_text(f"rounds = 7\n[[published]]\n{table}")
+    answer = fed("report", str(run), "--published", "paper.toml")
+    assert "99.9" in answer.out
+    assert "Compared with Paper; ours: best by amp" in Path("report.html").read_text()
+    Path("paper.toml").write_text("rounds = 7\n")
+    assert "no [[published]] tables" in fed("report", str(run), "--published", "paper.toml").err
+
+
+def test_report_counts_the_rounds_to_targets(fed: Command, run: Path) -> None:
+    answer = fed("report", str(run), "--target", "0.01", "--target", "wlp=1.0")
+    (line,) = [
+        line
+        for line in answer.out.split("Rounds to reach a target")[1].splitlines()
+        if " 1.0" in line and "ACA" in line
+    ]
+    assert line.split()[2:] == ["1", f"1.0{TIMES}", ">", "2", MISSING]  # any AMP is above one per cent
+    assert [fed("report", str(run), "--target", word).code for word in ("tset=0.5", "75")] == [2, 2]
 
 
 def test_export_writes_a_model_that_a_run_can_start_from(quick: Command, run: Path) -> None:

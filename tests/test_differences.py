@@ -74,6 +74,37 @@ def test_what_is_left_out_is_not_named() -> None:
     assert labels(run(), run(privacy={"budget": 2.0})) == ["FedAvg", "FedAvg, privacy.budget = 2.0"]
 
 
+def test_a_key_that_did_not_exist_yet_has_its_default() -> None:
+    shared = {"fraction": 0.5, "skips": 5}  # the defaults
+    assert labels(run(), run(seed=1, quorum=shared)) == ["FedAvg", "FedAvg"]
+    assert labels(run(), run(seed=1, quorum={**shared, "skips": 7})) == [
+        *("FedAvg, quorum.skips = 5", "FedAvg, quorum.skips = 7")
+    ]
+    assert unequal([run(), run("Local", quorum=shared), run("KDIA", participation={"policy": "full"})]) == []
+    assert "quorum.skips is 5 (FedAvg), 7 (Local)" in unequal([run(), run("Local", quorum={"skips": 7})])[0]
+    old, new = (run(seed=seed, method={"name": "fedprox", **more}) for seed, more in enumerate([{}, {"mu": 0.01}]))
+    assert labels(old, new) == ["FedAvg", "FedAvg"]
+    assert labels(old, run(seed=1, method={"name": "fedprox", "mu": 1.0})) == [
+        *("FedAvg, method.mu = 0.01", "FedAvg, method.mu = 1.0")
+    ]
+
+
+def test_how_often_rounds_are_evaluated_counts_only_if_one_of_them_is_chosen() -> None:
+    often, rarely = run(evaluate_every=1), run("FedAvg", seed=1, evaluate_every=3)
+    assert [one.label for one in told_apart([often, rarely])] == ["FedAvg", "FedAvg"]
+    assert [one.label for one in told_apart([often, rarely], "best by amp")] == [
+        *("FedAvg, evaluate_every = 1", "FedAvg, evaluate_every = 3")
+    ]
+    other = run("Local", evaluate_every=3)
+    assert unequal([often, other]) == []
+    assert "evaluate_every is 1 (FedAvg), 3 (Local)" in unequal([often, other], "mean of last 10")[0]
+
+
+def test_the_default_of_an_option_is_that_of_the_runs_variant() -> None:
+    told = {"name": "dafkd", "variant": "reference"}
+    assert labels(run(method=told), run(seed=1, method={**told, "distil_steps": 1600})) == ["FedAvg", "FedAvg"]
+
+
 def test_the_same_run_twice_is_refused() -> None:
     with pytest.raises(UsageError, match=r"two runs of FedAvg have the same experiment and the seed 0; leave one"):
         told_apart([run(), run(seed=1), run()])

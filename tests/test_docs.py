@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import click
 import pytest
 
+from fedalloy.base.options import Count, by_variant, option
 from fedalloy.cli.main import cli
 from fedalloy.config.experiment import experiment
 from fedalloy.config.grid import Cell, cells
@@ -48,14 +50,76 @@ def prose(text: str) -> str:
 # --- generated pages --------------------------------------------------------------------------------------------------
 
 
-def test_generated_pages_are_up_to_date() -> None:
+@pytest.fixture(scope="module")
+def make_docs() -> Any:
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
     assert spec is not None
     assert spec.loader is not None
-    make_docs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_docs)
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look it up there
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_generated_pages_are_up_to_date(make_docs: Any) -> None:
     stale = [path.name for path, text in make_docs.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"{', '.join(stale)} is out of date; run `python tools/make_docs.py`"
+
+
+@dataclass
+class Walk:
+    """Stands for a method."""
+
+    name: ClassVar[str] = "walk"
+    variant: Literal["recommended", "paper", "reference", "kdia"] = option("recommended", "whose choices")
+    steps: Count = by_variant(10, "how far", paper=20, reference=30, kdia=40)
+    pace: Literal["slow", "fast"] = option("slow", "how fast")
+
+
+def lines_of(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+
+
+def test_the_options_of_a_method_say_whose_values_they_are(make_docs: Any) -> None:
+    runs = [
+        make_docs.Compared("FedKF", "", {"variant": "reference", "steps": 10, "aggregation.weights": "uniform"}),
+        make_docs.Compared("KDIA", "", {"variant": "kdia"}),  # what the variant says is not said again
+        make_docs.Compared("DaFKD", "twice", {"steps": 5}),
+    ]
+    heading, _, variant, steps, pace, weights = lines_of(make_docs.options_table(Walk, runs))
+    assert heading == [
+        *("Option", "Meaning", "Recommended", "Paper", "Its authors' code", "As the five papers compared it")
+    ]
+    assert variant[2:] == ['`"recommended"`', "", "", 'FedKF: `"reference"`']
+    assert steps[2:] == ["`10`", "`20`", "`30`", "KDIA: `40`; FedKF: `10`; DaFKD: `5` (twice)"]
+    assert steps[1].startswith("how far<br>")
+    assert pace[2:] == ['`"slow"`', "", "", ""]
+    assert (weights[0], weights[-1]) == ("`aggregation.weights`", 'FedKF: `"uniform"`')
+
+
+def test_columns_without_a_value_are_left_out(make_docs: Any) -> None:
+    heading, *_ = lines_of(make_docs.options_table(methods["moon"], []))
+    assert heading == ["Option", "Meaning", "Recommended"]
+    assert make_docs.options_table(methods["fedavg"], []) == ""
+
+
+def test_experiments_tell_how_their_papers_compared_other_methods(
+    make_docs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    published = '[[published]]\nsource = "x"\nmetrics = ["amp"]\nrows = []\n'
+    (tmp_path / "kdia-small.toml").write_text(
+        "[methods.kdia]\ntau = 2\n[methods.fedprox]\nmu = 0.5\naggregation.weights = 'uniform'\n"
+        f"[methods.mild]\nname = 'fedprox'\nmu = 0.1\n{published}"
+    )
+    (tmp_path / "knfu-search.toml").write_text("[methods.fedprox]\nmu = 7\n")  # publishes nothing
+    (tmp_path / "other.toml").write_text(f"[methods.fedprox]\nmu = 8\n{published}")
+    monkeypatch.setattr(make_docs, "EXPERIMENTS", tmp_path)
+    assert make_docs.compared() == {
+        "fedprox": [
+            make_docs.Compared("KDIA", "", {"mu": 0.5, "aggregation.weights": "uniform"}),
+            make_docs.Compared("KDIA", "mild", {"mu": 0.1}),
+        ]
+    }
 
 
 # --- links ------------------------------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedalloy.base.text import MISSING
+from fedalloy.base.text import MISSING, TIMES
 from fedalloy.cli.main import main
 from fedalloy.config.experiment import experiment
 from fedalloy.config.grid import cells
 from fedalloy.errors import UsageError
 from fedalloy.report.grid_table import Grid, grid
-from fedalloy.storage.results import Run
+from fedalloy.storage.results import Run, read
 
 AXES = [
     {
@@ -80,11 +80,11 @@ def test_our_figures_stand_beside_the_published_ones_of_their_cell() -> None:
         for label, amp, alpha in (("0.1", 0.90, 0.1), ("1", 0.80, 1.0), ("10", 0.70, 10.0))
     ]
     table = grid(["alpha"], lines)
-    assert table.title == "Compared with Paper"
+    assert table.title == "Compared with Paper; ours: last"
     assert table.headings == ["alpha", "KnFu", "paper", "Local", "paper"]
     assert table.body[0] == ["0.1", "45.50 ± 0.71", "93.5 ± 0.6", "25.00", MISSING]
     assert table.body[1] == ["1", "40.50 ± 0.71", "78.5 ± 3.9", "25.00", MISSING]
-    assert table.body[2] == ["10", "71.00 ± 1.41", MISSING, "50.00", MISSING]  # nothing was published: AMP
+    assert table.body[2] == ["10", "35.50 ± 0.71", MISSING, "25.00", MISSING]  # nothing was published: the same metric
     assert table.markdown().splitlines()[2] == "| alpha | KnFu | paper | Local | paper |"
     assert table.table().row_count == 3
 
@@ -113,17 +113,95 @@ def test_every_published_view_of_a_method_has_its_columns_and_a_gap_is_shown() -
     table = grid(["alpha"], [(["0.1"], runs(0.1)), (["1"], runs(1.0)), (["none"], runs(1.0)[2:])])
     ours = ("FedMD+Global (global)", "FedMD+Global (distilled)", "FedMD+Global (personal)")
     pairs = [heading for view in ours for heading in (view, "paper")]
-    assert table.headings == ["alpha", *pairs, "gap", "FedAvg", "paper", "Local", "paper"]
-    shown = ("60.00", "59.76", "50.00", "54.77", "20.00", "32.13", "30.00", "40.00", "61.00", "35.00", MISSING)
+    rest = [heading for view in ("FedAvg (ACA)", "Local (personal)", "Local (odd)") for heading in (view, "paper")]
+    assert table.headings == ["alpha", *pairs, "gap", *rest]
+    shown = ("60.00", "59.76", "50.00", "54.77", "20.00", "32.13", "30.00", "40.00", "61.00")
+    shown += ("30.00", MISSING, "35.00", MISSING)
     assert table.body[0] == ["0.1", *shown]
     # Where nothing is published, the same views are shown; what was not run has no figure.
     assert table.body[1] == ["1", *(MISSING if i in (1, 3, 5, 8) else text for i, text in enumerate(shown))]
-    assert table.body[2] == ["none", *[MISSING] * 9, "35.00", MISSING]
+    assert table.body[2] == ["none", *[MISSING] * 9, "30.00", MISSING, "35.00", MISSING]
 
 
-def test_without_published_tables_there_is_one_column_for_each_method() -> None:
-    table = grid(["n"], [(["2"], [run("Local", 0, 0.5, [], 1.0)])])
-    assert (table.headings, list(table.body)) == (["n", "Local"], [["2", "50.00"]])
+def test_without_published_tables_every_view_of_a_method_has_a_named_column() -> None:
+    views = {"aca": 0.4, "oca": 0.7, "initial": 0.1}
+    table = grid(["n"], [(["2"], [run("FedAvg", 0, 0.0, [], 1.0, views), run("Local", 0, 0.5, [], 1.0)])])
+    assert table.headings == ["n", "FedAvg (ACA)", "FedAvg (OCA)", "Local"]
+    assert (table.title, list(table.body)) == ("AMP %: last", [["2", "40.00", "70.00", "50.00"]])
+
+
+def curve(label: str, published: list[Any], *amps: float) -> Run:
+    """A run with one round for each AMP; the worst client is always 0.1 below."""
+    records = tuple(run(label, 0, 0.0, published, 0.1, {"aca": amp, "oca": amp + 0.1}).rounds[0] for amp in amps)
+    for number, record in enumerate(records, start=1):
+        record["round"] = number  # type: ignore[index]
+        for view in record["views"].values():
+            view |= {"wlp": view["amp"] - 0.1, "fm": view["amp"] / 100}
+    return Run({**run(label, 0, 0.0, published, 0.1).meta}, records)
+
+
+def paper(**more: Any) -> dict[str, Any]:
+    rows = [["FedAvg", "aca", "81", "2", "3"], ["FedAvg", "oca", "82", "5", "6"], ["FedKF", "aca", "83", "8", "9"]]
+    return {"source": "Paper", "metrics": ["amp", "fm", "wlp"], "rows": rows, **more}
+
+
+def test_all_published_metrics_are_shown_and_taken_from_the_papers_round() -> None:
+    tables = [paper(round="best by amp")]
+    cell = [curve("FedAvg", tables, 0.25, 0.5, 0.125), curve("FedProx", tables, 0.25, 0.375)]
+    table = grid(["alpha"], [(["0.1"], cell)], selection="last")
+    assert table.title == "Compared with Paper; ours: best by amp"
+    metrics = [heading for name in ("AMP %", f"FM {TIMES}10³", "WLP %") for heading in (name, "paper")]
+    assert table.headings == ["alpha", "Method", "View", *metrics]
+    assert table.body == [
+        ["0.1", "FedAvg", "ACA", "50.00", "81", "5.00", "2", "40.00", "3"],
+        ["0.1", "FedAvg", "OCA", "60.00", "82", "6.00", "5", "50.00", "6"],
+        ["0.1", "FedProx", "ACA", "37.50", MISSING, "3.75", MISSING, "27.50", MISSING],
+        ["0.1", "FedProx", "OCA", "47.50", MISSING, "4.75", MISSING, "37.50", MISSING],
+    ]
+    assert table.markdown().splitlines()[3].startswith("| ---: | --- | --- | ---: |")
+
+
+def test_a_cell_without_a_published_table_reports_the_selected_round_and_says_so() -> None:
+    tables = [paper(round="mean of last 2", where={"partition.alpha": 0.1})]
+    here, there = curve("FedAvg", tables, 0.25, 0.5, 0.125), curve("FedAvg", [], 0.25, 0.5, 0.125)
+    table = grid(["alpha"], [(["0.1"], [here]), (["1"], [there])], selection="best by amp")
+    assert table.title == "Compared with Paper; ours: mean of last 2 or best by amp"
+    assert [line[3] for line in table.body] == ["31.25", "41.25", "50.00", "60.00"]
+    assert table.notes == [
+        *(f"0.1: {name}: mean of last 2" for name in ("AMP %", f"FM {TIMES}10³", "WLP %")),
+        *(f"1: {name}: best by amp" for name in ("AMP %", f"FM {TIMES}10³", "WLP %")),
+    ]
+
+
+def test_two_published_tables_of_one_cell_both_count() -> None:
+    tables = [
+        {"source": "T1", "metrics": ["amp"], "rows": [["FedAvg", "aca", "50"]]},
+        {"source": "T2", "metrics": ["wlp"], "rows": [["FedAvg", "aca", "40"]], "round": "best by amp"},
+    ]
+    table = grid(["alpha"], [(["0.1"], [curve("FedAvg", tables, 0.5, 0.25)])])
+    assert table.headings == ["alpha", "Method", "View", "AMP %", "paper", "WLP %", "paper"]
+    assert table.body == [["0.1", "FedAvg", "ACA", "25.00", "50", "40.00", "40"]]
+
+
+def test_each_figure_is_of_the_round_of_its_own_table() -> None:
+    tables = [
+        {"source": "T1", "metrics": ["amp"], "rows": [["FedAvg", "aca", "50"]]},
+        {"source": "T2", "metrics": ["amp"], "rows": [["FedAvg", "oca", "60"]], "round": "best by amp"},
+    ]
+    table = grid(["alpha"], [(["0.1"], [curve("FedAvg", tables, 0.5, 0.25)])])
+    assert table.headings == ["alpha", "FedAvg (ACA)", "paper", "FedAvg (OCA)", "paper"]
+    assert table.body == [["0.1", "25.00", "50", "60.00", "60"]]
+    assert table.notes == ["0.1: AMP %: last or best by amp"]
+
+
+def test_a_mean_over_too_few_rounds_is_noted() -> None:
+    table = grid(["n"], [(["2"], [curve("FedAvg", [], 0.25, 0.5)])], selection="mean of last 10")
+    assert table.body == [["2", "37.50", "47.50"]]
+    assert table.notes == ["2: FedAvg: the mean is over 2 rounds, all that were evaluated, and not over 10."]
+
+
+def test_a_bar_in_a_heading_does_not_break_the_markdown() -> None:
+    assert grid(["|D|"], [(["2"], [run("Local", 0, 0.5, [], 1.0)])]).markdown().splitlines()[2] == "| \\|D\\| | Local |"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +272,7 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
             main(["table", str(file), "--seeds", "2", "--out", str(tmp_path / "out")])
         assert left.value.code == 0
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
-    assert lines[2] == "| alpha | Local, equal rounds | FedAvg |"
+    assert (lines[0], lines[2]) == ("AMP %: last", "| alpha | Local, equal rounds | FedAvg (ACA) | FedAvg (OCA) |")
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
     assert "already finished" in capsys.readouterr().out
@@ -234,3 +312,59 @@ def test_a_narrow_terminal_hides_no_digit() -> None:
     shown = console.export_text()
     assert "…" not in shown
     assert shown.count("88.1") == 8
+
+
+SMALL = """
+    data = "tiny"
+    model = "mlp"
+    rounds = 3
+    partition = { clients = 2, alpha = 1.0 }
+    [methods.fedavg]
+    [[axes]]
+    name = "alpha"
+    values = [{ label = "1", set = { "partition.alpha" = 1.0 } }, { label = "9", set = { "partition.alpha" = 9.0 } }]
+"""
+PUBLISHED = """
+    [[published]]
+    source = "Paper"
+    round = "best by amp"
+    metrics = ["amp", "wlp"]
+    rows = [["FedAvg", "aca", "81.0", "70.0"]]
+"""
+
+
+def table_of(tmp_path: Path, text: str, *words: str) -> int:
+    (tmp_path / "small.toml").write_text(text)
+    with pytest.raises(SystemExit) as left:
+        main(["table", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), *words])
+    return int(left.value.code or 0)
+
+
+def test_the_command_reports_the_papers_round_or_the_selected_one(tmp_path: Path, capsys: Any) -> None:
+    assert table_of(tmp_path, SMALL, "--select", "mean of last 2") == 0
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert lines[0] == "AMP %: mean of last 2"
+    done = read(tmp_path / "out" / "1" / "fedavg-seed0")
+    assert lines[4].split(" | ")[1] == f"{100 * done.series('aca', 'amp')[1][-2:].mean():.2f}"
+    here = SMALL + PUBLISHED + "where = { 'partition.alpha' = 1.0 }\n"  # the finished runs are read again
+    assert table_of(tmp_path, here, "--select", "mean of last 2") == 0
+    lines = (tmp_path / "out" / "table.md").read_text().splitlines()
+    assert lines[0] == "Compared with Paper; ours: best by amp or mean of last 2"
+    best = max(done.series("aca", "amp")[1])
+    assert lines[4].startswith(f"| 1 | FedAvg | ACA | {100 * best:.2f} | 81.0 | ")
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "sentence"),
+    [
+        (SMALL, "best on test", "--select is 'best on test'; did you mean 'best by test'?"),
+        (SMALL, "best by validation", "partition.validation = 0.1"),
+        (SMALL + PUBLISHED, "best by test", "has no effect, because every cell has a published table"),
+    ],
+)
+def test_a_selection_that_cannot_work_is_refused_before_anything_runs(
+    text: str, word: str, sentence: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert table_of(tmp_path, text, "--select", word) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -13,7 +13,7 @@ import pytest
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.metrics import METRICS
 from fedalloy.storage import results
-from fedalloy.storage.rows import COLUMNS, Row, Spread, check_selection, combine, gain_over, rows
+from fedalloy.storage.rows import COLUMNS, Row, Spread, check_selection, combine, gain_over, rows, too_few
 
 AMPS = [0.5, 0.75, 0.25]
 
@@ -144,56 +144,111 @@ def test_unknown_names_are_answered_with_the_nearest(three_rounds: list[dict[str
         run.clients("aca", "acuracy")
     with pytest.raises(UsageError, match="at 4; choose another round"):
         run.clients("aca", "accuracy", 4)
-    with pytest.raises(UsageError, match="did you mean 'best on test'"):
-        results.best_round(run, "aca", "best test")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="did you mean 'best by test'"):
+        results.selected(run, "aca", "best on test")
 
 
-def test_three_selections_are_three_rounds() -> None:
-    tests, validations = [0.5, 0.4, 0.3], [0.1, 0.6, 0.6]
-    scored = zip([1, 2, 3], AMPS, tests, validations, strict=True)
-    run = make([record(t, aca=view(amp, test, validation)) for t, amp, test, validation in scored])
-    assert results.best_round(run, "aca", "last") == 3
-    assert results.best_round(run, "aca", "best on validation") == 2  # the earliest of equals
-    assert results.best_round(run, "aca", "best on test") == 1  # by the global test, though AMP is best in round 2
-    (row,) = rows(run, "best on test")
-    assert (row.selection, row.round, row.rounds, row.amp, row.test) == ("best on test", 1, 3, 0.5, 0.5)
-    np.testing.assert_array_equal(run.clients("aca", "accuracy", "best on validation"), [0.75, 0.5, math.nan])
+# Twelve rounds in which every selection reports another figure, all exact in binary.
+TWELVE = {
+    "amp": [0.25, 1.0, *[0.5] * 8, 0.25, 0.75],  # best in round 2; the last ten: (8 * 0.5 + 0.25 + 0.75) / 10
+    "test": [0.5, 0.25, 0.75, 0.75, *[0.25] * 8],  # best in rounds 3 and 4
+    "validation": [0.75, 0.5, *[0.5] * 10],  # best in round 1
+}
 
 
-def test_without_a_global_test_the_best_round_goes_by_amp(three_rounds: list[dict[str, Any]]) -> None:
-    (row,) = rows(make(three_rounds), "best on test")
-    assert (row.round, row.amp, row.test) == (2, 0.75, None)
+def twelve(**changes: list[Any]) -> results.Run:
+    columns = TWELVE | changes
+    return make([record(t, aca=view(*scores)) for t, scores in enumerate(zip(*columns.values(), strict=True), start=1)])
 
 
-def test_without_a_validation_share_that_column_is_empty(three_rounds: list[dict[str, Any]]) -> None:
-    run = make(three_rounds)
-    assert results.best_round(run, "aca", "best on validation") is None
-    (row,) = rows(run, "best on validation")
+@pytest.mark.parametrize(
+    ("selection", "rounds", "amp", "test", "wlp"),
+    [
+        ("last", (12,), 0.75, 0.25, 0.5),
+        ("best by amp", (2,), 1.0, 0.25, 0.75),
+        ("best by test", (3,), 0.5, 0.75, 0.25),  # the earliest of equals
+        ("best by validation", (1,), 0.25, 0.5, 0.0),
+        ("mean of last 10", tuple(range(3, 13)), 0.5, (2 * 0.75 + 8 * 0.25) / 10, 0.25),
+        ("mean of last 2", (11, 12), 0.5, 0.25, 0.25),
+    ],
+)
+def test_each_selection_reports_its_own_rounds(
+    selection: str, rounds: tuple[int, ...], amp: float, test: float, wlp: float
+) -> None:
+    run = twelve()
+    assert results.selected(run, "aca", selection) == rounds
+    (row,) = rows(run, selection)
+    assert (row.selection, row.rounds) == (selection, 12)
+    assert (row.amp, row.test, row.wlp) == pytest.approx((amp, test, wlp))
+    assert (row.round, row.worst_client) == ((rounds[0], 1) if len(rounds) == 1 else (None, None))
+    assert run.at("aca", "test", selection) == pytest.approx(test)
+    np.testing.assert_allclose(run.clients("aca", "accuracy", selection), [amp, amp - 0.25, math.nan])
+    assert row.bytes_total == 12 * 170  # costs are those of the whole run
+
+
+def test_a_mean_over_too_few_rounds_takes_all_and_says_so() -> None:
+    run, other = twelve(), make([record(t, aca=view(amp)) for t, amp in enumerate(AMPS, start=1)], label="Local")
+    assert rows(other, "mean of last 10")[0].amp == 0.5
+    assert too_few([run, other], "mean of last 10") == [
+        "Local: the mean is over 3 rounds, all that were evaluated, and not over 10."
+    ]
+    assert too_few([run], "mean of last 20")[0].startswith("FedAvg: the mean is over 12 rounds")
+    assert too_few([run, other], "last") == too_few([run, other], "mean of last 3") == []
+    done = results.Run({**other.meta, "stopped_by": "method"}, other.rounds[:1])
+    assert too_few([done], "mean of last 10") == []  # its curve is constant
+
+
+def test_a_mean_needs_the_value_in_every_round() -> None:
+    run = twelve(test=[*[0.5] * 11, None])
+    assert rows(run, "mean of last 10")[0].test is None
+    assert math.isnan(run.at("aca", "test", "mean of last 10"))
+    assert rows(run, "best by test")[0].round == 1  # the other rounds still compete
+
+
+def test_the_gap_is_averaged_like_its_views() -> None:
+    gaps = [0.5, 0.25, 0.0]
+    run = make([record(t, personal=view(0.25), distilled=view(0.25 + g)) for t, g in enumerate(gaps, start=1)])
+    assert [rows(run, s)[0].gap for s in ("last", "best by amp", "mean of last 2")] == [0.0, 0.5, 0.125]
+
+
+@pytest.mark.parametrize("word", ["best", "mean of last 1", "mean of last 0", "mean of last ten", "last 10", ""])
+def test_a_word_that_selects_nothing_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match=r"^--select is "):
+        results.check_word(word, "--select")
+
+
+@pytest.mark.parametrize("criterion", ["test", "validation"])
+def test_a_view_without_the_criterion_has_an_empty_row(criterion: str) -> None:
+    run, selection = twelve(**{criterion: [None] * 12}), f"best by {criterion}"
+    assert results.selected(run, "aca", selection) == ()
+    (row,) = rows(run, selection)
     assert (row.round, row.amp, row.fm, row.wlp, row.worst_client, row.loss) == (None,) * 6
-    assert (row.rounds, row.bytes_total) == (3, 510)
-    with pytest.raises(UsageError, match="at 'best on validation'"):
-        run.clients("aca", "accuracy", "best on validation")
+    assert (row.rounds, row.bytes_total) == (12, 12 * 170)
+    with pytest.raises(UsageError, match=f"at '{selection}'"):
+        run.clients("aca", "accuracy", selection)
 
 
-def test_rounds_are_not_chosen_by_validation_data_that_nobody_has(three_rounds: list[dict[str, Any]]) -> None:
-    blind, sighted = make(three_rounds), make([record(1, aca=view(0.5, validation=0.5))])
+def test_rounds_are_not_chosen_by_what_nobody_has(three_rounds: list[dict[str, Any]]) -> None:
+    blind, sighted = make(three_rounds), make([record(1, aca=view(0.5, 0.5, 0.5))])
     for selection in results.SELECTIONS:
         check_selection([blind, sighted], selection)
         check_selection([], selection)
-    check_selection([blind], "best on test")
-    with pytest.raises(UsageError, match=r"partition\.validation = 0\.1"):
-        check_selection([blind, blind], "best on validation")
+    check_selection([blind], "best by amp")
+    with pytest.raises(UsageError, match=r"'best by validation'.* partition\.validation = 0\.1"):
+        check_selection([blind, blind], "best by validation")
+    with pytest.raises(UsageError, match=r"'best by test'.* 'best by amp'"):
+        check_selection([blind, blind], "best by test")
 
 
 def test_a_row_holds_the_scores_of_a_round_and_the_costs_of_the_run(three_rounds: list[dict[str, Any]]) -> None:
-    (row,) = rows(make(three_rounds), target=0.6)
+    (row,) = rows(make(three_rounds))
     scores = {name: 0.125 for name in METRICS if METRICS[name].source == "view"}
     scores |= {"amp": 0.25, "wlp": 0.0, "worst_client": 1, "test": None, "validation": None}
-    curve = {"round": 3, "gap": None, "stability": float(np.std(AMPS)), "rounds_to_target": 2}
+    curve = {"round": 3, "gap": None, "stability": float(np.std(AMPS))}
     costs = {"rounds": 3, "bytes_up": 180, "bytes_down": 330, "bytes_total": 510, "seconds": 3.0, "flops": 3e9}
     costs |= {"client_flops": 2.7e9, "training_seconds": 1.5}
     costs |= {"forward": 1.5, "backward": 1.0, "generator_forward": 0.5, "generator_backward": 0.0}  # of a step
-    assert row == Row("FedAvg", "aca", 0, "last", {**scores, **curve, **costs}, target=0.6)
+    assert row == Row("FedAvg", "aca", 0, "last", {**scores, **curve, **costs})
     assert row.values.keys() == METRICS.keys()
     assert (row.amp, row.balanced, row.bytes_total) == (0.25, 0.125, 510)
     with pytest.raises(AttributeError, match="accuracy"):
@@ -204,8 +259,8 @@ def test_rounds_without_an_evaluation_cost_but_do_not_score() -> None:
     silent = record(3)
     del silent["views"]
     run = make([record(1), record(2, aca=view(0.5)), silent, record(4, aca=view(0.75)), record(5)])
-    (row,) = rows(run, target=0.75)
-    assert (row.round, row.rounds, row.rounds_to_target, row.bytes_up) == (4, 5, 4, 300)
+    (row,) = rows(run)
+    assert (row.round, row.rounds, row.bytes_up) == (4, 5, 300)
     assert row.stability == 0.125
 
 
@@ -215,13 +270,6 @@ def test_the_gap_is_what_local_training_loses_of_distillation() -> None:
     )
     assert [(row.view, row.gap) for row in rows(run)] == [("personal", 0.125), ("distilled", None)]
     assert rows(make([record(1, personal=view(0.5))]))[0].gap is None
-
-
-def test_the_target_may_be_one_of_global_accuracy() -> None:
-    run = make([record(1, aca=view(0.9, test=0.2)), record(2, aca=view(0.9, test=0.8))])
-    assert rows(run, target=0.5)[0].rounds_to_target == 1
-    assert rows(run, target=0.5, target_metric="test")[0].rounds_to_target == 2
-    assert rows(run, target=0.95)[0].rounds_to_target is None
 
 
 def test_a_cost_that_a_round_does_not_know_is_unknown_for_the_run(three_rounds: list[dict[str, Any]]) -> None:
@@ -251,7 +299,7 @@ def test_nobody_measured_is_an_empty_cell() -> None:
 def test_combine_means_over_seeds() -> None:
     runs = [make([record(1, aca=view(amp), oca=view(0.5))], seed=seed) for seed, amp in enumerate([0.5, 0.75, 0.7])]
     alone = make([record(1, personal=view(0.25))], label="Local")
-    combined = combine([row for run in [*runs, alone] for row in rows(run, target=0.6)])
+    combined = combine([row for run in [*runs, alone] for row in rows(run)])
     assert [(row.label, row.view, row.seeds) for row in combined] == [
         ("FedAvg", "aca", (0, 1, 2)),
         ("FedAvg", "oca", (0, 1, 2)),
@@ -261,7 +309,6 @@ def test_combine_means_over_seeds() -> None:
     assert amp.mean == pytest.approx(0.65)
     assert amp.std == pytest.approx(math.sqrt((0.15**2 + 0.1**2 + 0.05**2) / 2))  # divided by n - 1
     assert amp.count == 3
-    assert combined[0].columns["rounds_to_target"] == Spread(None, None, 2)  # one seed never reached it
     assert combined[0].columns["test"] == Spread(None, None, 0)
     assert combined[2].columns["amp"] == Spread(0.25, None, 1)
     assert set(combined[0].columns) == set(COLUMNS)
@@ -269,8 +316,8 @@ def test_combine_means_over_seeds() -> None:
 
 def test_combine_keeps_selections_apart(three_rounds: list[dict[str, Any]]) -> None:
     run = make(three_rounds)
-    combined = combine([*rows(run, "last"), *rows(run, "best on test")])
-    assert [(row.selection, row.columns["amp"].mean) for row in combined] == [("last", 0.25), ("best on test", 0.75)]
+    combined = combine([*rows(run, "last"), *rows(run, "best by amp")])
+    assert [(row.selection, row.columns["amp"].mean) for row in combined] == [("last", 0.25), ("best by amp", 0.75)]
 
 
 def test_combine_refuses_one_seed_twice(three_rounds: list[dict[str, Any]]) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import kind, options_of, toml
+from fedalloy.base.text import listed
 from fedalloy.config.sections import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
@@ -25,11 +28,15 @@ from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
 from fedalloy.nets.architectures import Budget, ModelPart
 from fedalloy.nets.models import models
-from fedalloy.report.listing import used
+from fedalloy.report.listing import PAPERS, WHOSE, used
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import Privacy
 
 DOCS = Path(__file__).parents[1] / "docs"
+EXPERIMENTS = DOCS.parent / "experiments"
+
+# The beginnings of names of experiment files, and of the methods that are their paper's own.
+FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fedmd-global": "FedMD+Global"}
 
 SECTIONS = {
     "top": Experiment,
@@ -83,33 +90,21 @@ def with_tables(text: str) -> str:
 def methods_page() -> str:
     """The page about methods: one table of all cards, then what each docstring says."""
     shown = {name: cls for name, cls in methods.items() if ours(cls)}
-    heading = (
-        "Method",
-        "Paper",
-        "Up",
-        "Down",
-        "What leaves a client",
-        "Distils",
-        "Public set",
-        "Any network",
-        "Options",
-    )
+    heading = ("Method", "Paper", "Distils", "Public set", "Any network")
     lines = [
         [
             f"[`{name}`](#{name})",
             card.paper,
-            card.up,
-            card.down,
-            card.leaves_client,
             card.distils,
             yes(card.public),
             yes(card.any_network),
-            ", ".join(f"`{found.name}`" for found in options_of(cls)) or "none",
         ]
         for name, cls in shown.items()
         for card in [cls.card]
     ]
-    return "\n\n".join([INTRODUCTION, table(heading, lines), *(section(n, c) for n, c in shown.items())]) + "\n"
+    runs = compared()
+    sections = [section(name, cls, runs.get(name, [])) for name, cls in shown.items()]
+    return "\n\n".join([INTRODUCTION, table(heading, lines), *sections]) + "\n"
 
 
 INTRODUCTION = """\
@@ -120,50 +115,144 @@ INTRODUCTION = """\
 Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fedalloy list` shows them all,
 `fedalloy list kdia` shows one with its options, and `fedalloy list --where any_network=yes` shows only the methods that
 let clients have different networks. For a text entry, `yes` means that it is not empty, `no` that it is empty, and any
-other word is a substring search. "Up" and "down" say what travels in a round, to the server and to a client; the bytes
-of a run are counted, see [metrics](metrics.md#costs). "What leaves a client" is what training sends. Evaluation also
+other word is a substring search. "Distils" says what a method distils, and into what; "public set" whether the
+experiment needs one ([how to give it](experiments.md#a-public-set)); "any network" whether clients may have different
+networks. In the sections below, "up" and "down" are what travels in a round, to the server and to a client; the bytes
+of a run are counted, see [metrics](metrics.md#costs). What leaves a client is what training sends. Evaluation also
 sends counts, even under `local`: `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which.
-"Public set" says whether the experiment needs one ([how to give it](experiments.md#a-public-set)).
 
-Options are keys of `[method]`, or of the method's own table under `[methods]`.
+Options are keys of `[method]`, or of the method's own table under `[methods]`. Their tables have up to four columns of
+values:
 
-"The code" is a paper's public code, "the paper" its text. Of MOON, FedGen, FedGKD, FedDisco and FedCOG the full text
-was not at hand; what is said of these papers comes from their code and from papers that cite them. Where a description
-says that something is left out or has no option, a paper's setting that needs it cannot be run."""
+* **Recommended**: the default.
+* **Paper**: what the text of the method's paper says, with `variant = "paper"`.
+* **Its authors' code**: what the authors' public code does, with `variant = "reference"`.
+* **As the five papers compared it**: how FedKF, FedMD+Global, KnFu, KDIA or DaFKD ran the method as a baseline, with
+  the variant of its name (`variant = "kdia"`) or in its file under [experiments](../experiments). A file may be smaller
+  than the paper's experiment, which it then says.
+
+An empty cell is as recommended, and a column without any value is left out.
+
+"The code" is a paper's public code, "the paper" its text. If the full text of a method's paper was not at hand, its
+section says so; what is said of such a paper comes from its code and from papers that cite it. Where a description says
+that something is left out or has no option, a paper's setting that needs it cannot be run."""
 
 
-def section(name: str, cls: type[Method]) -> str:
+def section(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
     """What a method's docstring says, without its doctest, and its options with their meanings."""
     prose = re.split(r"^>>> ", inspect.getdoc(cls) or "", maxsplit=1, flags=re.MULTILINE)[0].strip()
-    remembers = f"Between rounds a client remembers: {cls.card.remembers}."
+    card = cls.card
+    facts = [
+        f"* Up: {card.up}. Down: {card.down}.",
+        f"* What leaves a client: {card.leaves_client}.",
+        f"* What a client remembers between rounds: {card.remembers}.",
+        f"* What it uses of [[aggregation]](experiments.md#aggregation): {used(cls)}.",
+    ]
     readings = DOCS / "readings" / f"{name}.md"
     more = [f"[Readings and differences](readings/{name}.md)"] if readings.exists() else []
-    rule = f"Of [[aggregation]](experiments.md#aggregation) it uses {used(cls)}."
-    parts = [f"## {name}", f"**{cls.label}.** {prose}", remembers, rule, *more]
-    return "\n\n".join([*parts, options_table(cls)] if options_of(cls) else parts)
+    if more and UNREAD.search(readings.read_text(encoding="utf-8")) and not UNREAD.search(prose):
+        more.insert(0, "The full text of its paper was not at hand.")
+    words = [word for found in options_of(cls) for word in found.variants if word in PAPERS]
+    papers = list(dict.fromkeys([*(run.paper for run in runs), *(PAPERS[word] for word in words)]))
+    if papers:
+        more.append(f"Compared by {listed(papers)}.")
+    found = options_table(cls, runs)
+    return "\n\n".join(
+        [f"## {name}", f"**{cls.label}.** {prose}", "\n".join(facts), *more, *([found] if found else [])]
+    )
 
 
-def options_table(cls: type[Method]) -> str:
-    """A method's options: meaning, values, default, and the defaults of its variants."""
+UNREAD = re.compile(r"full\s+text\s+(was|is|could)\s+not")
+
+
+def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
+    """A method's options with the values of its variants, and how papers compared it; empty if there is nothing."""
     options = options_of(cls)
     missing = [found.name for found in options if not found.meaning]
     if missing:
         raise SystemExit(f"{cls.name}.{missing[0]} has no meaning; declare it with option(...)")
-    variants = list(dict.fromkeys(variant for found in options for variant in found.variants))
-    heading = ("Option", "Meaning", "Values", "Default", *variants)
-    return table(
-        heading,
-        (
-            [
-                f"`{found.name}`",
-                found.meaning,
-                kind(found.hint),
-                f"`{toml(found.default)}`",
-                *(f"`{toml(found.variants[v])}`" if v in found.variants else "" for v in variants),
-            ]
-            for found in options
-        ),
-    )
+    words = dict.fromkeys(word for found in options for word in found.variants if word not in PAPERS)
+    own = [*(word for word in WHOSE if word in words), *(word for word in words if word not in WHOSE)]
+    rows = [
+        [
+            f"`{found.name}`",
+            f"{found.meaning}<br><sub>{kind(found.hint)}</sub>",
+            f"`{toml(found.default)}`",
+            *(f"`{toml(found.variants[word])}`" if word in found.variants else "" for word in own),
+            as_compared(found.name, runs, found.variants),
+        ]
+        for found in options
+    ]
+    for key in dict.fromkeys(key for run in runs for key in run.values if "." in key):
+        part, _, name = key.partition(".")
+        shared = {x.name: x for x in options_of(SECTIONS[part])}[name]
+        about = f"{shared.meaning}<br><sub>{kind(shared.hint)}</sub>"
+        rows.append([f"`{key}`", about, f"`{toml(shared.default)}`", *[""] * len(own), as_compared(key, runs)])
+    if not rows:
+        return ""
+    heading = [
+        "Option",
+        "Meaning",
+        "Recommended",
+        *(WHOSE.get(word, word).capitalize() for word in own),
+        "As the five papers compared it",
+    ]
+    if not any(row[-1] for row in rows):
+        heading, rows = heading[:-1], [row[:-1] for row in rows]
+    return table(heading, rows)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How an experiment runs a method of another paper than its own: the paper, a label, and the keys it sets."""
+
+    paper: str
+    label: str  # empty if the experiment runs the method once
+    values: Mapping[str, Any]
+
+
+def compared() -> dict[str, list[Compared]]:
+    """What the committed experiments set for methods that are not their paper's own, by method."""
+    found: dict[str, list[Compared]] = {}
+    for file in sorted(EXPERIMENTS.glob("*.toml")):
+        whose = next((word for word in FILES if file.name.startswith(word)), None)
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        if whose is None or not content.get("published"):  # it follows none of the five papers
+            continue
+        tables = [(part.get("name", key), key, part) for key, part in content.get("methods", {}).items()]
+        for name, key, part in tables:
+            if not name.startswith(whose):
+                label = key if sum(name == other for other, *_ in tables) > 1 and key != name else ""
+                values = flat({k: v for k, v in part.items() if k != "name"})
+                found.setdefault(name, []).append(Compared(FILES[whose], label, values))
+    return found
+
+
+def as_compared(key: str, runs: Sequence[Compared], variants: Mapping[str, Any] | None = None) -> str:
+    """The values with which papers compared a method, from its variants and from experiments.
+
+    >>> as_compared("mu", [Compared("FedKF", "", {"mu": 0.001}), Compared("DaFKD", "", {})], {"kdia": 1.0})
+    'KDIA: `1.0`; FedKF: `0.001`'
+    """
+    said: dict[str, dict[str, None]] = {}
+    for word, value in (variants or {}).items():
+        if word in PAPERS:
+            said.setdefault(PAPERS[word], {})[f"`{toml(value)}`"] = None
+    for run in runs:
+        value = run.values.get(key)
+        told = key == "variant" and PAPERS.get(value or "") == run.paper  # the options say what it means
+        if value is not None and not told:
+            aside = f" ({run.label})" if run.label else ""
+            said.setdefault(run.paper, {})[f"`{toml(value)}`{aside}"] = None
+    return "; ".join(f"{paper}: {', '.join(values)}" for paper, values in said.items())
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def keys_table(cls: type) -> str:

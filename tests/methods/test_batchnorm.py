@@ -14,7 +14,7 @@ from fedalloy.nets.models import create
 from fedalloy.train.fit import LocalWork
 
 UNIFORM = Aggregation(weights="uniform")
-AVERAGING = [FedAvg(), FedAvg(aggregation=UNIFORM), FedProx(mu=0.1), FedAvgM(), FedAvgM(variant="ema"), QFFL(q=1.0)]
+AVERAGING = [FedAvg(), FedAvg(aggregation=UNIFORM), FedProx(mu=0.1), FedAvgM(), FedAvgM(form="ema"), QFFL(q=1.0)]
 SIZES = [3, 6]
 
 

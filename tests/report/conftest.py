@@ -17,13 +17,11 @@ def _row(label: str = "FedAvg", view: str = "oca", seed: int = 0, **values: Any)
         "round": 30,
         "loss": 0.5,
         "stability": None,
-        "rounds_to_target": None,
         "rounds": 30,
         "gap": None,
     }
     given = {**cost, **measured, **other, **values}
-    selection, target = given.pop("selection"), given.pop("target", None)
-    return Row(label, view, seed, selection, given, target)
+    return Row(label, view, seed, given.pop("selection"), given)
 
 
 def _run(

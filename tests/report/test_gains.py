@@ -112,8 +112,10 @@ def test_the_selected_round_counts(make_run):
     local = make_run("local", "Local", views={"personal": [[0.2], [0.6]]})
     fedavg = make_run("fedavg", "FedAvg", views={"aca": [[0.9], [0.7]]})
     assert gains([local, fedavg])[0].points.tolist() == pytest.approx([10])
-    assert gains([local, fedavg], "best on test")[0].points.tolist() == pytest.approx([30])
-    assert gains([local, fedavg], "best on validation") == []  # nothing was validated
+    assert gains([local, fedavg], "best by amp")[0].points.tolist() == pytest.approx([30])
+    (mean,) = gains([local, fedavg], "mean of last 2")
+    assert (mean.points.tolist(), mean.accuracy.tolist()) == (pytest.approx([40]), pytest.approx([80]))
+    assert gains([local, fedavg], "best by validation") == []  # nothing was validated
 
 
 @pytest.mark.parametrize(

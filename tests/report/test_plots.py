@@ -120,6 +120,13 @@ def test_untested_clients_and_single_rounds_are_drawn(make_run):
     assert [client for client, _ in series_of([run])[0].clients()] == [0, 2]
 
 
+def test_clients_are_those_of_the_selected_round(make_run):
+    (one,) = series_of([make_run(views={"oca": [[0.9, 0.8], [0.5, 0.25]]})])
+    assert one.clients("best by amp") == [(0, 0.9), (1, 0.8)]
+    assert [accuracy for _, accuracy in one.clients("mean of last 2")] == pytest.approx([0.7, 0.525])
+    assert one.clients("best by test") == []  # nobody was tested on a common test set
+
+
 def test_nobody_tested_is_drawn_without_a_word(make_run, recwarn):
     run = make_run(views={"oca": [[float("nan"), float("nan")]]})
     for draw in (learning_curves, client_picture, cost_picture):

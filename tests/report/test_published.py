@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fedalloy import compare
-from fedalloy.base.text import TIMES
+from fedalloy import compare, simulate
+from fedalloy.base.text import MISSING, TIMES
 from fedalloy.config.experiment import experiment
-from fedalloy.errors import UsageError
+from fedalloy.errors import DataError, UsageError
 from fedalloy.report.html import render
 from fedalloy.report.published import beside, holding
-from fedalloy.storage.rows import rows
+from fedalloy.storage.differences import told_apart
 
 TABLE = {
     "source": "Somebody 2020, Table 1",
@@ -31,7 +31,7 @@ def run(make_run):
 
 
 def table_of(runs):
-    return beside(runs, [row for r in runs for row in rows(r)])
+    return beside(runs)
 
 
 def test_ours_stands_before_the_papers_and_what_was_not_run_is_left_out(run):
@@ -58,7 +58,74 @@ def test_an_experiment_without_figures_has_no_such_table(run):
 
 
 def test_the_page_shows_them(run):
-    assert "Compared with Somebody 2020, Table 1" in render([run()], title="t")
+    assert "Compared with Somebody 2020, Table 1; ours: last" in render([run()], title="t")
+
+
+@pytest.fixture
+def curve(make_run):
+    """Three rounds with the AMPs 0.75, 0.5 and 0.625; FM is 0.01, 0 and 0."""
+
+    def make(**more):
+        exp = experiment({"published": [{**TABLE, **more}]}).to_dict()
+        return make_run(label="FedAvg", views={"aca": [[0.65, 0.85], [0.5, 0.5], [0.625, 0.625]]}, experiment=exp)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("word", "amp", "fm"),
+    [("last", "62.50", "0.00"), ("best by amp", "75.00", "10.00"), ("mean of last 2", "56.25", "0.00")],
+)
+def test_ours_are_from_the_round_that_the_paper_reports(curve, word, amp, fm):
+    (found,) = table_of([curve(round=word)])
+    assert found.title == f"Compared with Somebody 2020, Table 1; ours: {word}"
+    assert [list(line) for line in found.body] == [["FedAvg", "ACA", amp, "75.61 ± 0.92", fm, "7.97"]]
+    assert found.notes == []
+    page = render([curve(round=word)], title="t", selection="mean of last 3")  # the other tables have their own round
+    assert f"Table 1; ours: {word}" in page
+
+
+def test_a_paper_that_names_no_round_is_compared_with_the_last(curve):
+    assert experiment({"published": [TABLE]}).published[0].round == "last"
+    run = curve()
+    del run.meta["experiment"]["published"][0]["round"]  # as older runs were recorded
+    assert table_of([run])[0].round == "last"
+
+
+def test_runs_that_are_told_apart_still_have_their_papers_figures(run):
+    one, other = run(), run(accuracy=0.5)
+    other.meta["experiment"]["training"]["lr"] = 0.7
+    (found,) = table_of(told_apart([one, other]))
+    assert [(line[0], line[3]) for line in found.body[::2]] == [
+        ("FedAvg, training.lr = 0.05", "75.61 ± 0.92"),
+        ("FedAvg, training.lr = 0.7", "75.61 ± 0.92"),
+    ]
+
+
+def test_a_mean_over_too_few_rounds_is_noted(curve):
+    (found,) = table_of([curve(round="mean of last 10")])
+    assert found.notes == ["FedAvg: the mean is over 3 rounds, all that were evaluated, and not over 10."]
+    assert found.notes[0] in render([curve(round="mean of last 10")], title="t").replace("&#39;", "'")
+
+
+def test_a_run_records_its_published_tables():
+    table = {**TABLE, "where": {}, "round": "best by amp"}
+    made = simulate({"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 2}, "published": [table]})
+    assert made.meta["experiment"]["published"] == [table]
+    assert [found.source for found in beside([made])] == [TABLE["source"]]
+
+
+def test_ours_that_the_papers_round_cannot_be_found_for_are_missing_with_a_reason(curve):
+    (found,) = table_of([curve(round="best by test")])
+    assert list(found.body[0][2:]) == [MISSING, "75.61 ± 0.92", MISSING, "7.97"]
+    assert "no run has a common test set" in found.notes[0]
+
+
+def test_a_recorded_round_that_is_no_selection_is_refused(curve):
+    run = curve()
+    run.meta["experiment"]["published"][0]["round"] = "best"
+    with pytest.raises(DataError, match="the round 'best'"):
+        table_of([run])
 
 
 @pytest.mark.parametrize(
@@ -67,6 +134,7 @@ def test_the_page_shows_them(run):
         ({"rows": [["FedAvg", "aca", "1"]]}, "has 3 entries; give the method, the view and 2 figures"),
         ({"metrics": ["amp", "f1"]}, "must be"),
         ({"sources": "x"}, "did you mean 'source'"),
+        ({"round": "best on test"}, r"published\.round is 'best on test'; did you mean 'best by test'"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(change, sentence):

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from fedalloy.base.text import MISSING, TIMES
+from fedalloy.base.text import TIMES
 from fedalloy.report.table import cells, comparison_table, markdown, records
 
 FM = f"FM {TIMES}10³"
@@ -33,10 +33,17 @@ def test_cells_of_one_row(make_row):
     assert not any(cell.best for cell in body[0])  # nobody to be better than
 
 
-def test_a_target_that_nobody_reached_has_its_column(make_row):
-    assert "To target" not in cells([make_row()])[0]
-    headings, body = cells([make_row(target=0.9)])
-    assert body[0][headings.index("To target")].text == MISSING
+@pytest.mark.parametrize(
+    ("word", "title"),
+    [
+        ("last", "Scores: from the last round"),
+        ("best by test", "Scores: from each line's best round by accuracy on the common test set"),
+        ("mean of last 5", "Scores: means over the last 5 evaluated rounds"),
+    ],
+)
+def test_the_title_names_the_round(make_row, word, title):
+    assert str(comparison_table([make_row(selection=word)], width=100).title) == title
+    assert comparison_table([make_row(), make_row(selection="best by amp")], width=100).title is None  # has a column
 
 
 def test_long_labels_stay_apart(make_row):
@@ -78,9 +85,9 @@ def test_seeds_are_averaged_and_their_worst_clients_listed(make_row):
 
 
 def test_two_selections_are_two_lines_and_named(make_row):
-    headings, body = cells([make_row(), make_row(selection="best on test", round=12, amp=0.9)])
+    headings, body = cells([make_row(), make_row(selection="best by test", round=12, amp=0.9)])
     assert headings[2] == "Selection"
-    assert [line[2].text for line in body] == ["last", "best on test"]
+    assert [line[2].text for line in body] == ["last", "best by test"]
 
 
 def test_bold_in_the_terminal(make_row):
@@ -95,9 +102,10 @@ def test_no_cell_wraps_or_is_cut(make_row, width):
     lines, _ = drawn(comparison_table(rows, width=width), width)
     assert all(len(line.rstrip()) <= width for line in lines)
     assert sum("FedAvg" in line or "Centralised" in line for line in lines) == 2
-    assert "…" not in "\n".join(lines[:4])
-    assert lines[0].split()[:2] == ["Method", "View"]
-    assert "81.00 ± 1.41" in lines[2]
+    assert "…" not in "\n".join(lines[:5])
+    assert lines[0].strip() == "Scores: from the last round"
+    assert lines[1].split()[:2] == ["Method", "View"]
+    assert "81.00 ± 1.41" in lines[3]
 
 
 def test_a_narrow_terminal_says_what_it_left_out(make_row):
@@ -110,14 +118,14 @@ def test_a_narrow_terminal_says_what_it_left_out(make_row):
 
 def test_a_long_label_gives_way_to_the_numbers(make_row):
     lines, _ = drawn(comparison_table([make_row("a very long label that never ends " * 3)], width=40), 40)
-    assert "80.00" in lines[2]
-    assert "…" in lines[2]
-    assert len(lines[2].rstrip()) <= 40
+    assert "80.00" in lines[3]
+    assert "…" in lines[3]
+    assert len(lines[3].rstrip()) <= 40
 
 
 def test_markup_in_a_label_is_text(make_row):
     lines, _ = drawn(comparison_table([make_row("[red]A[/red]")], width=120), 120)
-    assert "[red]A[/red]" in lines[2]
+    assert "[red]A[/red]" in lines[3]
 
 
 def test_markdown(make_row):

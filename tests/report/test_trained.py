@@ -72,7 +72,7 @@ def test_the_table_and_the_report_mark_it(make):
     table = [row for run in runs for row in rows(run)]
     screen = io.StringIO()
     Console(file=screen, width=120).print(comparison_table(table, width=120, doubts=doubts(runs)))
-    marked = {line.split()[0]: "†" in line for line in screen.getvalue().splitlines()[2:]}
+    marked = {line.split()[0]: "†" in line for line in screen.getvalue().splitlines()[3:]}
     assert marked == {"fedavg": True, "fedprox": False}
     (sentence,) = told(doubts(runs))
     assert sentence.startswith("† fedavg (ACA) ")

@@ -207,3 +207,13 @@ def test_a_stage_on_the_way_does_not_speak_for_its_method(make_row):
     # FedMD+Global's models before the first exchange are measured too, but they are what nobody had to federate for.
     rows = [make_row("FedMD+Global", view, amp=amp) for view, amp in (("personal", 0.7), ("initial", 0.8))]
     assert says(verdict([*rows, make_row("Local", "personal", amp=0.75)]), "Local training", "5.0 points", "personal")
+
+
+def test_local_training_without_the_selected_round_is_not_called_missing(make_row):
+    kept = [
+        make_row("FedAvg", selection="best by test"),
+        make_row("Local", "personal", selection="best by test", amp=None),
+    ]
+    said = verdict(kept)
+    assert "local training has no round 'best by test'" in said
+    assert "without a run" not in said

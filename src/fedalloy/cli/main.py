@@ -27,14 +27,16 @@ from fedalloy.cli.terminal import (
     plugged,
     read_runs,
     refuse_idle_method,
+    refuse_select,
     resumable,
     say,
     screen,
+    selecting,
     show,
     words_of,
     write_page,
 )
-from fedalloy.errors import UsageError
+from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
@@ -50,6 +52,13 @@ PLUGIN = click.option(
     help="A Python file that registers your own methods, models, data sets or partitions.",
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+SELECT = click.option(
+    "--select",
+    metavar="ROUND",
+    default="last",
+    show_default=True,
+    help="Which round to report: 'last', 'best by amp', 'best by test', 'best by validation' or 'mean of last 10'.",
+)
 
 
 class NearestGroup(click.Group):
@@ -89,7 +98,7 @@ def demo(out: str | None) -> None:
     folder = Path(out) if out else fresh(Path(), "fedalloy-demo")
     source = Path(__file__).with_name("demo.toml")
     exp = config.read(source)
-    _compare(exp, None, [exp.seed], folder, "demo")
+    _compare(exp, None, [exp.seed], folder, "last", "demo")
     write_atomically(folder / "demo.toml", source.read_bytes())
     say(f"""
 What next?
@@ -151,6 +160,7 @@ def run_command(
 @click.option(
     "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
 )
+@SELECT
 @OUT
 @PLUGIN
 def compare(
@@ -158,6 +168,7 @@ def compare(
     overrides: tuple[str, ...],
     methods: str | None,
     seeds: str,
+    select: str,
     out: str | None,
     plugins: tuple[str, ...],
 ) -> None:
@@ -166,6 +177,9 @@ def compare(
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
     """
+    from fedalloy.storage.results import check_word
+
+    check_word(select, "--select")
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
@@ -176,7 +190,8 @@ def compare(
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, "compare", *words)
+    words += selecting(select)
+    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words)
 
 
 @cli.command("table")
@@ -185,13 +200,17 @@ def compare(
 @click.option(
     "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
 )
+@SELECT
 @OUT
 @PLUGIN
-def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | None, plugins: tuple[str, ...]) -> None:
+def table_command(
+    file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
+) -> None:
     """Run an experiment in every cell of its [[axes]].
 
-    The result is a table like a paper's, with our figures next to the published ones. To resume an interrupted table,
-    give the same folder.
+    The result is a table like a paper's, with the published figures next to ours, which are from the round that the
+    paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
+    folder.
     """
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
@@ -201,10 +220,19 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
     from fedalloy.config.overrides import override, read_toml
     from fedalloy.report.grid_table import grid
     from fedalloy.report.progress import Display
+    from fedalloy.report.published import holding, with_published
     from fedalloy.run import comparison
+    from fedalloy.storage.results import check_word
 
+    check_word(select, "--select")
     axes, found = cells(override(read_toml(file), overrides))
     experiments = [experiment(cell.values) for cell in found]
+    compared = [bool(holding(comparison.planned(exp))) for exp in experiments]
+    if select != "last" and all(compared):
+        raise UsageError(
+            f"--select '{select}' has no effect, because every cell has a published table, which names its round; "
+            "leave it out, or change published.round"
+        )
     refuse_idle_method(experiments[0], overrides, has_names=False)
     folder = Path(out) if out else fresh(Path("runs"), f"table-{Path(file).stem}")
     chosen = chosen_seeds(seeds, experiments[0].seed)
@@ -213,16 +241,17 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
         for cell, exp in zip(found, experiments, strict=True)
     ]
     shelf = Shelf()
-    comparison.refuse(  # find mistakes in the last cell before all others have run
-        {
-            ", ".join(filter(None, [f"cell '{cell.name}'", what])): error
-            for cell, exp, choices, place in plan
-            for what, error in comparison.examined(exp, choices, chosen, place, shelf=shelf)[0].items()
-        }
-    )
+    refused: dict[str, FedalloyError] = {}
+    for i, (cell, exp, choices, place) in enumerate(plan):  # mistakes in the last cell are found before all others run
+        wrong, tried = comparison.examined(exp, choices, chosen, place, shelf=shelf)
+        refused |= {", ".join(filter(None, [f"cell '{cell.name}'", what])): error for what, error in wrong.items()}
+        if tried and not compared[i]:
+            refuse_select(select, exp, tried.values())
+    comparison.refuse(refused)
     make_folder(folder)
     runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
+    words += selecting(select)
     lines = []
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
@@ -230,8 +259,8 @@ def table_command(file: str, overrides: tuple[str, ...], seeds: str, out: str | 
             # Split again: the networks and partitions of all cells might not fit into memory at once.
             built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
             done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
-            lines.append((cell.labels, done))
-    result = grid(axes, lines)
+            lines.append((cell.labels, with_published(done, exp.to_dict().get("published", []))))
+    result = grid(axes, lines, selection=select)
     screen().print(result.table())
     for note in result.notes:
         say(note)
@@ -324,27 +353,39 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
 
 @cli.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True)
-@click.option(
-    "--select",
-    type=click.Choice(["last", "best on validation", "best on test"]),
-    default="last",
-    show_default=True,
-    help="Which round to report for each run.",
-)
+@SELECT
 @click.option(
     "--target",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Show how many rounds each run took to reach this AMP (for example 0.75).",
+    "targets",
+    multiple=True,
+    metavar="METRIC=SHARE",
+    help="Show how many rounds each run took to reach this, for example test=0.55; 0.75 alone is AMP. May be repeated.",
+)
+@click.option(
+    "--published",
+    metavar="EXPERIMENT.toml",
+    help="Take the published tables from this file, instead of those that the runs recorded.",
 )
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
-def report(folders: tuple[str, ...], select: Any, target: float | None, out: str) -> None:
+def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str) -> None:
     """Write a report on finished runs.
 
     A folder that contains several runs stands for all of them.
     """
+    from fedalloy.report.published import read_published, with_published
+    from fedalloy.report.targets import parse_target
+    from fedalloy.storage.results import check_word
+
+    check_word(select, "--select")
+    wanted = [parse_target(text) for text in targets]
     runs = read_runs(folders)
-    show(runs, select, target)
-    write_page(runs, Path(out), as_typed("report", *folders), select, target)
+    words = ["report", *folders, *selecting(select)]
+    words += [word for text in targets for word in ("--target", text)]
+    if published is not None:
+        runs = with_published(runs, read_published(published))
+        words += ["--published", published]
+    show(runs, select, wanted)
+    write_page(runs, Path(out), as_typed(*words), select, wanted)
 
 
 @cli.command("draw")
@@ -485,11 +526,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     carry_out(cli, list(sys.argv[1:] if arguments is None else arguments))
 
 
-def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, *words: str) -> list[Run]:
+def _compare(
+    exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, select: str, *words: str
+) -> list[Run]:
     from fedalloy.base.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot
     from fedalloy.report.plots import save
     from fedalloy.report.progress import Display
+    from fedalloy.report.published import with_published
     from fedalloy.report.table import records
     from fedalloy.run import comparison
     from fedalloy.storage.rows import rows
@@ -497,6 +541,7 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     choices = comparison.chosen(exp, names)
     refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
     comparison.refuse(refused)  # before anything is written
+    refuse_select(select, exp, built.values())
     first = built[seeds[0]]
     say(first.card.describe())
     make_folder(folder)
@@ -504,9 +549,10 @@ def _compare(exp: Experiment, names: list[str] | None, seeds: list[int], folder:
     say(f"figure of the split: {folder / 'split.png'}\n")
     with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
         runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
-    show(runs)
-    write_json(folder / "table.json", records([row for run in runs for row in rows(run)]))
-    write_page(runs, folder / "report.html", as_typed(*words))
+    runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
+    show(runs, select)
+    write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))
+    write_page(runs, folder / "report.html", as_typed(*words), select)
     return runs
 
 

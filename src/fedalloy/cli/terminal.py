@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +18,9 @@ from fedalloy.base.text import printable
 from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
 
 if TYPE_CHECKING:
+    from fedalloy.config.build import Built
     from fedalloy.config.sections import Experiment
+    from fedalloy.report.targets import Target
     from fedalloy.storage.results import Run
 
 
@@ -136,33 +138,52 @@ def resumable(*words: str) -> Iterator[None]:
         raise kind(f"interrupted; `{as_typed(*words)}` continues from the last round") from error
 
 
-def show(runs: list[Run], select: Any = "last", target: float | None = None) -> None:
+def selecting(select: str) -> list[str]:
+    """Return the option --select as it was typed; nothing if it is the default."""
+    return ["--select", select] if select != "last" else []
+
+
+def refuse_select(select: str, exp: Experiment, built: Iterable[Built]) -> None:
+    """Refuse a selection of rounds by what the experiment will not record, before it runs."""
+    from fedalloy.storage.rows import NEEDS
+
+    lacking = {
+        "best by test": all(one.setting.holdout is None for one in built),
+        "best by validation": exp.partition.validation == 0,
+    }
+    if lacking.get(select):
+        raise UsageError(f"--select '{select}' cannot select a round: {NEEDS[select]}")
+
+
+def show(runs: list[Run], select: str = "last", targets: Sequence[Target] = ()) -> None:
     """Print the comparison of runs, with published figures and each client's gain."""
     from fedalloy.report.facts import warnings
     from fedalloy.report.gains import gains
     from fedalloy.report.gains_table import ALL, each_client, summary
     from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
+    from fedalloy.report.targets import targets_table
     from fedalloy.report.trained import doubts, told
     from fedalloy.report.verdict import verdict
     from fedalloy.storage.differences import told_apart, unequal
-    from fedalloy.storage.rows import check_selection, rows
+    from fedalloy.storage.rows import check_selection, rows, too_few
 
     runs = [run for run in runs if run.views]
     check_selection(runs, select)
-    differences = unequal(runs)
-    runs = told_apart(runs)
-    table = [row for run in runs for row in rows(run, select, target)]
+    differences = unequal(runs, select)
+    runs = told_apart(runs, select)
+    table = [row for run in runs for row in rows(run, select)]
     names = {run.label: run.name for run in runs}
     console = screen()
     console.print()
     doubted = doubts(runs, select)
     console.print(comparison_table(table, width=console.width, names=names, doubts=doubted))
-    for sentence in [*told(doubted), *warnings(runs), *differences]:
+    for sentence in [*told(doubted), *too_few(runs, select), *warnings(runs), *differences]:
         say(sentence)
-    for other in beside(runs, table):
+    others = [targets_table(runs, targets).table()] if targets else []
+    for other in [*others, *(found.table() for found in beside(runs))]:
         console.print()
-        console.print(other.table())
+        console.print(other)
     if len(names) > 1:
         found = gains(runs, select)
         for listing in [summary(found), each_client(found, ALL)] if found else []:
@@ -172,11 +193,11 @@ def show(runs: list[Run], select: Any = "last", target: float | None = None) -> 
         console.print(verdict(table, names=names, clients=found, doubts=doubted), highlight=False, markup=False)
 
 
-def write_page(runs: list[Run], path: Path, command: str, select: Any = "last", target: float | None = None) -> None:
+def write_page(runs: list[Run], path: Path, command: str, select: str = "last", targets: Sequence[Target] = ()) -> None:
     """Write the report on runs, and say where."""
     from fedalloy.report.html import write_report
 
-    say(f"report: {write_report(runs, path, command=command, selection=select, target=target)}")
+    say(f"report: {write_report(runs, path, command=command, selection=select, targets=targets)}")
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:

@@ -20,6 +20,7 @@ from fedalloy.federation.metrics import AmpWeights, PublishedMetric, StopMetric
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.quorum import Quorum
 from fedalloy.nets.architectures import Budget, ModelPart
+from fedalloy.storage.results import Selection, check_word
 from fedalloy.storage.spill import parse_size
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import Privacy
@@ -123,7 +124,9 @@ class Stop:
 class Published:
     """A paper's table, shown next to our figures; `where` gives the values of other keys for which it holds.
 
-    A list stands for any of its values.
+    A list stands for any of its values. `round` is the round that the paper reports, from which ours are taken: "last",
+    "best by amp", "best by test", "best by validation" or "mean of last 10".
+
     Each row is a method's label, its view, and one text per metric as printed in the paper, in our table's units.
     """
 
@@ -131,8 +134,10 @@ class Published:
     metrics: tuple[PublishedMetric, ...]
     rows: tuple[tuple[str, ...], ...]
     where: Mapping[str, bool | int | float | str | list[bool | int | float | str]] = field(default_factory=dict)
+    round: Selection = "last"
 
     def __post_init__(self) -> None:
+        check_word(self.round, "published.round")
         for row in self.rows:
             if len(row) != 2 + len(self.metrics):
                 raise UsageError(

@@ -94,7 +94,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "worst_client", "Worst", "client", "", table="comparison",
-            meaning="The id of the client with the lowest accuracy.",
+            meaning="The id of the client with the lowest accuracy; a mean over several rounds has none.",
         ),
         Metric(
             "bottom10", "Low 10 %", "percent", "high", table="comparison",
@@ -118,10 +118,6 @@ METRICS: dict[str, Metric] = {
             "of the personal view.",
         ),
         Metric(
-            "rounds_to_target", "To target", "count", "low", source="curve", table="comparison",
-            meaning="The first round that reaches the target.",
-        ),
-        Metric(
             "bytes_total", "Bytes", "bytes", "low", source="run", path=("bytes",), table="comparison",
             meaning="Bytes sent in all rounds, to the clients and back.",
         ),
@@ -131,7 +127,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "round", "Round", "count", "", source="curve", table="comparison",
-            meaning="The round that the scores are taken from.",
+            meaning="The round that the scores are taken from; a mean over several has none.",
         ),
         Metric(
             "mixture_min", "Lowest %", "percent", "high", table="mixtures",

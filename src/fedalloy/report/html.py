@@ -24,12 +24,13 @@ from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
-from fedalloy.report.table import cells, meanings
+from fedalloy.report.table import cells, in_words, meanings
+from fedalloy.report.targets import Target, targets_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import check_selection, rows
+from fedalloy.storage.rows import check_selection, rows, too_few
 from fedalloy.train.privacy import SECRET
 
 # Characters that must not be on a page: control characters, and those that change the direction of text.
@@ -41,7 +42,7 @@ UNFIT = re.compile(
 SPOKEN = {
     "curves": "Line chart: {} of each method and view over the rounds.",
     "notes": "Line chart: {} over the rounds, as each method's server noted it.",
-    "clients": "Dot plot: the accuracy of each client under each method, in the last round.",
+    "clients": "Dot plot: the accuracy of each client under each method; accuracies are {}.",
     "gains": "Bar chart: each client's gain or loss with the leading method, and its number of training samples.",
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
     "split": "Bubble chart: how many samples of each class each client holds.",
@@ -54,18 +55,18 @@ def write_report(
     *,
     title: str = "Comparison of federated methods",
     selection: Selection = "last",
-    target: float | None = None,
+    targets: Sequence[Target] = (),
     partition: Sequence[Figure] | None = None,
     command: str = "",
 ) -> Path:
     """Write the report on these runs and return its path; the file is written atomically.
 
     `partition` gives figures of how the data was split; by default, one is drawn from the first run's class counts.
-    `command` is the command that repeats the runs. With a `target` of AMP, the table shows the first round that reaches
-    it.
+    `command` is the command that repeats the runs. `targets` add a table of the rounds that each method takes to reach
+    them.
     """
     path = Path(path)
-    page = render(runs, title=title, selection=selection, target=target, partition=partition, command=command)
+    page = render(runs, title=title, selection=selection, targets=targets, partition=partition, command=command)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,7 +80,7 @@ def render(
     *,
     title: str,
     selection: Selection = "last",
-    target: float | None = None,
+    targets: Sequence[Target] = (),
     partition: Sequence[Figure] | None = None,
     command: str = "",
 ) -> str:
@@ -88,10 +89,10 @@ def render(
     if not runs:
         raise DataError("there is nothing to report; give at least one run with an evaluated round")
     check_selection(runs, selection)
-    warnings = unequal(runs)
-    runs = told_apart(runs)
+    warnings = unequal(runs, selection)
+    runs = told_apart(runs, selection)
     names = {run.label: run.name for run in runs}
-    table = [row for run in runs for row in rows(run, selection, target)]
+    table = [row for run in runs for row in rows(run, selection)]
     doubted = doubts(runs, selection)
     compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
     counts = facts.class_counts(runs[0])
@@ -115,16 +116,21 @@ def render(
             else verdict(table, names=names, clients=found, doubts=doubted)
         ),
         setting=facts.setting(runs),
-        warnings=[*told(doubted), *facts.warnings(runs), *warnings],
-        selection=selection,
+        warnings=[*told(doubted), *too_few(runs, selection), *facts.warnings(runs), *warnings],
+        reported=in_words(selection),
         seeds=max(map(len, groups)),
         compared=compared,
         mixed=mixed if len(mixed[0]) > 2 else None,
         meanings=meanings([*compared[0], *mixed[0]]),
-        published=beside(runs, table),
+        targets=targets_table(runs, targets) if targets else None,
+        published=beside(runs),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         notes=[(name, _notes(runs, name, place)) for place, name in enumerate(_noted(runs))],
-        clients=_both(lambda width: client_picture(runs, width=width), "clients", SPOKEN["clients"]),
+        clients=_both(
+            lambda width: client_picture(runs, selection, width=width),
+            "clients",
+            SPOKEN["clients"].format(in_words(selection)),
+        ),
         gains=_gains(found),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
         split_seed=runs[0].seed,

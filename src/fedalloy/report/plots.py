@@ -20,7 +20,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.report.svg import save, to_svg
-from fedalloy.storage.results import Run
+from fedalloy.storage.results import Run, Selection
 
 __all__ = ["client_picture", "cost_picture", "learning_curves", "note_curves", "save", "to_svg"]
 
@@ -88,12 +88,12 @@ def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
 
 
 @styled
-def client_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
-    """One row per method and view, one dot per client (and seed) at its accuracy in the last round.
+def client_picture(runs: Sequence[Run], selection: Selection = "last", *, width: float = WIDE) -> Figure:
+    """One row per method and view, one dot per client (and seed) at its accuracy in the selected round.
 
     The bar is the median client; the ring is the worst one, with its number.
     """
-    rows = [(one, clients) for one in series_of(runs) if (clients := one.clients())]
+    rows = [(one, clients) for one in series_of(runs) if (clients := one.clients(selection))]
     rows.sort(key=lambda row: float(np.median([a for _, a in row[1]])), reverse=True)
     beside = width > NARROW  # on a phone a row's name stands above its dots, to leave them the width
     row_height = 0.52 if beside else 0.66

@@ -1,9 +1,9 @@
-"""Our results beside a paper's, if the experiment names them."""
+"""Our results beside a paper's, taken from the round that the paper reports, if the experiment names them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -14,25 +14,36 @@ from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.config.conditions import value_of
-from fedalloy.errors import DataError
+from fedalloy.config.experiment import experiment
+from fedalloy.config.overrides import read_toml
+from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.metrics import METRICS
 from fedalloy.methods import methods
-from fedalloy.storage.results import Run
-from fedalloy.storage.rows import COLUMNS, Row, combine
+from fedalloy.storage.results import SELECTIONS, Run, Selection, is_selection
+from fedalloy.storage.rows import COLUMNS, caveats, combine, rows
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A paper's table with our results: its source, headings and lines as text."""
+    """A paper's table with our results: its source, the round that ours are from, headings and lines as text."""
 
     source: str
+    round: Selection
     headings: Sequence[str]
     body: Sequence[Sequence[str]]
+    notes: Sequence[str]  # on rounds that ours lack
+
+    @property
+    def title(self) -> str:
+        """What stands above the table."""
+        return f"Compared with {self.source}; ours: {self.round}"
 
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")
-        table.title = Text(printable(f"Compared with {self.source}"))
+        table.title = Text(printable(self.title))
+        if self.notes:
+            table.caption, table.caption_justify = Text(printable("\n".join(self.notes)), style="dim"), "left"
         for i, heading in enumerate(self.headings):
             table.add_column(heading, justify="left" if i < 2 else "right", no_wrap=True)
         for line in self.body:
@@ -40,26 +51,56 @@ class Beside:
         return table
 
 
-def beside(runs: Sequence[Run], rows: Sequence[Row]) -> list[Beside]:
+def beside(runs: Sequence[Run]) -> list[Beside]:
     """The published tables that apply to these runs, with our results; methods that were not run are omitted.
 
-    >>> beside([], [])
+    Ours are from the round that the table names, whichever round is reported elsewhere.
+
+    >>> beside([])
     []
     """
-    tables = [_one(table, rows) for table in holding(runs)]
+    tables = [_one(table, runs) for table in holding(runs)]
     return [table for table in tables if table.body]
+
+
+def with_published(runs: Sequence[Run], tables: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """The same runs with these published tables in place of those that they recorded."""
+    return [
+        replace(run, meta={**run.meta, "experiment": {**run.meta.get("experiment", {}), "published": list(tables)}})
+        for run in runs
+    ]
+
+
+def read_published(file: str) -> list[dict[str, Any]]:
+    """The published tables of an experiment file."""
+    tables = read_toml(file).get("published", [])
+    if not tables:
+        raise UsageError(f"{shown(file)} has no [[published]] tables; name another file")
+    found: list[dict[str, Any]] = experiment({"published": tables}).to_dict()["published"]
+    return found
+
+
+def reported(table: Mapping[str, Any]) -> Selection:
+    """The round that a published table reports; "last" if it names none.
+
+    >>> reported({"round": "best by amp"}), reported({})
+    ('best by amp', 'last')
+    """
+    return str(table.get("round", "last"))
 
 
 def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
     """The published tables of these runs' experiment that apply to its settings."""
-    if not runs:
-        return []
-    experiment = runs[0].meta.get("experiment", {})
-    found = [table for table in experiment.get("published", []) if _holds(table, runs)]
-    for metric in (metric for table in found for metric in table["metrics"]):
-        if metric not in COLUMNS:
-            known = suggest(metric, list(COLUMNS))
-            raise DataError(f"a run's published results have the metric {shown(metric)}; {known}")
+    tables = runs[0].meta.get("experiment", {}).get("published", []) if runs else []
+    found = [table for table in tables if _holds(table, runs)]
+    for table in found:
+        if not is_selection(reported(table)):
+            known = suggest(reported(table), list(SELECTIONS))
+            raise DataError(f"a run's published results have the round {shown(reported(table))}; {known}")
+        for metric in table["metrics"]:
+            if metric not in COLUMNS:
+                known = suggest(metric, list(COLUMNS))
+                raise DataError(f"a run's published results have the metric {shown(metric)}; {known}")
     return found
 
 
@@ -98,18 +139,21 @@ def _labels(run: Run) -> list[str]:
     return list(dict.fromkeys([run.label, *([run.name] if plain else [])]))
 
 
-def _one(table: Mapping[str, Any], rows: Sequence[Row]) -> Beside:
+def _one(table: Mapping[str, Any], runs: Sequence[Run]) -> Beside:
     printed = {(label, view): figures for label, view, *figures in table["rows"]}
+    named = {run.label: run.meta.get("named", run.label) for run in runs}  # before runs were told apart
+    selection = reported(table)
     headings = ["Method", "View"]
     for metric in table["metrics"]:
         headings += [METRICS[metric].heading, "paper"]
 
     def lines() -> Iterator[list[str]]:
-        for line in combine(rows):
-            figures = printed.get((line.label, line.view))
+        for line in combine(row for run in runs for row in rows(run, selection)):
+            figures = printed.get((named[line.label], line.view))
             if figures is not None:
                 ours = [line.written(metric) for metric in table["metrics"]]
                 pairs = [text for pair in zip(ours, figures, strict=True) for text in pair]
                 yield [line.label, view_name(line.view) or MISSING, *pairs]
 
-    return Beside(table["source"], headings, list(lines()))
+    compared = [run for run in runs if any(label == named[run.label] for label, _ in printed)]
+    return Beside(table["source"], selection, headings, list(lines()), caveats(compared, selection))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedalloy.base.text import all_shortened, series_names
-from fedalloy.storage.results import Run
+from fedalloy.storage.results import Run, Selection, selected
 
 Floats = NDArray[np.float64]
 
@@ -52,9 +52,10 @@ class Series:
         rounds, mean, _ = _over_seeds([_sent_so_far(run) for run in self.runs])
         return rounds, mean
 
-    def clients(self) -> list[tuple[int, float]]:
-        """Client id and accuracy of each tested client in each seed's last round."""
-        seeds = [run.clients(self.view, "accuracy").tolist() for run in self.runs]
+    def clients(self, selection: Selection = "last") -> list[tuple[int, float]]:
+        """Client id and accuracy of each tested client in each seed's selected round; none where no round is."""
+        chosen = [run for run in self.runs if selected(run, self.view, selection)]
+        seeds = [run.clients(self.view, "accuracy", selection).tolist() for run in chosen]
         return [(k, accuracy) for row in seeds for k, accuracy in enumerate(row) if math.isfinite(accuracy)]
 
 

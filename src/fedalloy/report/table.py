@@ -16,6 +16,7 @@ from fedalloy.base.text import MISSING, all_shortened, listed, view_name
 from fedalloy.federation.metrics import METRICS
 from fedalloy.report.trained import MARKS, Doubts
 from fedalloy.report.verdict import role, verdict
+from fedalloy.storage.results import Selection, averaged_rounds
 from fedalloy.storage.rows import COLUMNS, CombinedRow, Row, combine
 
 __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
@@ -42,7 +43,7 @@ WORDS = ("Method", "View", "Selection")  # the columns of words, which come firs
 # What a narrow terminal hides, first to last; AMP and WLP always stay.
 EXPENDABLE = (
     *("macro_f1", "balanced", "bottom10", "test", "gap", "round", "worst_client", "seconds", "bytes_total", "fm"),
-    *("View", "rounds_to_target"),
+    "View",
 )
 GAP = 2  # spaces between two columns
 
@@ -64,6 +65,7 @@ def comparison_table(
     >>> [column.header for column in table.columns][:3]
     ['Method', 'View', 'AMP %']
     """
+    rows = list(rows)
     headings, body = cells(rows, names, doubts)
     width = width or shutil.get_terminal_size().columns
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
@@ -78,6 +80,8 @@ def comparison_table(
             dropped.append(heading)
     room = max(8, widths[0] - max(0, _needed(widths, kept) - width))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), caption_justify="left")
+    if len(chosen := {row.selection for row in rows}) == 1:  # several have a column
+        table.title, table.title_justify = Text(f"Scores: {in_words(*chosen)}"), "left"
     for i in kept:
         justify: Literal["left", "right"] = "left" if headings[i] in WORDS else "right"
         table.add_column(headings[i], no_wrap=True, justify=justify, overflow="ellipsis")
@@ -131,7 +135,6 @@ def cells(
     rows = list(rows)
     lines = combine(rows)
     labels = all_shortened(line.label for line in lines)
-    targets = any(row.target is not None for row in rows)
     several = len({line.selection for line in lines}) > 1
     headings = ["Method", "View", *(["Selection"] if several else [])]
     body = [
@@ -145,14 +148,26 @@ def cells(
         texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
         if name == "amp" and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
             texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
-        asked = name in ("amp", "fm", "wlp") or (name == "rounds_to_target" and targets)
-        if all(text == MISSING for text in texts) and not asked:
+        if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
         best = _best([line.columns[name].mean for line in lines], texts, contenders, name) if is_score(name) else set()
         headings.append(METRICS[name].heading)
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
     return headings, body
+
+
+def in_words(selection: Selection) -> str:
+    """Where scores come from, as part of a sentence.
+
+    >>> in_words("last"), in_words("best by amp"), in_words("mean of last 10")
+    ('from the last round', "from each line's best round by AMP", 'means over the last 10 evaluated rounds')
+    """
+    if (count := averaged_rounds(selection)) is not None:
+        return f"means over the last {count} evaluated rounds"
+    kind = {"amp": "AMP", "test": "accuracy on the common test set", "validation": "accuracy on validation data"}
+    criterion = kind.get(selection.removeprefix("best by "))
+    return "from the last round" if criterion is None else f"from each line's best round by {criterion}"
 
 
 def in_table(table: Shown) -> list[str]:

@@ -33,9 +33,10 @@ def verdict(
     >>> verdict([])
     'There is no measured run to compare.'
     """
-    lines = combine(rows)
+    given = combine(rows)
     # A verdict is on one selection: the first one given.
-    lines = [line for line in lines if line.selection == lines[0].selection and line.columns["amp"].mean is not None]
+    given = [line for line in given if line.selection == given[0].selection]
+    lines = [line for line in given if line.columns["amp"].mean is not None]
     shown = series_names((line.label, line.view) for line in lines)
     bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
     local, pooled = _top([line for line in (bounds[CONVERGED], bounds[EQUAL]) if line is not None]), bounds[POOLED]
@@ -52,7 +53,8 @@ def verdict(
         others = others or _top([line for line in rivals if line is not leader])
         ahead = "" if others is None else f", {_points(leader, others)} ahead of {shown[others.label, others.view]}"
         opening = f"{name} {'reaches' if others is None else 'leads with'} {_percent(leader)} AMP{ahead}"
-        told = f"{opening}{_beside(leader, pooled)}"
+        alone = [line for line in given if role(line.label, names) in (CONVERGED, EQUAL)]  # without a selected round
+        told = f"{opening}{_beside(leader, pooled, alone)}"
         return _withheld([leader], doubts, told) or f"{told}."
     over = CONVERGED if local is bounds[CONVERGED] else EQUAL
     own = next((one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, over)), None)
@@ -178,7 +180,9 @@ def _towards(leader: CombinedRow, local: CombinedRow, pooled: CombinedRow | None
     return f" and closes {math.floor((amp(leader) - amp(local)) / gap * 100)} % of the gap to pooled data"
 
 
-def _beside(leader: CombinedRow, pooled: CombinedRow | None) -> str:
+def _beside(leader: CombinedRow, pooled: CombinedRow | None, alone: Sequence[CombinedRow]) -> str:
+    if pooled is None and alone:
+        return f"; local training has no round '{leader.selection}', so it is unknown whether federating pays"
     if pooled is None:
         return "; without a run of local training, it is unknown whether federating pays"
     if amp(leader) >= amp(pooled):

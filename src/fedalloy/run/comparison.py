@@ -139,6 +139,25 @@ def label_of(key: str, choice: Choice) -> str:
     return registered[choice.name].label if key == choice.name else key
 
 
+def planned(exp: Experiment) -> list[Run]:
+    """The runs that a comparison would make with the experiment's own seed, without their rounds.
+
+    >>> [(run.label, run.meta["experiment"]["rounds"]) for run in planned(experiment({"rounds": 5}))]
+    [('FedAvg', 5)]
+    """
+    return [
+        Run(
+            {
+                "name": choice.name,
+                "label": label_of(key, choice),
+                "experiment": naming(for_method(exp, choice), make_method(exp, choice)).to_dict(),
+            },
+            (),
+        )
+        for key, choice in chosen(exp).items()
+    ]
+
+
 Refusals = Mapping[str, FedalloyError]
 """Errors by what they concern: a method's key, a seed, or an empty string for everything."""
 

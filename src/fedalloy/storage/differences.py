@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fedalloy.base.options import options_of
 from fedalloy.errors import UsageError
-from fedalloy.storage.results import Run
+from fedalloy.federation.participation import Participation
+from fedalloy.federation.quorum import Quorum
+from fedalloy.methods import methods
+from fedalloy.storage.results import Run, Selection
 from fedalloy.storage.store import FREE, METHOD_PARTS
+from fedalloy.train.fit import LocalWork
 
 # The keys in which the runs of one line in a table may differ. The number of rounds is not one of them: a longer run
 # has another last round.
 OF_ONE_LINE = FREE - {"rounds"} | {"seed"}
 OWN_TRAINING = "method.training."
+# The defaults of sections that all methods share: a run that was recorded before a key existed had its default.
+SHARED: Mapping[str, LocalWork | Participation | Quorum] = {
+    "training": LocalWork(),
+    "participation": Participation(),
+    "quorum": Quorum(),
+}
 LONGEST = 60  # characters of a value in a message
 NAMED = 4  # keys in a message; if there are more, they are counted
 
@@ -36,7 +48,7 @@ def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = 
     }
 
 
-def told_apart(runs: Sequence[Run]) -> list[Run]:
+def told_apart(runs: Sequence[Run], selection: Selection = "last") -> list[Run]:
     """The same runs; if runs with one label differ in more than the seed, their labels say in what.
 
     >>> run = lambda seed, lr: Run({"label": "FedAvg", "seed": seed, "experiment": {"training": {"lr": lr}}}, ())
@@ -48,16 +60,19 @@ def told_apart(runs: Sequence[Run]) -> list[Run]:
     labels = [run.label for run in runs]
     for label in dict.fromkeys(labels):
         places = [i for i, run in enumerate(runs) if run.label == label]
-        found = differing([_experiment(runs[i]) for i in places], OF_ONE_LINE)
+        found = differing([_with_defaults(runs[i]) for i in places], _free(selection))
         for n, i in enumerate(places):
             told = [f"{key} = {values[n]}" for key, values in found.items() if values[n] is not None]
             labels[i] = ", ".join([label, *told])
-    named = [replace(run, meta={**run.meta, "label": label}) for run, label in zip(runs, labels, strict=True)]
+    named = [
+        replace(run, meta={**run.meta, "label": label, "named": run.label})
+        for run, label in zip(runs, labels, strict=True)
+    ]
     _refuse_twice(named)
     return named
 
 
-def unequal(runs: Sequence[Run]) -> list[str]:
+def unequal(runs: Sequence[Run], selection: Selection = "last") -> list[str]:
     """What methods do not share, if anything: settings by accident, and keys of [training] that a file gives to one.
 
     >>> run = lambda label, lr: Run({"label": label, "experiment": {"training": {"lr": lr}}}, ())
@@ -70,7 +85,7 @@ def unequal(runs: Sequence[Run]) -> list[str]:
     """
     if len({run.label for run in runs}) < 2:
         return []
-    found = differing([_experiment(run) for run in runs], OF_ONE_LINE | METHOD_PARTS)
+    found = differing([_with_defaults(run) for run in runs], _free(selection) | METHOD_PARTS)
     averaging = [run for run in runs if "weights" in _experiment(run).get("aggregation", {})]
     bounds = differing([_bounds(run) for run in averaging])
     meant = {key for key, values in found.items() if _is_meant(runs, key, values)}
@@ -98,6 +113,11 @@ def _listed(what: str, keys: Sequence[str]) -> list[str]:
     """A sentence about some keys, of which the first are named; none if there is no key."""
     more = [f"{len(keys) - NAMED} more keys differ"] if len(keys) > NAMED + 1 else []
     return [f"{what}: {'; '.join([*keys[: NAMED if more else None], *more])}."] if keys else []
+
+
+def _free(selection: Selection) -> frozenset[str]:
+    """The keys that may differ; the last round is evaluated however often the others are."""
+    return OF_ONE_LINE | ({"evaluate_every"} if selection == "last" else set())
 
 
 def _bounds(run: Run) -> dict[str, Any]:
@@ -135,6 +155,29 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
                 f"two runs of {run.label} have the same experiment and the seed {run.seed}{where}; "
                 "leave one of them out"
             )
+
+
+def _with_defaults(run: Run) -> dict[str, Any]:
+    """A run's experiment, in which keys that it did not record have their defaults.
+
+    >>> old, new = ({"method": {"name": "fedprox"}}, {"method": {"name": "fedprox", "mu": 0.01}})
+    >>> [_with_defaults(Run({"experiment": values}, ()))["quorum"]["skips"] for values in (old, new)]
+    [5, 5]
+    """
+    values = dict(_experiment(run))
+    for name, section in SHARED.items():
+        known = {key: value for key, value in dataclasses.asdict(section).items() if value is not None}
+        values[name] = _filled(values.get(name, {}), known)
+    method: Mapping[str, Any] = values.get("method", {})
+    if method.get("name") in methods:
+        variant = method.get("variant")
+        plain = {x.name: x.variants.get(str(variant), x.default) for x in options_of(methods[method["name"]])}
+        values["method"] = _filled(method, plain)
+    return values
+
+
+def _filled(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {**given, **{key: value for key, value in defaults.items() if key not in given}}
 
 
 def _experiment(run: Run) -> Mapping[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,9 @@ from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.metrics import Floats
 from fedalloy.storage.run_files import check_description, check_record
 
-Selection = Literal["last", "best on validation", "best on test"]
-SELECTIONS: tuple[Selection, ...] = get_args(Selection)
+Selection = str
+"""Which round of a run is reported: one of `SELECTIONS`, or a mean of another number of rounds."""
+SELECTIONS: tuple[Selection, ...] = ("last", "best by amp", "best by test", "best by validation", "mean of last 10")
 
 VIEWS = ("personal", "global", "aca", "oca", "student", "teacher")  # in display order
 PERSONAL, DISTILLED = "personal", "distilled"  # a client's model after local training, and just before it
@@ -93,29 +95,32 @@ class Run:
         return np.array(list(found), dtype=np.int64), np.array(list(found.values()), dtype=np.float64)
 
     def clients(self, view: str, metric: str, when: int | Selection = "last") -> Floats:
-        """One value per client (`accuracy`, `loss` or `size`) in a round, given by number or by selection."""
+        """One value per client (`accuracy`, `loss` or `size`) in a round, given by number or by selection.
+
+        If several rounds are selected, it is each client's mean over them.
+        """
         evaluated = self._evaluated(view)
-        chosen = when if isinstance(when, int) else best_round(self, view, when)
-        if chosen not in evaluated:
+        chosen = (when,) if isinstance(when, int) else selected(self, view, when)
+        if not chosen or chosen[0] not in evaluated:
             raise UsageError(f"{self.label} has no evaluation of the view '{view}' at {when!r}; choose another round")
-        per_client = evaluated[chosen]["clients"]
-        if metric not in per_client:
+        if metric not in (per_client := evaluated[chosen[0]]["clients"]):
             raise UsageError(f"{self.label} has no '{metric}' of each client; {suggest(metric, per_client)}")
-        return np.array([_number(value) for value in per_client[metric]], dtype=np.float64)
+        rounds = [[_number(value) for value in evaluated[number]["clients"][metric]] for number in chosen]
+        return np.asarray(np.mean(rounds, axis=0), dtype=np.float64)
 
     def view(self, name: str, number: int) -> Mapping[str, Any]:
         """All that was recorded of a view in a round; empty if it was not evaluated then."""
         return self._evaluated(name).get(number, {})
 
     def at(self, view: str, metric: str, selection: Selection = "last") -> float:
-        """A metric of a view in the selected round; `nan` if no round is selected.
+        """A metric of a view in the selected round, or its mean over several; `nan` if a value is missing.
 
         >>> Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},)).at("aca", "amp")
         0.5
         """
         rounds, values = self.series(view, metric)
-        chosen = values[rounds == best_round(self, view, selection)]
-        return float(chosen[0]) if len(chosen) else math.nan
+        chosen = values[np.isin(rounds, selected(self, view, selection))]
+        return float(chosen.mean()) if len(chosen) else math.nan
 
     def total(self, *path: str) -> float | None:
         """The sum of a cost over all rounds, such as `total("bytes", "up")`; None if a round did not record it.
@@ -146,25 +151,51 @@ def read(folder: Path | str) -> Run:
     return Run(meta, _read_rounds(folder / "rounds.jsonl", None if sizes is None else len(sizes)), folder)
 
 
-def best_round(run: Run, view: str, selection: Selection) -> int | None:
-    """The selected round, the earliest of equals; None if the selection's criterion was not recorded.
+def check_word(selection: str, where: str = "the reported round") -> None:
+    """Refuse a word that names no selection.
 
-    "best on test" uses the accuracy on the common test set if there is one, else AMP on the clients' test sets. It
-    selects by what it reports and is too optimistic: papers use it, but decide by "last" or by validation.
+    >>> check_word("mean of last 5")
+    >>> check_word("best on test", "--select")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: --select is 'best on test'; did you mean 'best by test'?
+    """
+    if not is_selection(selection):
+        raise UsageError(f"{where} is {shown(selection)}; {suggest(selection, list(SELECTIONS))}")
+
+
+def is_selection(word: str) -> bool:
+    """Whether a word names a selection."""
+    return word in SELECTIONS or averaged_rounds(word) is not None
+
+
+def averaged_rounds(selection: Selection) -> int | None:
+    """Over how many evaluated rounds a selection averages; None if it takes a single one.
+
+    >>> averaged_rounds("mean of last 10"), averaged_rounds("last")
+    (10, None)
+    """
+    found = re.fullmatch(r"mean of last ([1-9][0-9]{0,5})", selection)
+    return int(found[1]) if found and int(found[1]) > 1 else None
+
+
+def selected(run: Run, view: str, selection: Selection) -> tuple[int, ...]:
+    """The evaluated rounds of a view that a selection takes; none if the criterion was not recorded.
+
+    "best by ..." is one round, the earliest of equals. "mean of last 10" is the last ten evaluated rounds, or all if
+    there are fewer. Selecting by AMP or by the test reports what it selects by and is too optimistic: papers do it, but
+    decide by "last", by validation or by a mean.
 
     >>> record = lambda t, amp: {"round": t, "views": {"aca": {"amp": amp, "test": None, "validation": None}}}
     >>> run = Run({"label": "FedAvg"}, (record(1, 0.5), record(2, 0.7), record(3, 0.6)))
-    >>> [best_round(run, "aca", selection) for selection in SELECTIONS]
-    [3, None, 2]
+    >>> [selected(run, "aca", selection) for selection in SELECTIONS]
+    [(3,), (2,), (), (), (1, 2, 3)]
     """
-    if selection not in SELECTIONS:
-        raise UsageError(f"there is no selection '{selection}'; {suggest(selection, list(SELECTIONS))}")
-    if selection == "last":
-        return int(run.series(view, "amp")[0][-1])
-    rounds, values = run.series(view, "validation" if selection == "best on validation" else "test")
-    if selection == "best on test" and np.isnan(values).all():
-        rounds, values = run.series(view, "amp")
-    return None if np.isnan(values).all() else int(rounds[np.nanargmax(values)])
+    check_word(selection)
+    if last := 1 if selection == "last" else averaged_rounds(selection):
+        return tuple(run.series(view, "amp")[0][-last:].tolist())
+    rounds, values = run.series(view, selection.removeprefix("best by "))
+    return () if np.isnan(values).all() else (int(rounds[np.nanargmax(values)]),)
 
 
 def copy_of(file: Path) -> Path:

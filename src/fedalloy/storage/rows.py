@@ -6,15 +6,16 @@ The columns are `fedalloy.federation.metrics.METRICS`. A missing value is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from fedalloy.base.text import listed
 from fedalloy.errors import UsageError
 from fedalloy.federation import metrics
 from fedalloy.federation.metrics import METRICS, Floats, Metric
-from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, best_round
+from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, averaged_rounds, selected
 
 # An id has no mean; everything else in a row has.
 COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "client")
@@ -22,7 +23,7 @@ COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "clie
 
 @dataclass(frozen=True)
 class Row:
-    """One view of one run: its scores in the selected round, and the costs of the whole run.
+    """One view of one run: its scores in the selected round or their means, and the costs of the whole run.
 
     Every metric is an attribute: `row.amp`, `row.bytes_total`. Costs are those of all rounds, since the best round is
     known only at the end.
@@ -33,7 +34,6 @@ class Row:
     seed: int
     selection: Selection
     values: Mapping[str, float | None]
-    target: float | None = None  # of `rounds_to_target`
 
     def __getattr__(self, name: str) -> float | None:
         if name not in METRICS:
@@ -41,31 +41,67 @@ class Row:
         return self.values.get(name)
 
 
-def rows(run: Run, selection: Selection = "last", target: float | None = None, target_metric: str = "amp") -> list[Row]:
-    """One row per view. The target is one of AMP unless another metric is named.
+def rows(run: Run, selection: Selection = "last") -> list[Row]:
+    """One row per view.
 
     >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"oca": {"amp": 0.5}, "aca": {"amp": 0.75}}},))
     >>> [(row.label, row.view, row.amp) for row in rows(run)]
     [('FedAvg', 'aca', 0.75), ('FedAvg', 'oca', 0.5)]
     """
-    return [_row(run, view, selection, target, target_metric) for view in run.views]
+    return [_row(run, view, selection) for view in run.views]
+
+
+# What to do about a criterion that no run has recorded.
+NEEDS = {
+    "best by test": "no run has a common test set; its data needs a test split, or select 'best by amp'",
+    "best by validation": "no run has validation data; run with partition.validation = 0.1, or select 'last'",
+}
 
 
 def check_selection(runs: Iterable[Run], selection: Selection) -> None:
-    """Refuse to select rounds by validation data if no run has any."""
-    chosen = {best_round(run, view, selection) for run in runs for view in run.views}
-    if selection == "best on validation" and chosen == {None}:
-        raise UsageError(
-            "no run has validation data, so there is no best round on it; run with partition.validation = 0.1, "
-            "or select 'last'"
-        )
+    """Refuse to select rounds by what no run has recorded."""
+    chosen = {selected(run, view, selection) for run in runs for view in run.views}
+    if chosen == {()}:
+        raise UsageError(f"there is no round '{selection}': {NEEDS.get(selection, 'no run has an accuracy')}")
+
+
+def caveats(runs: Iterable[Run], selection: Selection) -> list[str]:
+    """What to say about runs that are reported by a selection: nothing to select by, or a mean over fewer rounds."""
+    runs = list(runs)
+    try:
+        check_selection(runs, selection)
+    except UsageError as error:
+        return [f"Ours are missing: {error}."]
+    return too_few(runs, selection)
+
+
+def too_few(runs: Iterable[Run], selection: Selection) -> list[str]:
+    """A sentence for each number of rounds that a mean is taken over, if it is less than what was asked for.
+
+    A method that does all its work in one round has a constant curve, which needs no mean.
+
+    >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},))
+    >>> too_few([run], "mean of last 10")
+    ['FedAvg: the mean is over 1 round, all that were evaluated, and not over 10.']
+    """
+    wanted = averaged_rounds(selection) or 0
+    short: dict[int, dict[str, None]] = {}
+    for run in runs:
+        count = min((len(selected(run, view, selection)) for view in run.views), default=wanted)
+        if count < wanted and run.meta.get("stopped_by") != "method":
+            short.setdefault(count, {})[run.label] = None
+    return [
+        f"{listed(list(labels))}: the mean is over {count} round{'' if count == 1 else 's'}, all that were evaluated, "
+        f"and not over {wanted}."
+        for count, labels in short.items()
+    ]
 
 
 @dataclass(frozen=True)
 class Spread:
     """Mean and sample standard deviation over seeds.
 
-    The mean is None if any seed lacks the value: a mean over only those that reached a target would be too optimistic.
+    The mean is None if any seed lacks the value.
     The deviation is None for a single seed. `count` is the number of seeds that have the value.
     """
 
@@ -154,31 +190,40 @@ def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Sele
     return metrics.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
 
 
-def _row(run: Run, view: str, selection: Selection, target: float | None, target_metric: str) -> Row:
-    chosen = best_round(run, view, selection)
-    scores = run.view(view, chosen) if chosen is not None else {}
-    values = {name: _known(scores.get(name)) for name, metric in METRICS.items() if metric.source == "view"}
-    if (values["worst_client"] or 0) < 0:  # nobody was tested
+def _row(run: Run, view: str, selection: Selection) -> Row:
+    chosen = selected(run, view, selection)
+    scores = [run.view(view, number) for number in chosen]
+    values = {
+        name: _mean([score.get(name) for score in scores])
+        for name, metric in METRICS.items()
+        if metric.source == "view"
+    }
+    if len(chosen) > 1 or (values["worst_client"] or 0) < 0:  # an id has no mean; nobody was tested
         values["worst_client"] = None
-    numbers, amps = run.series(view, "amp")
-    hit = None if target is None else metrics.rounds_to_target(run.series(view, target_metric)[1], target)
     curve = {
-        "round": chosen,
+        "round": chosen[0] if len(chosen) == 1 else None,
         "gap": _gap(run, view, chosen),
-        "stability": _known(metrics.stability(amps)),
-        "rounds_to_target": None if hit is None else int(numbers[hit - 1]),
+        "stability": _known(metrics.stability(run.series(view, "amp")[1])),
         "rounds": int(run.rounds[-1]["round"]),
     }
     costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
-    return Row(run.label, view, run.seed, selection, {**values, **curve, **costs}, target)
+    return Row(run.label, view, run.seed, selection, {**values, **curve, **costs})
 
 
-def _gap(run: Run, view: str, chosen: int | None) -> float | None:
+def _gap(run: Run, view: str, chosen: Sequence[int]) -> float | None:
     """The AMP that local training loses after distillation, for a method that records both (FedMD+Global)."""
-    if view != PERSONAL or DISTILLED not in run.views or chosen is None:
+    if view != PERSONAL or DISTILLED not in run.views:
         return None
-    before, after = (_known(run.view(name, chosen).get("amp")) for name in (DISTILLED, view))
+    before, after = (_mean([run.view(name, t).get("amp") for t in chosen]) for name in (DISTILLED, view))
     return None if before is None or after is None else before - after
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean over the selected rounds; None if there is none, or if one of them lacks the value."""
+    known = [value for value in map(_known, values) if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return known[0] if len(known) == 1 else float(np.mean(known))
 
 
 def _spread(values: list[float | None]) -> Spread:

@@ -193,6 +193,7 @@ META = table(
                 metrics=each(text),
                 rows=each(each(text)),
                 where=table(),
+                round=text,
             )
         ),
     ),
