@@ -180,7 +180,8 @@ def test_three_steps_by_hand(cls, options, setting):
     features, penalised = cls is DaFKDFeatures, coded or "gradient_penalty" in options
     weight, saturating = (1, True) if options.keys() <= {"gradient_penalty"} else (2, False)
     rate = 1e-4 if coded else 1e-3
-    adam = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=rate)
+    gan = {"betas": (0.5, 0.99), "amsgrad": True} if coded else {}
+    adam = torch.optim.Adam(generator.parameters(), lr=rate, weight_decay=rate, **gan)
     noise, between = me.rng("generator"), me.rng("generator/penalty")
 
     def made(n):
@@ -697,6 +698,7 @@ VARIANTS = {  # recommended, paper, reference
     "generator_lr": (1e-3, 1e-3, 1e-4),
     "generator_weight_decay": (1e-3, 1e-3, 1e-4),
     "generator_kind": ("conditional", "conditional", "unconditional"),
+    "generator_adam": ("usual", "usual", "gan"),
     "pseudo_from": ("new", "new", "old"),
     "kd_start": (1, 1, 2),
     "ensemble": ("prob", "prob", "logit"),

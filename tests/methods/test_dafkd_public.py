@@ -139,6 +139,7 @@ def test_engines_give_the_same_bits(engine):
         ("generator_kind", "unconditional"),
         ("generator_lr", 0.1),
         ("generator_weight_decay", 0.1),
+        ("generator_adam", "gan"),
         ("saturating", False),
         ("pseudo_from", "old"),
         ("distil_samples", 8),

@@ -64,6 +64,12 @@ class Game(Method):
     generator_weight_decay: NotNegative = by_variant(
         1e-3, "weight decay of the generator's Adam", reference=1e-4, only_with=GENERATED
     )
+    generator_adam: Literal["usual", "gan"] = by_variant(
+        "usual",
+        "its betas: 0.9 and 0.999, or 0.5 and 0.99 with AMSGrad",
+        reference="gan",
+        only_with=GENERATED,
+    )
     adversarial: NotNegative = by_variant(
         1.0, "weight of L_adv; 2: mean over real plus mean over generated", reference=2.0
     )
@@ -183,8 +189,11 @@ class Game(Method):
 
     def opponent(self, me: Client, weights: Tree) -> Beside:
         """The generator that a client was sent, with an Adam of its own."""
-        net = load(self.new_generator(me), weights)
-        return Beside(net, self.generator_lr, self.generator_weight_decay)
+        net, rate, decay = load(self.new_generator(me), weights), self.generator_lr, self.generator_weight_decay
+        opponent = Beside(net, rate, decay)
+        if self.generator_adam == "gan":
+            opponent.adam = torch.optim.Adam(net.parameters(), rate, (0.5, 0.99), weight_decay=decay, amsgrad=True)
+        return opponent
 
 
 def opinions(two: TwoHeads, x: Tensor) -> tuple[Tensor, Tensor]:
