@@ -23,7 +23,9 @@ from fedalloy.check.attacks import ATTACKS
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config import experiment as config
+from fedalloy.config import overrides
 from fedalloy.config.methods import make_method
+from fedalloy.config.overrides import override, read_toml
 from fedalloy.config.sections import Experiment
 from fedalloy.data import load
 from fedalloy.federation import core
@@ -90,7 +92,7 @@ def files(folder: Path) -> list[str]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small run, made once; tests that change it work on a copy."""
     folder = tmp_path_factory.mktemp("made") / "run"
-    fedalloy.simulate(config.experiment(config.override({}, TINY)), folder)
+    fedalloy.simulate(config.experiment(override({}, TINY)), folder)
     return folder
 
 
@@ -248,7 +250,7 @@ def test_compare_takes_a_method_that_it_is_told_to_run(quick: Command, tmp_path:
 def test_the_demo_in_small(fed: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(path: str | Path) -> Experiment:
         words = ["rounds=1", "data=tiny", "partition.samples=10", "partition.test_samples=5", "public.samples=50"]
-        return config.experiment(config.override(config.read_toml(path), words))
+        return config.experiment(override(read_toml(path), words))
 
     monkeypatch.setattr(config, "read", small)
     (tmp_path / "runs" / "mine").mkdir(parents=True)  # where a demo into this folder keeps its own
@@ -331,7 +333,7 @@ def test_what_a_list_says_of_options_can_be_typed(fed: Command) -> None:
         typed = {found.name: toml(found.default) for found in options_of(cls)}
         assert all(re.search(rf"\b{option}\b", said) for option in typed)
         words = [f"method.{option}={value}" for option, value in typed.items() if value != "unset"]
-        assert make_method(config.experiment(config.override({}, [f"method={name}", *words]))) == cls()
+        assert make_method(config.experiment(override({}, [f"method={name}", *words]))) == cls()
 
 
 def test_partition_shows_the_split(fed: Command, tmp_path: Path) -> None:
@@ -352,7 +354,7 @@ def test_report_finds_runs_and_writes_one_page(fed: Command, run: Path, tmp_path
 
 def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path: Path) -> None:
     for number, words in enumerate((["seed=1"], ["training.lr=0.5"], ["method=fedprox", "training.lr=0.5"])):
-        fedalloy.simulate(config.experiment(config.override({}, (*TINY, *words))), tmp_path / str(number))
+        fedalloy.simulate(config.experiment(override({}, (*TINY, *words))), tmp_path / str(number))
     answer = fed("report", str(run), "0")
     assert "±" in answer.out
     assert "training.lr" not in answer.out
@@ -721,7 +723,7 @@ def test_a_fault_of_ours_is_called_one_and_can_be_looked_into(fed: Command, monk
     def fail(*_: Any) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(config, "override", fail)
+    monkeypatch.setattr(overrides, "override", fail)
     answer = fed("run")
     assert answer.code == 1
     assert re.fullmatch(r"fedalloy: ZeroDivisionError: oh \W*a bug in fedalloy\W.*--debug.*\n", answer.err)
@@ -732,7 +734,7 @@ def test_a_disk_that_fails_is_no_fault_of_ours(fed: Command, monkeypatch: pytest
     def fail(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "somewhere")
 
-    monkeypatch.setattr(config, "override", fail)
+    monkeypatch.setattr(overrides, "override", fail)
     answer = fed("run")
     assert (answer.code, answer.err) == (4, "fedalloy: 'somewhere': Permission denied\n")
 

@@ -11,6 +11,8 @@ from click.testing import CliRunner
 from fedalloy.cli.main import cli
 from fedalloy.config import build
 from fedalloy.config import experiment as config
+from fedalloy.config.overrides import override
+from fedalloy.config.sections import Experiment
 from fedalloy.errors import UsageError
 from fedalloy.run.comparison import compare
 from fedalloy.run.runner import simulate
@@ -38,8 +40,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def experiment() -> config.Experiment:
-    return config.experiment(config.override({}, SMALL))
+def experiment() -> Experiment:
+    return config.experiment(override({}, SMALL))
 
 
 def test_a_run_makes_everything_once(made: Counter[str]) -> None:

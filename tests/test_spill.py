@@ -19,7 +19,7 @@ from torch import Tensor
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.config import build as build_module
-from fedalloy.config import experiment as config
+from fedalloy.config import sections
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
 from fedalloy.data import load
@@ -281,7 +281,7 @@ def spills(monkeypatch: pytest.MonkeyPatch, small_segments: None) -> list[Spill]
 def test_a_budget_changes_no_bit(
     method: str, tmp_path: Path, spills: list[Spill], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "LEAST_MEMORY", 0)  # these models are small
+    monkeypatch.setattr(sections, "LEAST_MEMORY", 0)  # these models are small
     plain = simulate(override(TINY, [f"method={method}"]), tmp_path / "plain")
     assert not spills[-1].segments
     files = {p.name: p.stat().st_size for p in (tmp_path / "plain" / "checkpoints").glob("*.safetensors")}
