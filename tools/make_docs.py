@@ -28,13 +28,16 @@ from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
 from fedalloy.nets.architectures import Budget, ModelPart
 from fedalloy.nets.models import models
-from fedalloy.report.listing import PAPERS, WHOSE, used
+from fedalloy.report.listing import used
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.privacy import Privacy
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXPERIMENTS = DOCS.parent / "experiments"
 
+# The variants of a method, by whose choices they are; the last four are papers that compared it with their own.
+PAPERS = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu"}
+WHOSE = {"paper": "paper", "reference": "its authors' code", **PAPERS}
 # The beginnings of names of experiment files, and of the methods that are their paper's own.
 FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fedmd-global": "FedMD+Global"}
 

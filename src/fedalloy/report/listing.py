@@ -23,9 +23,6 @@ from fedalloy.federation.disclosure import always, evaluated
 from fedalloy.methods import methods
 from fedalloy.nets.models import models
 
-# The variants of a method, by whose choices they are; the last four are papers that compared it with their own.
-PAPERS = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu"}
-WHOSE = {"paper": "paper", "reference": "its authors' code", **PAPERS}
 KINDS = ("methods", "models", "data", "partitions")
 NOTHING = ("", "no", "nothing")  # the entries of a card that mean none
 
@@ -74,9 +71,9 @@ def one_method(name: str) -> Group:
     options = options_of(cls)
     if not options:
         return Group(Text("\n".join([*facts, "It has no options of its own."])))
-    table = Table("Option", "Default", "Values", "Meaning", box=SIMPLE_HEAD)
+    table = Table("Option", "Recommended", "Values", "Meaning", box=SIMPLE_HEAD)
     for found in options:
-        variants = "".join(f"\n{WHOSE.get(word, word)}: {toml(value)}" for word, value in found.variants.items())
+        variants = "".join(f"\n{word}: {toml(value)}" for word, value in found.variants.items())
         table.add_row(Text(found.name, style="bold"), toml(found.default) + variants, kind(found.hint), found.meaning)
     table.columns[0].no_wrap = True  # a name must not be cut
     table.columns[0].min_width = max(len(found.name) for found in options)
