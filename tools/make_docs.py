@@ -12,11 +12,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import Aggregation
-from fedalloy.base.options import kind, options_of, toml
+from fedalloy.base.options import kind, options_of, sections_of, toml
 from fedalloy.base.text import listed
 from fedalloy.config.sections import DataPart, Experiment, PartitionPart, PublicPart, Stop
 from fedalloy.data import NORMALISATIONS, datasets, files
@@ -174,7 +174,10 @@ def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
     missing = [found.name for found in options if not found.meaning]
     if missing:
         raise SystemExit(f"{cls.name}.{missing[0]} has no meaning; declare it with option(...)")
-    words = dict.fromkeys(word for found in options for word in found.variants if word not in PAPERS)
+    told = [found.variants for found in options] + [
+        values for key in FOLLOWS for _, values in [by_variant_of(cls, key)]
+    ]
+    words = dict.fromkeys(word for values in told for word in values if word not in PAPERS)
     own = [*(word for word in WHOSE if word in words), *(word for word in words if word not in WHOSE)]
     rows = [
         [
@@ -186,11 +189,14 @@ def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
         ]
         for found in options
     ]
-    for key in dict.fromkeys(key for run in runs for key in run.values if "." in key):
+    follows = {key: (usual, values) for key in FOLLOWS for usual, values in [by_variant_of(cls, key)] if values}
+    for key in dict.fromkeys([*follows, *(key for run in runs for key in run.values if "." in key)]):
         part, _, name = key.partition(".")
         shared = {x.name: x for x in options_of(SECTIONS[part])}[name]
         about = f"{shared.meaning}<br><sub>{kind(shared.hint)}</sub>"
-        rows.append([f"`{key}`", about, f"`{toml(shared.default)}`", *[""] * len(own), as_compared(key, runs)])
+        usual, values = follows.get(key, (shared.default, {}))
+        ways = [f"`{toml(values[word])}`" if word in values else "" for word in own]
+        rows.append([f"`{key}`", about, f"`{toml(usual)}`", *ways, as_compared(key, runs, values)])
     if not rows:
         return ""
     heading = [
@@ -203,6 +209,19 @@ def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
     if not any(row[-1] for row in rows):
         heading, rows = heading[:-1], [row[:-1] for row in rows]
     return table(heading, rows)
+
+
+FOLLOWS = ("aggregation.weights", "cache.unseen")  # keys that a variant may change, though they are no options of it
+
+
+def by_variant_of(cls: type[Method], key: str) -> tuple[Any, dict[str, Any]]:
+    """A method's usual value of a section's key, and those of its variants that have another."""
+    part, _, name = key.partition(".")
+    words = [word for found in options_of(cls) if found.name == "variant" for word in get_args(found.hint)]
+    if not words or part not in sections_of(cls):
+        return None, {}
+    usual, *others = [getattr(getattr(cls(variant=word), part), name) for word in words]
+    return usual, {word: value for word, value in zip(words[1:], others, strict=True) if value != usual}
 
 
 @dataclass(frozen=True)
