@@ -209,7 +209,7 @@ EXPERIMENT = {
     "public": {"data": "own", "samples": 24, "labelled": True},
 }
 # What is not counted: evaluation on held-out samples, and products outside networks, such as mixtures of logits.
-EVALUATES = {"fedmd", "fedmd-global", "local-converged"}
+EVALUATES = {"fedavg-local-start", "fedmd", "fedmd-global", "local-converged"}
 
 
 @pytest.mark.parametrize("name", [name for name, cls in methods.items() if cls.__module__.startswith("fedalloy.")])
