@@ -18,7 +18,7 @@ from fedalloy.methods import QFFL, FedAvg, FedAvgM, FedGen, FedGKD, FedKF, FedPr
 from fedalloy.methods.fedkf_minus import FedKFMinus
 from fedalloy.nets.generators import ImageGenerator
 from fedalloy.nets.generators.images import UpsampledConv
-from fedalloy.nets.models import create, models
+from fedalloy.nets.models import FeatureNet, create, models
 from fedalloy.train.costs import Ledger, Meter, forward_flops, metered, payload, peak_memory
 from fedalloy.train.fit import LocalWork, frozen
 
@@ -71,7 +71,7 @@ TABLE_IX = {
 }
 
 
-@pytest.mark.parametrize(("method", "published"), TABLE_IX.items(), ids=repr)
+@pytest.mark.parametrize(("method", "published"), TABLE_IX.items(), ids=lambda value: getattr(value, "name", ""))
 def test_passes_of_a_clients_step_as_published(method, published, letters):
     ledger = ledger_of(method, letters, rounds=2)[1]  # generators and teachers come with the second round
     passes = ledger.passes()["clients"]
@@ -308,11 +308,16 @@ def test_layers_we_do_not_know_are_left_to_torchs_counter():
             return self.drop(x.flatten(1) @ self.w)
 
     assert forward_flops(Bilinear(), torch.ones(1, 4)) == 2 * 4 * 6
-    meter, state = Meter(), torch.get_rng_state()
-    net = metered(Bilinear(), meter)
-    net(torch.ones(3, 4))
-    torch.set_rng_state(state)
-    again = net(torch.ones(3, 4))  # measured once
+    meter, net, x = Meter(), Bilinear(), torch.ones(3, 4)
+    with torch.random.fork_rng():
+        plain = [net(x), net(x)]
+    with torch.random.fork_rng():
+        counted = [metered(net, meter)(x), net(x)]  # the first is measured, which draws nothing and keeps the mode
+    assert all(map(torch.equal, plain, counted))
     assert (meter.forward, meter.flops, net.training) == (2, 2 * 3 * 2 * 3 * 4 * 6, True)
-    torch.set_rng_state(state)
-    assert torch.equal(again, Bilinear()(torch.ones(3, 4)))  # measuring draws nothing
+    half = Meter()
+    parts = metered(FeatureNet(nn.Sequential(Bilinear()), nn.Sequential(nn.Linear(6, 5)), (6,)), half)
+    parts.head(torch.zeros(1, 6))
+    assert half.flops == 2 * 2 * 6 * 5
+    parts(torch.ones(1, 4))
+    assert half.flops == 2 * (2 * 6 * 5 + 3 * 4 * 6 + 3 * 6 * 5)

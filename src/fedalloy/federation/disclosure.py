@@ -23,7 +23,7 @@ INTRODUCTION = {
 """Sent once, where clients are on other machines."""
 
 REPLY = {
-    "meter": "how many steps and passes it made",
+    "meter": "how many steps and passes it made, and their FLOPs",
     "seconds": "how long it took",
     "digest": "the digest of what it remembers",
     "ledger": "what it has spent of its privacy",

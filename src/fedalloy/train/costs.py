@@ -168,13 +168,15 @@ _NO_PRODUCTS = (
 def count_flops(net: nn.Module, meter: Meter) -> list[RemovableHandle]:
     """Make every layer report its multiply-adds, forward and back; norms and activations have none.
 
-    A layer that is computed in another way than its class suggests has a method `products(x, out)`. A network with
-    other weights than those of the usual layers is measured by torch's counter, once for each shape of its input.
+    A layer that is computed in another way than its class suggests has a method `products(x, out)`. A network (or its
+    features, or its head) with weights outside the usual layers is measured by torch's counter, once for each shape of
+    its input, and a pass back counts as two forward.
     """
     owners = [m for m in net.modules() if any(True for _ in m.parameters(recurse=False))]
-    if not all(hasattr(m, "products") or isinstance(m, _BY_OUTPUT + _BY_INPUT + _NO_PRODUCTS) for m in owners):
-        return [_whole(net, meter)]
-    return [_layer(m, meter) for m in owners if not isinstance(m, _NO_PRODUCTS)]
+    if all(hasattr(m, "products") or isinstance(m, _BY_OUTPUT + _BY_INPUT + _NO_PRODUCTS) for m in owners):
+        return [_layer(m, meter) for m in owners if not isinstance(m, _NO_PRODUCTS)]
+    parts = [part for name, part in net.named_children() if name in ("features", "head")]
+    return [hook for part in parts for hook in count_flops(part, meter)] if len(parts) == 2 else [_whole(net, meter)]
 
 
 def _layer(layer: nn.Module, meter: Meter) -> RemovableHandle:
@@ -208,10 +210,11 @@ def _measured(net: nn.Module, args: tuple[Tensor, ...]) -> int:
     """FLOPs of a forward pass by torch's counter, which takes two seconds to import the first time."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    mode = net.training
+    modes = [(module, module.training) for module in net.modules()]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         type(net).forward(net.eval(), *args)  # without hooks; in eval mode, so that no statistics or streams change
-    net.train(mode)
+    for module, training in modes:
+        module.training = training
     return int(counter.get_total_flops())
 
 
