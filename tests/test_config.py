@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import random
 import tomllib
 from collections.abc import Iterator
@@ -116,6 +117,14 @@ def test_a_file_with_every_section_is_read(everything: Path) -> None:
 def test_every_file_of_experiments_can_be_read() -> None:
     for file in (Path(__file__).parents[1] / "experiments").glob("*.toml"):
         config.read(file)
+
+
+def test_every_recorded_run_has_an_experiment_that_can_still_be_read() -> None:
+    files = sorted((Path(__file__).parents[1] / "results").glob("**/run.json"))
+    assert len(files) > 100
+    for file in files:
+        meta = json.loads(file.read_text())
+        assert config.recorded(meta).rounds == meta["experiment"]["rounds"], file
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,14 @@ def test_a_run_has_the_serial_run_s_records_and_can_be_killed_and_resumed(simula
     assert read(tmp_path / "cut").rounds
 
 
+def test_clients_train_with_the_keys_that_the_method_has_for_itself(simulated, tmp_path):
+    own = {"name": "qffl", "training": {"work": "fixed_steps", "steps": 2}}
+    exp = {**{key: value for key, value in EXP.items() if key != "public"}, "rounds": 1, "method": own}
+    plain = {**exp, "method": "qffl", "training": {**EXP.get("training", {}), **own["training"]}, "engine": "serial"}
+    whole = simulate({**exp, "engine": "flower"}, tmp_path / "own", engine=simulated(exp))
+    assert told(whole) == told(simulate(plain))
+
+
 def test_a_run_that_goes_back_finds_the_memories_of_that_round(simulated, tmp_path):
     """Clients act in every round and forget what nobody needs; in rounds 3 to 5 they are not heard, in 6 they fail."""
     exp = {**EXP, "rounds": 8, "method": {"name": "local"}, "participation": {}, "quorum": {"skips": 9}}
