@@ -191,6 +191,15 @@ def test_what_servers_noted_is_drawn_where_there_is_any(make_run):
     assert "the server noted in each round: &lt;kept&gt;" in " ".join(render([noting], title="").split())
 
 
+def test_passes_and_flops_are_shown():
+    exp = {"data": "tiny", "model": "mlp", "rounds": 1, "partition": {"clients": 2, "alpha": 1.0}}
+    run = simulate({**exp, "method": "fedavg"})
+    words = Page(render([run], title="Toy", command="")).words
+    heading = words.index("Generator forward")
+    assert words[words.index("Computation") :].index("Forward") > 0
+    assert f"{run.rounds[0]['flops']['clients']:.3g}" in words[heading:]
+
+
 def test_traffic_by_kind(make_run):
     kinds = {"weights": 1000, "logits": 4000}
     lines = facts.traffic([make_run(kinds=kinds, seed=0), make_run(kinds=kinds, seed=1)])

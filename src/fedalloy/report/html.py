@@ -95,6 +95,7 @@ def render(
     table = [row for run in runs for row in rows(run, selection)]
     doubted = doubts(runs, selection)
     compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
+    spent = cells(table, names, doubted, "costs")
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
@@ -121,7 +122,8 @@ def render(
         seeds=max(map(len, groups)),
         compared=compared,
         mixed=mixed if len(mixed[0]) > 2 else None,
-        meanings=meanings([*compared[0], *mixed[0]]),
+        spent=spent if len(spent[0]) > 2 else None,
+        meanings=meanings([*compared[0], *mixed[0], *spent[0]]),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},

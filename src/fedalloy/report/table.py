@@ -38,7 +38,7 @@ def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
     return ", ".join(known[:3]) + ("…" if len(known) > 3 else "") if known else MISSING
 
 
-Shown = Literal["comparison", "mixtures"]
+Shown = Literal["comparison", "mixtures", "costs"]
 WORDS = ("Method", "View", "Selection")  # the columns of words, which come first
 # What a narrow terminal hides, first to last; AMP and WLP always stay.
 EXPENDABLE = (
