@@ -756,6 +756,7 @@ def test_an_option_given_by_hand_overrides_the_variant():
         (DaFKDScores, "common_head", True),
         (DaFKDPredictions, "common_head", True),
         (DaFKDPredictions, "max_share", 0.5),
+        (DaFKDNoCorrelation, "max_share", 0.5),
         (DaFKDPredictions, "ensemble", "logit"),
     ],
 )

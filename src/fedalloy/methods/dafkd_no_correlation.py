@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
+from fedalloy.base.options import option
 from fedalloy.federation.core import Federation, Message, method
 from fedalloy.knowledge.averaged import models
 from fedalloy.methods.dafkd import CARD, DaFKD
@@ -23,6 +25,8 @@ class DaFKDNoCorrelation(DaFKD):
     >>> DaFKDNoCorrelation().shown(round=5)
     False
     """
+
+    max_share: Annotated[float, Interval(ge=1, le=1)] = option(1.0, "no limit: all clients count alike")
 
     def shown(self, round: int) -> bool:
         """Heads travel only where there is one for all."""
