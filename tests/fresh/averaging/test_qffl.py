@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedalloy.base.rng import numpy_generator
 from fedalloy.federation.participation import Participation
 from fedalloy.methods import QFFL
+from fedalloy.nets.models.base import FeatureNet
+from fedalloy.train.fit import LocalWork
 
 ROUNDS = 3
 
@@ -73,3 +76,27 @@ def test_variants_and_who_is_drawn(options, q, by_size, world, tools):
     for t, (active, w) in enumerate(rounds(here, tools, q, by_size), start=1):
         assert sorted(ran.rounds[t - 1].active) == active
         assert tools.farthest(ran.view(t), w) < 1e-12
+
+
+def test_one_step_on_all_data_is_q_fedsgd(world, tools):
+    """Algorithm 1: Delta_k = F_k^q grad F_k and h_k = q F_k^(q-1) |grad F_k|^2 + L F_k^q, at the received model."""
+    q, eta, one_step = 2.0, 0.1, LocalWork(work="fixed_steps", steps=1, batch=100, lr=0.1)
+
+    def linear():
+        return FeatureNet(nn.Sequential(nn.Flatten()), nn.Sequential(nn.Linear(4, 3)), (4,))
+
+    here = world(networks=[linear], work=one_step)
+    ran, net = here.run(QFFL(q=q), ROUNDS), here.start()
+    for t in range(1, ROUNDS + 1):
+        deltas, h = [torch.zeros_like(p) for p in net.parameters()], 0.0
+        for k in tools.turns[t - 1]:
+            x, y = here.data(k)
+            loss = F.cross_entropy(net(x), y)
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+            f = float(loss.detach().float()) + 1e-10
+            deltas = [delta + f**q * g for delta, g in zip(deltas, gradients, strict=True)]
+            h += q * f ** (q - 1) * sum(float((g**2).sum()) for g in gradients) + f**q / eta
+        with torch.no_grad():
+            for p, delta in zip(net.parameters(), deltas, strict=True):
+                p -= delta / h
+        assert tools.farthest(ran.view(t), net.state_dict()) < 1e-12
