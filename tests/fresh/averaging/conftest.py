@@ -47,7 +47,7 @@ class Watched(Serial):
 
     def carry(self, method: Method, round: int, messages: Any) -> Iterator[Any]:
         for message, answer in zip(messages, super().carry(method, round, messages), strict=True):
-            self.answers.append((round, message.client, message.action, answer.reply.body))  # type: ignore[union-attr]
+            self.answers.append((round, message.client, message.action, answer.reply.body))
             yield answer
 
 
@@ -117,7 +117,7 @@ class World:
         velocity = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
         for x, y in own:
             net.zero_grad()
-            loss(net, x, y).backward()  # type: ignore[no-untyped-call]
+            loss(net, x, y).backward()
             with torch.no_grad():
                 for name, p in net.named_parameters():
                     assert p.grad is not None
@@ -159,7 +159,7 @@ def world() -> Iterator[Callable[..., World]]:
     """Four clients of different sizes and labels; three of them take part in each of four rounds."""
     torch.set_default_dtype(torch.float64)
 
-    def make(sizes: Sequence[int] = (9, 14, 6, 11), **given: Any) -> World:
+    def make(sizes: Sequence[int] = (5, 9, 4, 7), **given: Any) -> World:
         stream = generator(5, "fresh data")
         total = sum(sizes) + 2 * len(sizes)
         x = torch.randn(total, 1, 2, 2, generator=stream)
