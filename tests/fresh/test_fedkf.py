@@ -123,7 +123,7 @@ def mean(models: dict[int, dict], sizes: dict[int, int]) -> dict[str, Tensor]:
 
 # --- driving both ----------------------------------------------------------------------------------------------------
 
-SIZES, TRACE, BATCH, LR, NOISE, WIDTH = (6, 8, 7), [[0, 1], [1, 2], [0, 2]], 4, 0.1, 5, 4
+SIZES, TRACE, BATCH, LR, NOISE, WIDTH = (6, 10, 7), [[0, 1], [1, 2], [0, 2]], 4, 0.1, 5, 4
 SCALE = Scale((0.4,), (0.5,))
 METHODS = {"fedkf": FedKF, "fedkf-minus": FedKFMinus, "fedkf-server": FedKFServer}
 VARIANTS = {  # what each variant means, by the method's entry and readings
@@ -213,7 +213,7 @@ def test_three_rounds_agree(kind, variant, changed, channels, watch, random_site
             adams = {k: adam(gen) for k, gen in gens.items()}
         if kind == "fedkf-server" and t >= o["kd_start"]:
             size = o["generated_batch"] if isinstance(o["generated_batch"], int) else BATCH
-            for _ in range(o["server_steps"] or 2):
+            for _ in range(o["server_steps"] or max(math.ceil(sizes[k] / BATCH) for k in active)):
                 z = seen.draws.take("randn")
                 assert z.shape == (size, NOISE)
                 loss = generator_loss(teacher, o["normalise"](gens["server"].train()(z)), o)

@@ -14,7 +14,9 @@ from fedalloy.base.tree import equal
 from fedalloy.federation.core import State
 from fedalloy.federation.participation import Participation
 from fedalloy.federation.setting import Setting
+from fedalloy.knowledge.similarity import feature_similarity
 from fedalloy.methods import KDIA, FedAvg
+from fedalloy.nets.generators import ConditionalGenerator
 from fedalloy.nets.models import FeatureNet
 from fedalloy.train.fit import LocalWork
 
@@ -236,3 +238,20 @@ def test_without_both_terms_the_student_is_fedavgs_to_the_bit(watch, setting):
 )
 def test_the_generator_takes_2000_steps_a_round(variant, epochs, batches):
     assert (KDIA(variant=variant).generator_epochs, KDIA(variant=variant).generator_batches) == (epochs, batches)
+
+
+@pytest.mark.parametrize("compare", ["channel_means", "maps"])
+def test_the_similarity_of_real_and_generated_features(compare, setting):
+    # Sec. 6.3: for each class, the mean of the matrix S of similarities between real and generated features.
+    data, net, each = setting.sites[2].train, network(), 3
+    theirs = ConditionalGenerator((2, 5, 5), CLASSES, NOISE, WIDTH)
+    found = feature_similarity(theirs, net, data, torch.Generator().manual_seed(0), each, batch=4, compare=compare)
+    gen = loaded(Conditional(NOISE, CLASSES, WIDTH, 2), theirs.state_dict()).eval()
+    labels, stream = torch.arange(CLASSES).repeat_interleave(each), torch.Generator().manual_seed(0)
+    noises = torch.cat([torch.randn(len(y), NOISE, generator=stream) for y in labels.split(4)])
+    with torch.no_grad():
+        sides = [(net.features(data.inputs), data.labels), (gen(noises, labels), labels)]
+    for c in range(CLASSES):
+        real, made = (f[y == c].mean((2, 3)) if compare == "channel_means" else f[y == c].flatten(1) for f, y in sides)
+        s = torch.stack([torch.stack([a @ b / a.norm() / b.norm() for b in made]) for a in real])
+        assert found[c].item() == pytest.approx(s.mean().item(), abs=1e-9)
