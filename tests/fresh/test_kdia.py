@@ -120,7 +120,7 @@ CASES = [
 
 
 def network() -> FeatureNet:
-    features = nn.Sequential(nn.Conv2d(1, 2, 2), nn.ReLU())
+    features = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU())  # only eval mode uses its statistics
     head = nn.Sequential(nn.Flatten(), nn.Linear(50, 5), nn.ReLU(), nn.Linear(5, CLASSES))
     return FeatureNet(features, head, (2, 5, 5))
 
@@ -133,7 +133,7 @@ def loaded(target: nn.Module, state: dict[str, Tensor]) -> nn.Module:
 
 def apart(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     pairs = zip(one.values(), other.values(), strict=True)
-    return max((a - b).abs().max().item() for a, b in pairs if a.is_floating_point())
+    return max((a - b).abs().max().item() for a, b in pairs if b.is_floating_point())
 
 
 def split(rows: Tensor) -> list[Tensor]:
@@ -171,7 +171,7 @@ def test_four_rounds_agree(variant, changed, unseen, watch, setting):
     teacher, last, count = model, [-1] * len(SIZES), [0] * len(SIZES)
     for t, (seen, active) in enumerate(zip(rounds, TRACE, strict=True)):  # rounds count from 0, as in the paper
         gen.eval()
-        answers = loaded(network(), teacher)
+        answers = loaded(network(), teacher).eval()
         for act in seen.acts:
             k, data, net = act.client, setting.sites[act.client].train, loaded(network(), model)
             assert set(act.sent) == {"model"} | ({"teacher"} if o["lambda_kd"] else set()) | (
