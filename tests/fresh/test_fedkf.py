@@ -259,4 +259,4 @@ def test_three_rounds_agree(kind, variant, changed, channels, watch, random_site
         views = method.models(State(t, seen.after))
         worst = max(worst, apart(model, seen.after["model"]), apart(model, views["aca"]))
         worst = max(worst, apart(mean(slots, sizes), views["oca"]))
-    assert worst < 1e-9
+    assert worst < 1e-8  # biases before BatchNorm have no gradient but rounding errors, which Adam enlarges
