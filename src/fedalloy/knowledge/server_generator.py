@@ -109,15 +109,6 @@ def recognition(answers: Tensor, labels: Tensor, a: Tensor, *, by_image: bool = 
     return ((a * losses).mean(1) if by_image else a.mean(1) * losses.mean(1)).sum()
 
 
-def decayed(start: float, round: int) -> float:
-    """The schedule of both weights in FedGen's own client loss; rounds count from 1, there from 0.
-
-    >>> decayed(10.0, 1)
-    9.8
-    """
-    return max(1e-4, start * 0.98**round)
-
-
 # --- how far a student is from the clients ----------------------------------------------------------------------------
 
 
