@@ -150,6 +150,64 @@ def farthest(one: Mapping[str, Tensor] | nn.Module, other: Mapping[str, Tensor] 
     return max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
 
 
+def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """The share of right answers."""
+    return sum(int(z.argmax()) == int(label) for z, label in zip(logits(net, x), y, strict=True)) / len(y)
+
+
+def pretrain(
+    world: World,
+    net: nn.Module,
+    who: tuple[int, int],
+    samples: tuple[Tensor, Tensor],
+    stage: str,
+    given: Mapping[str, Any],
+    penalty: Callable[[nn.Module], Any] = lambda net: 0.0,
+) -> Any:
+    """FedMD's transfer learning until convergence, as its page of readings says; returns the optimiser's state.
+
+    An epoch counts as a rise if its accuracy exceeds the last rise's by more than min_delta, as in Keras's
+    EarlyStopping. Of epochs with equal accuracy, the one with the lowest loss is the best.
+    """
+    o = {"pretrain_private": 25, "private_batch": 32, "private_patience": 10, "private_min_delta": 0.001}
+    o |= {"pretrain_public": 20, "public_batch": 128, "public_patience": 3, "public_min_delta": 0.005}
+    o |= {"converged_by": "held_out", "held_out": 0.1, "held_out_least": 10, **given}
+    most, batch, patience, delta = (
+        o[name] for name in (f"pretrain_{stage}", f"{stage}_batch", f"{stage}_patience", f"{stage}_min_delta")
+    )
+    (t, k), (x, y) = who, samples
+    aside = int(len(y) * o["held_out"]) if o["converged_by"] == "held_out" else 0
+    aside = aside if aside >= o["held_out_least"] else 0
+    order = torch.randperm(len(y), generator=generator(world.setting.seed, f"pretraining/{stage}/held out", t, k))
+    held, part = order[:aside], order[aside:]
+    x_part, y_part = x[part], y[part]
+    optimiser = world.optimiser(net, 1)  # whenever the client joins
+    level, waited, best, best_weights = -1.0, 0, (-1.0, 0.0), None
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        found: Tensor = nn.functional.cross_entropy(z, y_part[rows]) + penalty(net)
+        return found
+
+    for epoch in range(1, most + 1):
+        draws = world.draws(f"pretraining/{stage}/{epoch}", t, k, len(part), batch, epochs=1)
+        steps(net, x_part, draws, loss, optimiser)
+        if not aside and o["converged_by"] == "held_out":
+            continue
+        judges = torch.arange(len(y)) if o["converged_by"] == "training" else held
+        reached = accuracy(net, x[judges], y[judges])
+        waited += 1
+        if reached - level > delta:
+            level, waited = reached, 0
+        trial = (reached, -float(nn.functional.cross_entropy(logits(net, x[judges]), y[judges])))
+        if trial > best:
+            best, best_weights = trial, copy.deepcopy(net.state_dict())
+        if waited >= patience:
+            break
+    if best_weights is not None and o["converged_by"] == "held_out":
+        net.load_state_dict(best_weights)
+    return optimiser.state_dict()
+
+
 @dataclass(frozen=True)
 class Tools:
     """What every comparison needs."""
@@ -157,6 +215,7 @@ class Tools:
     steps: Callable[..., Any] = steps
     logits: Callable[[nn.Module, Tensor], Tensor] = logits
     farthest: Callable[..., float] = farthest
+    pretrain: Callable[..., Any] = pretrain
 
 
 @pytest.fixture
@@ -166,7 +225,7 @@ def tools() -> Tools:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
-    """Three clients, two kinds of network, twelve public samples; in round 2 a client is absent."""
+    """Three clients, two kinds of network, twelve public samples; one client joins late, and one misses a round."""
     torch.set_default_dtype(torch.float64)
     monkeypatch.setattr("fedalloy.engine.base.refusal", lambda *_, **__: None)  # the gate lets only float32 pass
 
@@ -181,7 +240,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
             at += n + 2
         shared = PublicSet(pool.subset(range(at, total)), labelled=True, holder="all")
         networks = [Normed] if same else [Normed, plain, *[Normed] * (len(sizes) - 2)]
-        turns = Participation(policy="trace", trace=(tuple(range(len(sizes))), (0, 2), tuple(range(len(sizes)))))
+        turns = Participation(policy="trace", trace=((0, 1), (0, 2), (0, 1, 2)))
         options: dict[str, Any] = {
             "work": LocalWork(epochs=2, batch=4, optimiser="adam", lr=0.05, lr_decay=0.9),
             "participation": turns,
