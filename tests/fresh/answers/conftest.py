@@ -128,6 +128,9 @@ class World:
 def steps(net: nn.Module, x: Tensor, draws: Sequence[Tensor], loss: Loss, optimiser: torch.optim.Optimizer) -> Any:
     """Train on the given batches; returns the optimiser's state."""
     net.train()
+    if len(x) == 1:  # which has no variance
+        for norm in (m for m in net.modules() if isinstance(m, nn.BatchNorm1d)):
+            norm.eval()
     for positions in draws:
         optimiser.zero_grad()
         loss(net(x[positions]), positions).backward()  # type: ignore[no-untyped-call]
