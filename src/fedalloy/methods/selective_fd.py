@@ -33,7 +33,8 @@ DROPPED = -1  # in place of a label, where there is none
         public=True,
         clients_hold_public=True,
         any_network=True,
-        remembers="its model, which public samples resemble its own, and where it voted",
+        remembers="its model, which public samples resemble its own, and where it voted; "
+        "with persist, its optimiser's state",
         quick={"samples": 8},
     ),
 )

@@ -1,4 +1,4 @@
-"""Federations in float64, run by fedalloy and, step by step, by loops in plain torch that know nothing of its methods."""
+"""Federations in float64, run by fedalloy and by loops in plain torch that know nothing of its methods."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class World:
         n = len(self.public)
         if size is None or policy == "all":
             return torch.arange(n), self.public.samples.inputs
-        part = self.public.subset(t, self.setting.seed, size, policy).samples  # type: ignore[arg-type]
+        part = self.public.subset(t, self.setting.seed, size, policy).samples
         return part.index - int(self.public.samples.index[0]), part.inputs
 
     def draws(self, stage: str, t: int, k: int, n: int, size: int, *, epochs: int = 0, steps: int = 0) -> list[Tensor]:
@@ -133,9 +133,26 @@ def steps(net: nn.Module, x: Tensor, draws: Sequence[Tensor], loss: Loss, optimi
             norm.eval()
     for positions in draws:
         optimiser.zero_grad()
-        loss(net(x[positions]), positions).backward()  # type: ignore[no-untyped-call]
+        loss(net(x[positions]), positions).backward()
         optimiser.step()
     return optimiser.state_dict()
+
+
+def local_work(
+    world: World, net: nn.Module, t: int, k: int, kept: Any = None, stage: str = "batches", **how: int
+) -> Any:
+    """Cross-entropy on a client's own data; returns the optimiser's state."""
+    x, y = world.own(k)
+    draws = world.draws(stage, t, k, len(y), world.work.batch, **(how or {"epochs": world.work.epochs}))
+    optimiser = world.optimiser(net, t, kept=kept)
+    return steps(net, x, draws, lambda z, rows: nn.functional.cross_entropy(z, y[rows]), optimiser)
+
+
+def beside(world: World, net: nn.Module, t: int, k: int, count: int) -> Iterator[Tensor]:
+    """The cross-entropy of batches of a client's own data, to be learned along with public ones (ce_on = "local")."""
+    x, y = world.own(k)
+    for rows in world.draws("tune/own", t, k, len(y), world.work.batch, steps=count):
+        yield nn.functional.cross_entropy(net(x[rows]), y[rows])
 
 
 def logits(net: nn.Module, x: Tensor) -> Tensor:
@@ -216,6 +233,8 @@ class Tools:
     """What every comparison needs."""
 
     steps: Callable[..., Any] = steps
+    local_work: Callable[..., Any] = local_work
+    beside: Callable[..., Iterator[Tensor]] = beside
     logits: Callable[[nn.Module, Tensor], Tensor] = logits
     farthest: Callable[..., float] = farthest
     pretrain: Callable[..., Any] = pretrain

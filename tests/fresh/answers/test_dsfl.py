@@ -23,49 +23,40 @@ def soft_label_loss(z: Tensor, target: Tensor) -> Tensor:
     return -(target * (z - torch.logsumexp(z, 1, keepdim=True))).sum() / len(z)
 
 
+def distil(
+    world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module, soft: Tensor, kept: Any = None
+) -> Any:
+    """Train a client's network, or the server's, on the open samples with the global soft labels."""
+    at, x = world.drawn(t, o["samples"], o["policy"])
+    labels, batch = world.public.labels[at], o["tune_batch"] or world.work.batch
+    draws = world.draws("tune", t, k, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
+    own = tools.beside(world, net, t, k, len(draws))
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        if k == -1:  # the server's model learns from soft labels alone
+            return soft_label_loss(z, soft[rows])
+        total = o["kd_weight"] * soft_label_loss(z, soft[rows])
+        if o["ce_on"] == "public":
+            total = total + nn.functional.cross_entropy(z, labels[rows])
+        return total + next(own) if o["ce_on"] == "local" else total
+
+    return tools.steps(net, x, draws, loss, world.optimiser(net, t, o["tune_lr"], kept))
+
+
 def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> tuple[dict[int, nn.Module], nn.Module]:
     o = {"persist": False, "tune_epochs": 1, "tune_steps": 0, "tune_batch": None, "tune_lr": None, "ensemble": "era"}
     o |= {"temperature": 0.1, "kd_weight": 1.0, "ce_on": "none", "samples": None, "policy": "fresh", **given}
     nets, server, kept = world.nets(), world.server(), dict[int, Any]()
-    batch = o["tune_batch"] or world.work.batch
     for t in range(1, rounds + 1):
-        at, x = world.drawn(t, o["samples"], o["policy"])
-        labels, answers = world.public.labels[at], []
+        _, x = world.drawn(t, o["samples"], o["policy"])
+        answers = []
         for k in world.active(t):
-            own, y = world.own(k)
-            draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
-            optimiser = world.optimiser(nets[k], t, kept=kept.get(k) if o["persist"] else None)
-
-            def local(z: Tensor, rows: Tensor, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(z, y[rows])
-
-            kept[k] = tools.steps(nets[k], own, draws, local, optimiser)
+            kept[k] = tools.local_work(world, nets[k], t, k, kept.get(k) if o["persist"] else None)
             answers.append(tools.logits(nets[k], x).softmax(1))
         soft = ensemble(answers, o["ensemble"], o["temperature"])
-
-        def distil(z: Tensor, rows: Tensor, soft: Tensor = soft) -> Tensor:
-            return soft_label_loss(z, soft[rows])
-
-        draws = world.draws("tune", t, -1, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
-        tools.steps(server, x, draws, distil, world.optimiser(server, t, o["tune_lr"]))
+        distil(world, tools, o, t, -1, server, soft)
         for k in world.active(t):
-            net, (own, y) = nets[k], world.own(k)
-            draws = world.draws("tune", t, k, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
-            beside = iter(world.draws("tune/own", t, k, len(y), world.work.batch, steps=len(draws)))
-
-            def tune(
-                z: Tensor, rows: Tensor, net: nn.Module = net, own: Tensor = own, y: Tensor = y, soft: Tensor = soft
-            ) -> Tensor:
-                total = o["kd_weight"] * soft_label_loss(z, soft[rows])
-                if o["ce_on"] == "public":
-                    total = total + nn.functional.cross_entropy(z, labels[rows])
-                if o["ce_on"] == "local":
-                    mine = next(beside)
-                    total = total + nn.functional.cross_entropy(net(own[mine]), y[mine])
-                return total
-
-            optimiser = world.optimiser(net, t, o["tune_lr"], kept[k] if o["persist"] else None)
-            kept[k] = tools.steps(net, x, draws, tune, optimiser)
+            kept[k] = distil(world, tools, o, t, k, nets[k], soft, kept[k] if o["persist"] else None)
     return nets, server
 
 

@@ -1,4 +1,4 @@
-"""FedAvg from a start on local data: w_0 is the average of models that were trained alone, then McMahan's Algorithm 1."""
+"""FedAvg from a start on local data: w_0 is the average of models that were trained alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from fedalloy.aggregation.rule import Aggregation
@@ -34,13 +33,7 @@ def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int, weights
             server.load_state_dict(average(alone, share), strict=False)
         sent = {k: copy.deepcopy(server) for k in active}
         for k, net in sent.items():
-            x, y = world.own(k)
-
-            def loss(z: Tensor, rows: Tensor, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(z, y[rows])
-
-            draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
-            tools.steps(net, x, draws, loss, world.optimiser(net, t))
+            tools.local_work(world, net, t, k)
         server.load_state_dict(average(sent, share), strict=False)
     return server
 

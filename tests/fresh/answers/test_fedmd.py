@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from fedalloy.methods.fedmd import FedMD
@@ -31,45 +29,58 @@ def penalty(net: nn.Module, l2: float) -> Tensor | float:
     return l2 * sum(w * w for w in last.weight.flatten()) if l2 else 0.0
 
 
+def transferred(world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module) -> Any:
+    """Transfer learning, on the public samples and then on the client's own; returns the last optimiser's state."""
+    last = None
+    shared = (world.public.inputs, world.public.labels)
+    for stage, samples in (("public", shared), ("private", world.own(k))):
+        last = tools.pretrain(world, net, (t, k), samples, stage, o, lambda net: penalty(net, o["l2"]))
+    return last
+
+
+def digest(world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module, wanted: Tensor, kept: Any) -> Any:
+    """Approach the consensus: the mean absolute error over the batch and all outputs."""
+    _, x = world.drawn(t, o["samples"], o["policy"])
+    draws = world.draws("digest", t, k, len(x), o["digest_batch"], epochs=o["digest_epochs"])
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        return (z - wanted[rows]).abs().sum() / z.numel() + penalty(net, o["l2"])
+
+    return tools.steps(net, x, draws, loss, world.optimiser(net, t, kept=kept))
+
+
+def revisit(world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module, kept: Any) -> Any:
+    """Train on the client's own data."""
+    x, y = world.own(k)
+    draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(z, y[rows]) + penalty(net, o["l2"])
+
+    return tools.steps(net, x, draws, loss, world.optimiser(net, t, kept=kept))
+
+
 def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> dict[int, nn.Module]:
     """Algorithm 1 in plain torch, with an optimiser for the digest and one for the revisit."""
     o = {"pretrain_public": 20, "pretrain_private": 25, "digest_epochs": 1, "digest_batch": 256, "samples": None}
     o |= {"policy": "stratified", "persist": True, "consensus_of": "logits", "clip_logits": None, "l2": 0.0}
     o |= {"from_pretraining": False, **given}
-    o["from_pretraining"] &= o["persist"]
     nets, digested, revisited = world.nets(), dict[int, Any](), dict[int, Any]()
     begun: set[int] = set()
     for t in range(1, rounds + 1):
-        at, x = world.drawn(t, o["samples"], o["policy"])
+        _, x = world.drawn(t, o["samples"], o["policy"])
         answers = {}
         for k in world.active(t):
-            net, own = nets[k], world.own(k)
-            if k not in begun:  # transfer learning
+            if k not in begun:
                 begun.add(k)
-                shared = (world.public.inputs, world.public.labels)
-                if o["pretrain_public"]:
-                    tools.pretrain(world, net, (t, k), shared, "public", o, lambda net: penalty(net, o["l2"]))
-                if o["pretrain_private"]:
-                    last = tools.pretrain(world, net, (t, k), own, "private", o, lambda net: penalty(net, o["l2"]))
-                    if o["from_pretraining"]:
-                        revisited[k] = last
-            answers[k] = tools.logits(net, x)  # communicate
-        consensus = mean_logits(answers, o["consensus_of"], o["clip_logits"])  # aggregate
+                last = transferred(world, tools, o, t, k, nets[k])
+                if o["from_pretraining"] and o["persist"]:
+                    revisited[k] = last
+            answers[k] = tools.logits(nets[k], x)  # communicate
+        wanted = mean_logits(answers, o["consensus_of"], o["clip_logits"])  # aggregate
         for k in world.active(t):
-            net, (own_x, y) = nets[k], world.own(k)
-
-            def digest(z: Tensor, rows: Tensor, net: nn.Module = net) -> Tensor:
-                return (z - consensus[rows]).abs().sum() / z.numel() + penalty(net, o["l2"])
-
-            def revisit(z: Tensor, rows: Tensor, net: nn.Module = net, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(z, y[rows]) + penalty(net, o["l2"])
-
-            draws = world.draws("digest", t, k, len(x), o["digest_batch"], epochs=o["digest_epochs"])
-            optimiser = world.optimiser(net, t, kept=digested.get(k))
-            digested[k] = tools.steps(net, x, draws, digest, optimiser)
-            draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
-            optimiser = world.optimiser(net, t, kept=revisited.get(k))
-            revisited[k] = tools.steps(net, own_x, draws, revisit, optimiser)
+            digested[k] = digest(world, tools, o, t, k, nets[k], wanted, digested.get(k))
+            revisited[k] = revisit(world, tools, o, t, k, nets[k], revisited.get(k))
             if not o["persist"]:
                 digested.pop(k)
                 revisited.pop(k)
@@ -93,6 +104,7 @@ OPTIONS = [
     {"held_out": 0.3, "held_out_least": 3, "private_batch": 3, "public_batch": 5},
     {"held_out": 0.3, "held_out_least": 1, "private_patience": 2, "private_min_delta": 0.2},
     {"converged_by": "training", "private_patience": 2, "public_min_delta": 0.2},
+    {"converged_by": "training", "private_patience": 2, "private_min_delta": 0.0, "public_min_delta": 0.0},
 ]
 
 

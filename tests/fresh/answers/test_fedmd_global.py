@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,18 +47,42 @@ def average(answers: list[Tensor], of: str, clip: float | None) -> Tensor:
     return torch.stack(answers).mean(0)
 
 
-def keep_norms(net: nn.Module) -> None:
+@contextmanager
+def norms_as_they_are(net: nn.Module, kept: bool) -> Iterator[None]:
     """BatchNorm uses the statistics that it has, and keeps them, whatever mode the network is put into."""
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.train = lambda mode=True: module  # type: ignore[method-assign,assignment,misc]
-            module.training = False
+    norms = [m.eval() for m in net.modules() if isinstance(m, nn.BatchNorm1d) and kept]
+    for norm in norms:
+        norm.__dict__["train"] = lambda mode=True: None
+    yield
+    for norm in norms:
+        del norm.__dict__["train"]
 
 
-def let_norms(net: nn.Module) -> None:
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            del module.__dict__["train"]
+def global_update(
+    world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module, knowledge: Tensor, epochs: int
+) -> None:
+    """A client's, or the server's, approach to the global knowledge."""
+    _, x = world.drawn(t, o["samples"], o["policy"])
+    draws = world.draws("digest", t, k, len(x), o["digest_batch"], epochs=epochs)
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        return eq_1(z, knowledge[rows], o["loss"], o["l1_reduction"])
+
+    with norms_as_they_are(net, o["freeze_norm"] and k >= 0):
+        tools.steps(net, x, draws, loss, world.optimiser(net, t))
+
+
+def local_update(world: Any, tools: Any, o: dict[str, Any], t: int, k: int, net: nn.Module) -> None:
+    """Eq. 2, or Eq. 4 with learning without forgetting."""
+    x, y = world.own(k)
+    before = tools.logits(copy.deepcopy(net), x)
+    draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        eq_2 = nn.functional.cross_entropy(z, y[rows])
+        return eq_2 + o["beta"] * eq_3(z, before[rows], o["rho"]) if o["lwof"] else eq_2
+
+    tools.steps(net, x, draws, loss, world.optimiser(net, t))
 
 
 def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> dict[str, Any]:
@@ -69,43 +94,23 @@ def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> dict
     nets, server, initial, distilled = world.nets(), world.server(), dict[int, Any](), dict[int, Any]()
     shared = (world.public.inputs, world.public.labels)
     for t in range(1, rounds + 1):
-        at, x = world.drawn(t, o["samples"], o["policy"])
+        _, x = world.drawn(t, o["samples"], o["policy"])
         answers = []
         for k in world.active(t):
             if k not in initial:
-                if o["pretrain_public"]:
-                    tools.pretrain(world, nets[k], (t, k), shared, "public", o)
-                if o["pretrain_private"]:
-                    tools.pretrain(world, nets[k], (t, k), world.own(k), "private", o)
+                tools.pretrain(world, nets[k], (t, k), shared, "public", o)
+                tools.pretrain(world, nets[k], (t, k), world.own(k), "private", o)
                 initial[k] = copy.deepcopy(nets[k])
             answers.append(tools.logits(nets[k], x))
         knowledge = average(answers, o["consensus_of"], o["clip_logits"])
-
-        def global_update(z: Tensor, rows: Tensor, knowledge: Tensor = knowledge) -> Tensor:
-            return eq_1(z, knowledge[rows], o["loss"], o["l1_reduction"])
-
         if t == 1 and o["init_global"] == "public":
             tools.pretrain(world, server, (t, -1), shared, "public", o)
         epochs = o["digest_epochs"] if o["server_digest_epochs"] is None else o["server_digest_epochs"]
-        draws = world.draws("digest", t, -1, len(x), o["digest_batch"], epochs=epochs)
-        tools.steps(server, x, draws, global_update, world.optimiser(server, t))
+        global_update(world, tools, o, t, -1, server, knowledge, epochs)
         for k in world.active(t):
-            net, (own, y) = nets[k], world.own(k)
-            if o["freeze_norm"]:
-                keep_norms(net)
-            draws = world.draws("digest", t, k, len(x), o["digest_batch"], epochs=o["digest_epochs"])
-            tools.steps(net, x, draws, global_update, world.optimiser(net, t))
-            if o["freeze_norm"]:
-                let_norms(net)
-            distilled[k] = copy.deepcopy(net)
-            before = tools.logits(distilled[k], own)
-
-            def local_update(z: Tensor, rows: Tensor, y: Tensor = y, before: Tensor = before) -> Tensor:
-                eq_2 = nn.functional.cross_entropy(z, y[rows])
-                return eq_2 + o["beta"] * eq_3(z, before[rows], o["rho"]) if o["lwof"] else eq_2  # Eq. 4
-
-            draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
-            tools.steps(net, own, draws, local_update, world.optimiser(net, t))
+            global_update(world, tools, o, t, k, nets[k], knowledge, o["digest_epochs"])
+            distilled[k] = copy.deepcopy(nets[k])
+            local_update(world, tools, o, t, k, nets[k])
     return {"model": nets, "initial": initial, "distilled": distilled, "server": server}
 
 
@@ -151,6 +156,8 @@ def test_fedmd_global_is_the_papers(options, world, tools):
 
 
 @pytest.mark.parametrize("options", [FEW, LWOF, {**FEW, "loss": "ce"}], ids=str)
-def test_the_variant_takes_eq_1_literally(options, world, tools):
-    method = FedMDGlobal(variant="paper", **options)
-    assert farthest(world(), tools, method, {"l1_reduction": "sum_class", **options}) < 1e-9
+def test_the_variant_takes_eq_1_literally_and_draws_samples(options, world, tools):
+    given = {"samples": 9, **options}
+    method = FedMDGlobal(variant="paper", **given)
+    assert FedMDGlobal(variant="paper").samples == 5000
+    assert farthest(world(), tools, method, {"l1_reduction": "sum_class", **given}) < 1e-9

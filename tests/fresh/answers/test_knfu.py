@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedalloy.methods.fedmd_knfu import FedMDKnFu
 from fedalloy.methods.knfu import KnFu
@@ -45,44 +45,38 @@ def eq_10(z: Tensor, y: Tensor, fused: Tensor, temperature: float, weight: float
     return (ce if labels else 0) + weight * kl
 
 
-def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int, plain_mean: bool) -> tuple[Any, Any]:
-    """Algorithm 1 in plain torch: the clients' networks, and what they were sent last."""
+def tune(world: Any, tools: Any, o: dict[str, Any], t: int, n: int, net: nn.Module, fused: Tensor, kept: Any) -> Any:
+    """Step 4, fine-tuning on the public samples."""
+    at, x = world.drawn(t, o["samples"], o["policy"])
+    labels, weight = world.public.labels[at], o["temperature"] ** 2 if o["kd_weight"] is None else o["kd_weight"]
+    batch = o["tune_batch"] or world.work.batch
+    draws = world.draws("tune", t, n, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
+    own = tools.beside(world, net, t, n, len(draws))
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        total = eq_10(z, labels[rows], fused[rows], o["temperature"], weight, o["ce_on"] == "public")
+        return total + next(own) if o["ce_on"] == "local" else total
+
+    return tools.steps(net, x, draws, loss, world.optimiser(net, t, o["tune_lr"], kept))
+
+
+def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int, plain_mean: bool) -> dict[int, nn.Module]:
+    """Algorithm 1 in plain torch."""
     o = {"persist": False, "tune_epochs": 1, "tune_steps": 0, "tune_batch": None, "tune_lr": None, "temperature": 1.0}
     o |= {"kd_weight": None, "ce_on": "public", "beta": 10.0, "direction": "own_to_other", "samples": None}
     o |= {"policy": "fresh", **given}
-    weight = o["temperature"] ** 2 if o["kd_weight"] is None else o["kd_weight"]
-    nets, kept, sent = world.nets(), dict[int, Any](), dict[int, Tensor]()
+    nets, kept = world.nets(), dict[int, Any]()
     for t in range(1, rounds + 1):
-        at, x = world.drawn(t, o["samples"], o["policy"])
-        labels, answers = world.public.labels[at], {}
+        _, x = world.drawn(t, o["samples"], o["policy"])
+        answers = {}
         for n in world.active(t):
-            own, y = world.own(n)
-
-            def eq_3(z: Tensor, rows: Tensor, y: Tensor = y) -> Tensor:
-                return torch.nn.functional.cross_entropy(z, y[rows])
-
-            draws = world.draws("batches", t, n, len(y), world.work.batch, epochs=world.work.epochs)
-            optimiser = world.optimiser(nets[n], t, kept=kept.get(n) if o["persist"] else None)
-            kept[n] = tools.steps(nets[n], own, draws, eq_3, optimiser)
+            kept[n] = tools.local_work(world, nets[n], t, n, kept.get(n) if o["persist"] else None)  # Eq. 3
             answers[n] = tools.logits(nets[n], x).softmax(1)  # Eq. 4
         mean = sum(answers.values()) / len(answers)
         sent = dict.fromkeys(answers, mean) if plain_mean else mixtures(answers, o["beta"], o["direction"])
         for n in world.active(t):
-            net, (own, y) = nets[n], world.own(n)
-            batch = o["tune_batch"] or world.work.batch
-            draws = world.draws("tune", t, n, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
-            beside = iter(world.draws("tune/own", t, n, len(y), world.work.batch, steps=len(draws)))
-
-            def loss(z: Tensor, rows: Tensor, n: int = n, net: Any = net, own: Tensor = own, y: Tensor = y) -> Tensor:
-                total = eq_10(z, labels[rows], sent[n][rows], o["temperature"], weight, o["ce_on"] == "public")
-                if o["ce_on"] == "local":
-                    mine = next(beside)
-                    total = total + torch.nn.functional.cross_entropy(net(own[mine]), y[mine])
-                return total
-
-            optimiser = world.optimiser(net, t, o["tune_lr"], kept[n] if o["persist"] else None)
-            kept[n] = tools.steps(net, x, draws, loss, optimiser)
-    return nets, sent
+            kept[n] = tune(world, tools, o, t, n, nets[n], sent[n], kept[n] if o["persist"] else None)
+    return nets
 
 
 SHARED = [
@@ -105,7 +99,7 @@ SHARED = [
 def test_knfu_is_the_papers(options, world, tools):
     here = world()
     ran = here.run(KnFu(**options), 3)
-    nets, _ = repeated(here, tools, options, 3, plain_mean=False)
+    nets = repeated(here, tools, options, 3, plain_mean=False)
     assert max(tools.farthest(ran.memories[n]["model"], nets[n]) for n in nets) < 1e-9
 
 
@@ -113,5 +107,5 @@ def test_knfu_is_the_papers(options, world, tools):
 def test_fedmd_as_knfu_has_it(options, world, tools):
     here = world()
     ran = here.run(FedMDKnFu(**options), 3)
-    nets, _ = repeated(here, tools, options, 3, plain_mean=True)
+    nets = repeated(here, tools, options, 3, plain_mean=True)
     assert max(tools.farthest(ran.memories[n]["model"], nets[n]) for n in nets) < 1e-9

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from fedalloy.methods.local import Local
 from fedalloy.train.fit import LocalWork
 
-SECOND = "second phase"
 SGD = LocalWork(epochs=1, batch=4, lr=0.1, momentum=0.8, lr_decay=0.5)
 
 
@@ -20,15 +19,9 @@ def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> dict
     nets, kept = world.nets(), dict[int, Any]()
     for t in range(1, rounds + 1):
         for k in world.active(t):
-            x, y = world.own(k)
-
-            def loss(z: Tensor, rows: Tensor, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(z, y[rows])
-
-            for stage, epochs in (("batches", world.work.epochs), (SECOND, o["second_phase"])):
-                draws = world.draws(stage, t, k, len(y), world.work.batch, epochs=epochs)
-                optimiser = world.optimiser(nets[k], t, kept=kept.get(k) if o["persist"] else None)
-                kept[k] = tools.steps(nets[k], x, draws, loss, optimiser)
+            for stage, epochs in (("batches", world.work.epochs), ("second phase", o["second_phase"])):
+                last = kept.get(k) if o["persist"] else None
+                kept[k] = tools.local_work(world, nets[k], t, k, last, stage, epochs=epochs)
     return nets
 
 

@@ -36,11 +36,14 @@ def ensemble(votes: dict[int, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return (masks[:, :, None] * answers).sum(0) / voters.clamp_min(1)[:, None], voters > 0
 
 
+def one_hot(p: Tensor) -> Tensor:
+    return nn.functional.one_hot(p.argmax(1), p.shape[1]).double()
+
+
 def clear(q: Tensor, o: dict[str, Any]) -> Tensor:
     """The server-side selector."""
     if o["server_selector"] == "l1":
-        one_hot = nn.functional.one_hot(q.argmax(1), q.shape[1])
-        return (q - one_hot).abs().sum(1) <= o["tau_server"]
+        return (q - one_hot(q)).abs().sum(1) <= o["tau_server"]
     if o["server_selector"] == "entropy":
         entropy = -(q * q.clamp_min(1e-300).log()).sum(1)
         return entropy <= o["max_entropy"] * math.log(q.shape[1])
@@ -92,61 +95,65 @@ class Ours:
     kept: list[int] = field(default_factory=list)
 
 
+def tune(
+    world: Any,
+    tools: Any,
+    o: dict[str, Any],
+    t: int,
+    k: int,
+    net: nn.Module,
+    here: Tensor,
+    q: Tensor,
+    alive: Tensor,
+    kept: Any,
+) -> Any:
+    """Fine-tuning on the samples `here`, of which those that survived have a label q."""
+    at, x = world.drawn(t, o["samples"], o["policy"])
+    labels, x, q, alive = world.public.labels[at][here], x[here], q[here], alive[here]
+    batch = o["tune_batch"] or world.work.batch
+    draws = world.draws("tune", t, k, len(x), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
+    own = tools.beside(world, net, t, k, len(draws))
+    kd = "ce" if o["labels"] == "hard" else o["kd"]
+
+    def loss(z: Tensor, rows: Tensor) -> Tensor:
+        on = alive[rows]
+        far = distance(z[on], q[rows][on], kd, o["temperature"])
+        total: Tensor = o["kd_weight"] * far.sum() / len(z)  # a mean over the batch, in which the others count 0
+        if o["ce_on"] == "public":
+            total = total + nn.functional.cross_entropy(z, labels[rows])
+        return total + next(own) if o["ce_on"] == "local" else total
+
+    return tools.steps(net, x, draws, loss, world.optimiser(net, t, o["tune_lr"], kept))
+
+
 def repeated(world: Any, tools: Any, given: dict[str, Any], rounds: int) -> Ours:
     o, ours = defaults(given), Ours(world.nets())
     familiar, states = dict[int, Tensor](), dict[int, Any]()
     for t in range(1, rounds + 1):
         at, x = world.drawn(t, o["samples"], o["policy"])
-        labels, votes = world.public.labels[at], {}
+        votes = {}
         for k in world.active(t):
-            net, (own, y) = ours.nets[k], world.own(k)
-            draws = world.draws("batches", t, k, len(y), world.work.batch, epochs=world.work.epochs)
-            optimiser = world.optimiser(net, t, kept=states.get(k) if o["persist"] else None)
-
-            def local(z: Tensor, rows: Tensor, y: Tensor = y) -> Tensor:
-                return nn.functional.cross_entropy(z, y[rows])
-
-            states[k] = tools.steps(net, own, draws, local, optimiser)
-            soft = tools.logits(net, x).softmax(1)
+            states[k] = tools.local_work(world, ours.nets[k], t, k, states.get(k) if o["persist"] else None)
+            soft = tools.logits(ours.nets[k], x).softmax(1)
             mask = torch.ones(len(x), dtype=torch.bool)
             if o["client_selector"] == "kulsif":
                 if k not in familiar:
                     familiar[k] = resembling(world, t, k, o)
                 mask = familiar[k][at]
             elif o["client_selector"] == "label_match":
-                mask = soft.argmax(1) == labels
-            answer = nn.functional.one_hot(soft.argmax(1), 3).double() if o["labels"] == "hard" else soft
-            votes[k] = (mask, answer)
+                mask = soft.argmax(1) == world.public.labels[at]
+            votes[k] = (mask, one_hot(soft) if o["labels"] == "hard" else soft)
         q, anybody = ensemble(votes)
         kept = anybody & clear(q, o)
         ours.voted.append(int(anybody.sum()))
         ours.kept.append(int(kept.sum()))
-        target = nn.functional.one_hot(q.argmax(1), 3).double() if o["labels"] == "hard" else q
+        q = one_hot(q) if o["labels"] == "hard" else q
         for k in world.active(t):
-            net, (own, y) = ours.nets[k], world.own(k)
-            here = {"all": torch.ones_like(kept), "kept": kept, "voted": kept & votes[k][0]}[o["tune_on"]]
-            here = here.nonzero().flatten()
-            if not len(here):
-                continue
-            batch = o["tune_batch"] or world.work.batch
-            draws = world.draws("tune", t, k, len(here), batch, epochs=o["tune_epochs"], steps=o["tune_steps"])
-            beside = iter(world.draws("tune/own", t, k, len(y), world.work.batch, steps=len(draws)))
-
-            def tune(z: Tensor, rows: Tensor, now: Any = (net, own, y, here, target, kept, labels)) -> Tensor:
-                net, own, y, here, target, kept, labels = now
-                alive, kd = kept[here[rows]], "ce" if o["labels"] == "hard" else o["kd"]
-                far = distance(z[alive], target[here[rows]][alive], kd, o["temperature"])
-                total = o["kd_weight"] * far.sum() / len(z)  # a mean over the batch, in which the others count 0
-                if o["ce_on"] == "public":
-                    total = total + nn.functional.cross_entropy(z, labels[here[rows]])
-                if o["ce_on"] == "local":
-                    mine = next(beside)
-                    total = total + nn.functional.cross_entropy(net(own[mine]), y[mine])
-                found: Tensor = total
-                return found
-
-            optimiser = world.optimiser(net, t, o["tune_lr"], states[k] if o["persist"] else None)
-            states[k] = tools.steps(net, x[here], draws, tune, optimiser)
+            chosen = {"all": torch.ones_like(kept), "kept": kept, "voted": kept & votes[k][0]}[o["tune_on"]]
+            if chosen.any():
+                last = states[k] if o["persist"] else None
+                here = chosen.nonzero().flatten()
+                states[k] = tune(world, tools, o, t, k, ours.nets[k], here, q, kept, last)
     return ours
 
 
