@@ -78,6 +78,8 @@ class SelectiveFD(Selectors, SoftLabels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.labels == "hard" and self.temperature != 1:  # as kd = 'kl' may be a variant's, it is not refused there
+            raise UsageError(f"{self.name}.temperature has no effect without labels = 'soft'; leave it out")
         if self.tune_on is None:
             object.__setattr__(self, "tune_on", "all" if self.ce_on == "public" else "kept")
         elif self.tune_on == "all" and self.ce_on != "public":

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedalloy.base.rng import generator
 from fedalloy.methods.fedmd_global import FedMDGlobal
 
 
@@ -161,3 +162,20 @@ def test_the_variant_takes_eq_1_literally_and_draws_samples(options, world, tool
     method = FedMDGlobal(variant="paper", **given)
     assert FedMDGlobal(variant="paper").samples == 5000
     assert farthest(world(), tools, method, {"l1_reduction": "sum_class", **given}) < 1e-9
+
+
+def test_the_copy_sees_the_same_augmented_samples(world, tools):
+    """With augmentation, both sides of Eq. 3 answer on the inputs of the batch, as they were changed."""
+    here = world(augment=lambda x, stream: x + torch.randn(x.shape, generator=stream))
+    nothing = {"pretrain_public": 0, "pretrain_private": 0, "digest_epochs": 0}
+    ran = here.run(FedMDGlobal(lwof=True, **nothing), 1)
+    for k, net in list(here.nets().items())[:2]:
+        (x, y), before = here.own(k), copy.deepcopy(net)
+        noise, optimiser = generator(here.setting.seed, "batches/augment", 1, k), here.optimiser(net, 1)
+        for rows in here.draws("batches", 1, k, len(y), here.work.batch, epochs=here.work.epochs):
+            changed = x[rows] + torch.randn(len(rows), 4, generator=noise)
+            z = net.train()(changed)
+            optimiser.zero_grad()
+            (nn.functional.cross_entropy(z, y[rows]) + eq_3(z, tools.logits(before, changed), 2.0)).backward()
+            optimiser.step()
+        assert tools.farthest(ran.memories[k]["model"], net) < 1e-9

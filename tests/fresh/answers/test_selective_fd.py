@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedalloy.base.rng import generator
+from fedalloy.errors import UsageError
 from fedalloy.methods.selective_fd import SelectiveFD
 
 
@@ -210,3 +211,9 @@ def test_the_variant_of_the_authors_code(options, world, tools):
     assert SelectiveFD(variant="reference").samples == 512
     given = {"samples": 9, "auxiliary": 20, **options}
     compare(world(), tools, SelectiveFD(variant="reference", **given), {**VARIANTS["reference"], **given})
+
+
+def test_one_class_cannot_be_softened():
+    """Its square would only weigh the cross-entropy of hard labels, which has no temperature."""
+    with pytest.raises(UsageError, match="temperature"):
+        SelectiveFD(variant="knfu", labels="hard", temperature=2.0)
