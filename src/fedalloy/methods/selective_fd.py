@@ -33,7 +33,8 @@ DROPPED = -1  # in place of a label, where there is none
         public=True,
         clients_hold_public=True,
         any_network=True,
-        remembers="its model, which public samples resemble its own, and where it voted",
+        remembers="its model, which public samples resemble its own, and where it voted; "
+        "with persist, its optimiser's state",
         quick={"samples": 8},
     ),
 )
@@ -77,6 +78,8 @@ class SelectiveFD(Selectors, SoftLabels):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.labels == "hard" and self.temperature != 1:  # as kd = 'kl' may be a variant's, it is not refused there
+            raise UsageError(f"{self.name}.temperature has no effect without labels = 'soft'; leave it out")
         if self.tune_on is None:
             object.__setattr__(self, "tune_on", "all" if self.ce_on == "public" else "kept")
         elif self.tune_on == "all" and self.ce_on != "public":
