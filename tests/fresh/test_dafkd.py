@@ -322,6 +322,36 @@ CASES += [
 ]
 
 
+OURS = {
+    "distil_batch": 32, "distil_lr": 0.01, "generator_lr": 1e-3, "generator_weight_decay": 1e-3, "noise": 100,
+    "generator_kind": "conditional", "generator_adam": "usual", "generator_batch": None, "adversarial": 1.0,
+    "saturating": True, "gradient_penalty": 0.0, "gan_window": "always", "shared_layers": None, "max_share": 1.0,
+    "ensemble": "prob", "tau": 1.0, "kd_scale": "plain", "common_head": False, "pseudo_from": "new", "kd_start": 1,
+    "distil_samples": 1280, "distil_steps": 200, "distil_optimiser": "sgd", "student_mode": "eval",
+}  # fmt: skip
+CODE = {
+    "distil_lr": 1e-4, "generator_lr": 1e-4, "generator_weight_decay": 1e-4, "generator_kind": "unconditional",
+    "generator_adam": "gan", "adversarial": 2.0, "saturating": False, "gradient_penalty": 0.3, "gan_window": "early",
+    "ensemble": "logit", "tau": 20.0, "kd_scale": "tau2_mean", "common_head": True, "pseudo_from": "old",
+    "kd_start": 2, "distil_steps": 1600, "distil_optimiser": "adam", "student_mode": "train",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_variants(form):
+    """Section 4.1 of the paper, and its code with the arguments of its script."""
+    own = {"common_head": False} if issubclass(form, DaFKDScores) else {}  # heads never travel
+    own |= {"ensemble": "prob"} if form is DaFKDPredictions else {}
+    changes = {"recommended": {}, "paper": {"student_mode": "train"}, "reference": {**CODE, **own}}
+    for variant, changed in changes.items():
+        o = form(variant=variant)
+        expected = {**OURS, **changed}
+        if form is DaFKDFeatures:  # an image generator's option has no effect there
+            expected["generator_kind"] = o.generator_kind
+        assert {name: getattr(o, name) for name in OURS} == expected, variant
+        assert o.aggregation.weights == ("size" if variant == "reference" else "uniform")
+
+
 @pytest.mark.parametrize(("form", "options"), CASES, ids=lambda case: getattr(case, "name", str(case)))
 def test_two_rounds(form, options, monkeypatch, in_double):
     public = options.get("pseudo_samples") == "public"
