@@ -36,7 +36,13 @@ def mean_answers(nets, x, ensemble, tau):
         answers = torch.stack([net.eval()(x) for net in nets])
         if ensemble == "logits":
             return (answers.mean(0) / tau).softmax(1)
-        return (answers / tau).softmax(2).mean(0)
+        if ensemble == "centred":  # ours: a class that a client always prefers loses its advantage
+            return ((answers - answers.mean(1, keepdim=True)).mean(0) / tau).softmax(1)
+        p = (answers / tau).softmax(2)
+        if ensemble == "probabilities":
+            return p.mean(0)
+        sure = (p * p.log()).sum(2).exp()  # ours: exp(-H)
+        return (sure[:, :, None] * p).sum(0) / sure.sum(0)[:, None]
 
 
 def distil(student, teacher, x, o, orders, held=None):
@@ -207,6 +213,8 @@ CASES = [{"variant": variant, **BATCH} for variant in ("recommended", "reference
 CASES += [{"variant": variant, "steps": 3} for variant in ("recommended", "reference", "dafkd")]
 CASES += [
     {**BATCH, "tau": 2.5, "clip_gradients": 0.02, "ensemble": "probabilities"},
+    {"steps": 3, "tau": 2.5, "ensemble": "centred"},
+    {"steps": 3, "tau": 2.5, "ensemble": "entropy"},
     {**BATCH, "clip_gradients": 0.02, "optimiser": "sgd", "lr": 0.5},
     {**BATCH, "optimiser": "sgd", "lr": 0.5, "schedule": "constant", "drop_last": False},
     {**BATCH, "validation_on": "task", "check_every": 2, "lr": 0.1},
