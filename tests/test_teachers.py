@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
+from typing import get_args
 
 import pytest
 import torch
 
 from fedalloy.aggregation.robust import clipped
 from fedalloy.knowledge.teachers import (
+    Rule,
     by_discriminator,
     by_entropy,
     by_label_counts,
@@ -39,16 +42,19 @@ def test_mean_logits():
     assert mean_logits(LOGITS).tolist() == [[2.0, 1.0], [2.0, 2.0]]
 
 
-def test_centred_over_classes_or_samples():
-    # Over classes: (2, -2), (0, 0); (-1, 1), (2, -2); (1/2, -1/2), (-2, 2).
-    assert mean_centred_logits(LOGITS).tolist() == [[0.5, -0.5], [0.0, 0.0]]
-    # Over samples, the column means are (2.5, 0.5), (3, 2), (0.5, 2); of all clients (2, 1.5).
-    assert mean_centred_logits(LOGITS, "samples").tolist() == [[0.0, -0.5], [0.0, 0.5]]
+def test_centred_over_samples():
+    # The column means are (2.5, 0.5), (3, 2), (0.5, 2); of all clients (2, 1.5).
+    assert mean_centred_logits(LOGITS).tolist() == [[0.0, -0.5], [0.0, 0.5]]
 
 
-def test_centred_over_classes_a_client_does_not_count_more_for_large_logits_throughout():
-    raised = LOGITS + torch.tensor([1000.0, 0.0, -3.0])[:, None, None]
-    assert torch.allclose(mean_centred_logits(raised), mean_centred_logits(LOGITS), atol=1e-5)
+def test_centred_a_client_does_not_count_more_for_a_class_that_it_always_prefers():
+    raised = LOGITS + torch.tensor([[1000.0, 0.0], [0.0, 7.0], [-3.0, 0.0]])[:, None]
+    assert torch.allclose(mean_centred_logits(raised), mean_centred_logits(LOGITS), atol=1e-4)
+
+
+def test_no_two_rules_teach_the_same():
+    found = [taught(LOGITS, rule).softmax(1) for rule in get_args(Rule)]
+    assert all(not torch.allclose(one, other) for one, other in combinations(found, 2))
 
 
 @pytest.mark.parametrize("tau", [1.0, 2.0])
@@ -96,7 +102,7 @@ def test_shares_by_label_counts():
     assert by_label_counts(counts).T.tolist() == [[0.75, 0.25], [0.0, 1.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("logits", [2.0, 1.0]), ("centred", [0.5, -0.5])])
+@pytest.mark.parametrize(("rule", "expected"), [("logits", [2.0, 1.0]), ("centred", [0.0, -0.5])])
 def test_a_rule_by_its_name(rule, expected):
     assert taught(LOGITS, rule)[0].tolist() == expected
 

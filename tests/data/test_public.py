@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedalloy.data import PublicSet, Samples, assert_disjoint
+from fedalloy.data.public import Policy
 from fedalloy.errors import UsageError
 
 
@@ -66,6 +67,14 @@ def test_a_subset_keeps_inputs_and_labels_together() -> None:
     assert part.inputs.flatten().long().tolist() == rows(part)
     assert torch.equal(part.labels, data.labels[rows(part)])
     assert (part.labelled, part.holder) == (True, "all")
+
+
+@pytest.mark.parametrize("policy", ["fixed", "fresh", "stratified", "all"])
+def test_a_subset_is_of_the_same_kind(policy: Policy) -> None:
+    pool = Samples(torch.zeros(6, 1, 2, 2), torch.tensor([0, 1] * 3), torch.arange(6))
+    public = PublicSet(pool, labelled=True, holder="all", shared_labels=False, task=pool)
+    part = public.subset(round=1, seed=0, size=2, policy=policy)
+    assert (part.labelled, part.holder, part.shared_labels, part.task) == (True, "all", False, pool)
 
 
 def test_wrong_requests() -> None:

@@ -8,7 +8,7 @@ exactly these inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -95,7 +95,7 @@ class PublicSet:
         stream = generator(seed, "public", 0 if policy == "fixed" else round)
         shuffled = torch.randperm(len(self), generator=stream)
         chosen = _stratify(self.labels[shuffled], shuffled, size) if policy == "stratified" else shuffled[:size]
-        return PublicSet(self.samples.subset(chosen.sort().values), self.labelled, self.holder)
+        return replace(self, samples=self.samples.subset(chosen.sort().values))
 
 
 def assert_disjoint(public: Tensor, clients: Mapping[int, Tensor]) -> None:

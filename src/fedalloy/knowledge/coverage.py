@@ -25,7 +25,12 @@ def coverage(seen: Tensor, classes: int) -> tuple[int, float]:
 
 def note_coverage(fed: Federation, teacher: Tensor) -> None:
     """Note the coverage of a round's samples, from what teachers answered together (N, classes or more outputs)."""
-    covered, largest = coverage(teacher[:, : fed.classes].argmax(1), fed.classes)
+    note_classes(fed, teacher[:, : fed.classes].argmax(1))
+
+
+def note_classes(fed: Federation, seen: Tensor) -> None:
+    """Note it from the classes that teachers saw. A batch alone may be too small to hold even half of many classes."""
+    covered, largest = coverage(seen, fed.classes)
     fed.note(COVERED, covered)
     fed.note(LARGEST, largest)
 

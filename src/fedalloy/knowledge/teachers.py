@@ -45,17 +45,18 @@ def mean_logits(logits: Tensor) -> Tensor:
     return logits.mean(0)
 
 
-def mean_centred_logits(logits: Tensor, over: Literal["classes", "samples"] = "classes") -> Tensor:
-    """The mean of logits minus each client's own mean, over the classes of a sample or over all samples of a class.
+def mean_centred_logits(logits: Tensor) -> Tensor:
+    """The mean of logits minus each client's own mean for each class, over all samples.
 
-    Over classes, no client's probabilities change, and no client counts more because its logits are large. Over
-    samples, a class that a client always prefers loses its advantage.
+    A class that a client always prefers loses its advantage. A mean over the classes of a sample would be no use: no
+    softmax depends on it.
 
-    >>> mean_centred_logits(torch.tensor([[[9.0, 5.0]], [[0.0, 2.0]]]))
-    tensor([[ 0.5000, -0.5000]])
+    >>> mean_centred_logits(torch.tensor([[[9.0, 5.0], [7.0, 5.0]], [[0.0, 2.0], [0.0, 4.0]]]))
+    tensor([[ 0.5000, -0.5000],
+            [-0.5000,  0.5000]])
     """
     exact = logits.double()
-    return (exact - exact.mean(-1 if over == "classes" else -2, keepdim=True)).mean(0).to(logits.dtype)
+    return (exact - exact.mean(-2, keepdim=True)).mean(0).to(logits.dtype)
 
 
 def mean_probabilities(logits: Tensor, tau: float = 1.0) -> Tensor:

@@ -60,7 +60,7 @@ class Teaching(Method):
         """The teacher from scores (K, N) and logits (K, N, classes), and each client's importance for each class."""
         shares = by_discriminator(scores, self.max_share)  # Eq. 7
         teacher = ensemble(shares, logits, self.tau, self.ensemble)  # sum_k ahat_ki s(w_k; x_i) of Eq. 8
-        table = torch.zeros(len(fed.sizes), fed.classes)  # 0 for absent clients
+        table = torch.zeros(len(fed.sizes), fed.classes, dtype=torch.float32)  # 0 for absent clients
         table[[r.client for r in replies]] = importance_by_class(shares, teacher[:, : fed.classes]).cpu()
         return teacher, {"importance": table}
 

@@ -15,7 +15,7 @@ from fedalloy.data.samples import Samples
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, State, initial, method
 from fedalloy.federation.setting import SERVER
-from fedalloy.knowledge.coverage import note_coverage
+from fedalloy.knowledge.coverage import note_classes
 from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.methods.centralised import Centralised
@@ -77,14 +77,16 @@ class DataFreeKD(DataFree, Persistent, Centralised):
         generator = self.resumed(fed, s.body)
         optimiser = me.work.optimiser_for(student, me.round, s.body.get("optimiser") if self.persist else None)
         batch: Judged
+        seen: list[Tensor] = []
 
         def loss(z: Tensor, _: Tensor) -> Tensor:
             nonlocal batch
             batch = judged(teacher, generator(z))
+            seen.append(batch.answers.detach()[:, : fed.classes].argmax(1))
             return kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
 
         fit(student, me, loss, optimiser=optimiser, after=lambda: generator.step(self.generator_loss(batch)))
-        note_coverage(fed, batch.answers)  # of the last batch
+        note_classes(fed, torch.cat(seen))
         carried = kept(optimiser) if self.persist else {}
         return s.next(student=params(student), **self.kept(generator), **carried)
 

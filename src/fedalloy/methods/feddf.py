@@ -53,7 +53,9 @@ class FedDF(Validated):
         "recommended", "whose choices: ours, those of its code and commands, or DaFKD's"
     )
     ensemble: Rule = by_variant(
-        "logits", "mean logits, centred logits or probabilities; or these by certainty", dafkd="probabilities"
+        "logits",
+        "mean logits, logits less the client's mean over the samples, or probabilities; or these by certainty",
+        dafkd="probabilities",
     )
     steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group")
     batch: Count = by_variant(128, "public inputs in a step", reference=64)

@@ -87,7 +87,7 @@ class LogitExchange(Pretrained):
         if self.consensus_of == "probabilities":  # logits whose softmax is the mean probability
             return consensus([z.softmax(1) for z in answers], rule.combine, rule.trim).clamp_min(LEAST).log()
         if self.consensus_of == "centred":
-            answers = [mean_centred_logits(z[None], over="samples") for z in answers]
+            answers = [mean_centred_logits(z[None]) for z in answers]
         return consensus(answers, rule.combine, rule.trim, self.clip_logits)
 
     def approach(

@@ -121,7 +121,8 @@ class Optimiser(Protocol):
 class FlatSGD:
     """SGD over parameters and gradients that are views of one vector each, so that a step takes few operations.
 
-    Its results are those of `torch.optim.SGD`, number by number.
+    Its results are those of `torch.optim.SGD`, number by number, if the loss reaches every parameter. One that it does
+    not reach has the gradient 0 here, so that weight decay and momentum move it, while torch leaves it alone.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.constant_(net.weight, 1.0)
