@@ -161,7 +161,7 @@ def _numbers(hint: Any, name: str, usual: Any) -> list[Any]:
     parts = [hint, *typing.get_args(hint)]
     if name in NUMBERS and (int in parts or float in parts):
         return list(NUMBERS[name])
-    if int in parts and usual is not None:
+    if int in parts and isinstance(usual, int):
         return [max(1, usual // 2), 2 * usual]
     return [usual / 2, 2 * usual] if float in parts and isinstance(usual, float) else []
 

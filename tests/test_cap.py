@@ -60,10 +60,11 @@ class Moving(Serial):
                 continue
             told = {"n": me.n} | ({"counts": me.train.counts(me.classes)} if getattr(method, "tells_counts", 0) else {})
             told |= {"loss": torch.tensor(1.0)} if method.name == "qffl" else {}
+            still = message.action == "start"  # whose average is where the round begins
             nets = {key: body for key, body in message.body.items() if key in ("model", "generator", "head")}
             if method.name not in DAFKD:
                 nets = {"model": nets["model"]}
-            by = STEP if message.client == LIAR else 0.0
+            by = STEP if message.client == LIAR and not still else 0.0
             moved = {k: {n: t + by if t.is_floating_point() else t for n, t in net.items()} for k, net in nets.items()}
             yield Answer(message.client, Reply({**moved, **told}), Meter())
 

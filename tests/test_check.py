@@ -462,7 +462,7 @@ FAULTS = [
     (
         SecretlyPublic(),
         check.check_needs_no_more_than_its_card_says,
-        "public=False.*'train' of client 3: AttributeError",
+        "public=None.*'train' of client 3: AttributeError",
     ),
     (SecretlyFeatures(), check.check_needs_no_more_than_its_card_says, "features=False.*has no attribute 'head'"),
     (AveragesAnyNetwork(), check.check_needs_no_more_than_its_card_says, "any_network=True.*do not fit the network"),

@@ -356,10 +356,16 @@ def test_the_keys_that_differ_are_listed(tmp_path: Path, built: Built) -> None:
 
     check("rounds=9", "engine=pool", "workers=2", "memory=1GB")  # these change no bit
     with pytest.raises(CheckpointError) as caught:
-        check("training.lr=0.2", "method=fedprox")
+        check("training.lr=0.2", "method=moon")
     first, *lines = str(caught.value).splitlines()
     assert first == f"'{tmp_path}/run' holds a run of a different experiment; choose another folder:"
-    assert lines == ["  method.mu: None -> 0.01", "  method.name: fedavg -> fedprox", "  training.lr: 0.1 -> 0.2"]
+    assert lines == [
+        "  method.mu: None -> 5.0",
+        "  method.name: fedavg -> moon",
+        "  method.tau: None -> 0.5",
+        "  method.unseen: None -> random",
+        "  training.lr: 0.1 -> 0.2",
+    ]
     many = [f"training.{key}=7" for key in ("epochs", "batch", "lr", "weight_decay", "clip")]
     many += ["training.schedule=step", "training.step_every=7", "stop.patience=7", "seed=7"]
     many += [f"training.{key}=0.5" for key in ("momentum", "step_factor", "lr_decay")]

@@ -269,7 +269,8 @@ DAFKD = (
     "method=dafkd", "method.noise=4", "method.generator_width=8",
     "method.distil_samples=40", "method.distil_batch=8", "method.distil_steps=3",
 )  # fmt: skip
-FEATURES = ["method.name=dafkd-features", "method.generator_width=128"]  # which images alone have
+PREDICTIONS = ["method=dafkd-predictions", *DAFKD[1:]]
+FEATURES = ["method=dafkd-features", *DAFKD[1:], "method.generator_width=128"]  # which images alone have
 
 
 def test_importance_beside_the_clients_data(run: Make, given: dict[str, tuple[Any, ...]], tmp_path: Path) -> None:
@@ -311,12 +312,12 @@ def test_the_averaged_generators_images_as_the_global_model_sees_them(
     ("options", "names", "lacking"),
     [
         (
-            ["method.name=dafkd-predictions"],
+            PREDICTIONS,
             ["generated", "averages"],
             "importance",
         ),
         (
-            ["method.kd_start=3"],
+            [*DAFKD, "method.kd_start=3"],
             ["generated", "averages"],
             "importance",
         ),
@@ -337,13 +338,13 @@ def test_a_picture_that_is_missing_says_why(
     lacking: str,
 ) -> None:
     said: list[str] = []
-    assert [path.stem for path in draw(run(*DAFKD, *options), out=tmp_path, say=said.append)] == names
+    assert [path.stem for path in draw(run(*options), out=tmp_path, say=said.append)] == names
     assert len(said) == 1
     assert said[0].startswith(f"no {lacking}.png: ")
 
 
 def test_dafkd_without_anything_to_draw(run: Make) -> None:
-    bare = run(*DAFKD, *FEATURES, "method.distil_steps=0")
+    bare = run(*FEATURES, "method.distil_steps=0")
     with pytest.raises(UsageError, match=r"no importance\.png: .*; no generated\.png: "):
         draw(bare)
     with pytest.raises(UsageError, match=r"dafkd-features .*--central"):

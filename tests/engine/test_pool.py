@@ -193,6 +193,7 @@ def unusual():
         private_answers=True,
         privacy=Privacy(noise_multiplier=1.5),
         secret_noise=True,
+        amp_weights="train",
     )
 
 

@@ -36,12 +36,13 @@ class FedAvgLocalStart(PretrainedAlone, FedAvg):
 
     def round(self, s: State, fed: Federation) -> State:
         """FedAvg's round; before the first one, w_0 = sum_k (n_k / n) w_k of the models that converged."""
-        if not s["started"]:
-            replies = fed.ask("start", fed.sample(), model=s["model"])
-            if not replies:
-                return s.next()
-            s = State(s.round, {**s.body, "model": self.aggregate(s, replies, fed), "started": 1})
-        return super().round(s, fed)
+        if s["started"]:
+            return super().round(s, fed)
+        replies = fed.ask("start", fed.sample(), model=s["model"])
+        if not replies:
+            return s.next()
+        s = State(s.round, {**s.body, "model": self.aggregate(s, replies, fed), "started": 1})
+        return self.averaged(s, fed.ask("train", [r.client for r in replies], model=s["model"]), fed)
 
     @action("model -> model, n, counts if tells_counts")
     def start(self, me: Client, msg: Message) -> Reply:
