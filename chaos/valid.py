@@ -35,7 +35,9 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "distil_lr": (0.001, 0.01),
     "eps": (0.0, 1e-6),
     "exact_up_to": (1, 3),
+    "generated_batch": (2, 4),
     "generated_steps": (1, 2),
+    "generator_batch": (4, 8),
     "generator_lr": (1e-4, 1e-3),
     "generator_lr_decay": (0.9, 1.0),
     "generator_weight_decay": (0.0, 1e-3),
@@ -50,16 +52,20 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "momentum": (0.0, 0.5),
     "samples": (4, 16),
     "second_phase": (1, 2),
+    "server_digest_epochs": (1, 2),
     "server_steps": (1, 2),
     "shared_layers": (0, 1),
     "tau": (0.5, 1.0, 4.0),
     "tau_server": (0.5, 1.0),
+    "tune_batch": (4, 16),
+    "tune_lr": (0.01, 0.1),
     "validation": (0.1, 0.2),
 }
 # What options, of all methods or of one, require beyond what they declare themselves; None means absent.
 NEEDS: dict[str, dict[str, Any]] = {
     "policy": {"samples": 8},
     "selective-fd.client_selector": {"auxiliary": None},
+    "pseudo_samples": {"noise": None, "generator_width": None, "distil_samples": None},
 }
 SECTIONS: dict[str, type[Any]] = {"aggregation": Aggregation, "cache": Cache}
 TRIES = 20  # to find options that a method accepts together
@@ -84,8 +90,8 @@ def an_experiment(dice: random.Random) -> dict[str, Any]:
     }
     if "models" in values and dice.random() < 0.3:
         _by_tier(dice, values)
-    if cls.card.public or dice.random() < 0.2:
-        values["public"] = _public(dice)
+    if (holder := make_method(experiment(values)).needs_public) or dice.random() < 0.2:
+        values["public"] = _public(dice) | ({"holder": "all"} if holder == "all" else {})
     if cls.card.private and dice.random() < 0.2:
         values["privacy"] = _privacy(dice)
     for key, made in (

@@ -225,10 +225,11 @@ def test_every_option_and_privacy_are_drawn(chaos: Any) -> None:
         return {option for option, value in usual.items() if not seen.get((name, part, option), set()) - {value}}
 
     fixed = {  # options that a method has from another one, and in which it leaves no choice
-        "dafkd-features": {"generator_kind", "generator_width", "shared_layers"},
+        "dafkd-features": {"generator_width", "shared_layers", "pseudo_samples"},
+        "dafkd-no-correlation": {"max_share"},
         "dafkd-predictions": {"common_head", "ensemble", "max_share"},
         "dafkd-scores": {"common_head"},
-        "fedkf-server": {"adversarial"},
+        "fedkf-server": {"adversarial", "order"},
     }
     disco = {"disco_a", "disco_b", "disco_metric", "disco_normalise"}
     with_key = {"weights": {"weights"}, "weights=disco": disco, "combine": {"combine", "trim"}, "clip": {"clip"}}
