@@ -9,7 +9,7 @@ from fedalloy import simulate
 from fedalloy.check.method import small_settings
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import run
-from fedalloy.knowledge.coverage import COVERED, LARGEST, collapsed, coverage, note_coverage
+from fedalloy.knowledge.coverage import ASKED, COVERED, LARGEST, collapsed, coverage, note_coverage
 from fedalloy.methods import DaFKD, methods
 from fedalloy.report.facts import warnings
 
@@ -99,3 +99,17 @@ def test_a_collapse_is_told_once_and_in_reports(collapses, monkeypatch):
         assert about[0].startswith("round 1: ")
         assert "cover 1 of 10 classes" in told[0]
         assert "2 of 2 rounds" in told[0]
+
+
+def test_a_generator_is_not_blamed_for_classes_that_nobody_asked_for():
+    notes = {COVERED: 4, LARGEST: 0.3}
+    assert collapsed({"notes": notes}, classes=10)
+    assert not collapsed({"notes": {**notes, ASKED: 4}}, classes=10)
+    assert collapsed({"notes": {**notes, ASKED: 4, COVERED: 1}}, classes=10)
+
+
+def test_fedftg_asks_for_the_classes_that_active_clients_hold():
+    alone = {**EXPERIMENT, "partition": {"name": "classes", "clients": 5, "per_client": 2}}
+    alone |= {"participation": {"policy": "fraction", "fraction": 0.2}}
+    done = simulate({**alone, "method": {"name": "fedftg", **methods["fedftg"].card.quick}})
+    assert [record["notes"][ASKED] for record in done.rounds] == [2, 2]

@@ -131,7 +131,7 @@ class FedFTG(FedAvg):
                 self.student_loss(answers, student(x), alpha[:, y]).backward()  # type: ignore[no-untyped-call]  # torch's
                 learn.step()
                 fed.meter.steps += 1
-        note_coverage(fed, torch.cat(seen))
+        note_coverage(fed, torch.cat(seen), asked=int((counts.sum(0) > 0).sum()))
         return {"model": params(student), "generator": params(generator.net)}
 
     def sampled(self, held: Tensor, stream: torch.Generator) -> Tensor:

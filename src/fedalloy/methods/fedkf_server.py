@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedalloy.base.options import Number, option
@@ -58,11 +59,13 @@ class FedKFServer(FedKF):
         """The generator and its moments, some steps of L_G (Eq. 5) further."""
         teacher = frozen(load(fed.build(), weights))
         generator = self.resumed(fed, s.body)
-        noise, device = fed.rng("generator"), next(teacher.parameters()).device
+        noise, device, seen = fed.rng("generator"), next(teacher.parameters()).device, list[Tensor]()
         for _ in range(self.server_steps or max((fed.steps(k) for k in fed.sample()), default=0)):
             images = generator(normal(self.generated(fed.work.batch, fed.work), self.noise, noise, device))
             generator.step(self.generator_loss(batch := judged(teacher, images)))
-            note_coverage(fed, batch.answers)  # the last batch's stays
+            seen.append(batch.answers.detach())
+        if seen:
+            note_coverage(fed, torch.cat(seen))
         return self.kept(generator)
 
     @action("model, teacher? if distils, generator if distils -> model, n, counts if tells_counts")

@@ -178,7 +178,7 @@ class Paper:
         fine_tune(student, nets, make, [(self.tape.next("randn"), y) for y in labels], alpha, o, round, seen)
         self.model, self.generator = (copy.deepcopy(net.state_dict()) for net in (student, make))
         found = torch.cat(seen).bincount(minlength=CLASSES)
-        self.notes = [int((found > 0).sum()), int(found.max()) / labels.numel()]
+        self.notes = [int((found > 0).sum()), int(found.max()) / labels.numel(), int((counts.sum(0) > 0).sum())]
 
     def labels(self, held):
         """p(y) ~ sum_k n_k^y: drawn, or in exact proportion and shuffled."""
