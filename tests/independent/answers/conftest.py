@@ -246,9 +246,8 @@ def tools() -> Tools:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     """Three clients, two kinds of network, twelve public samples; one client joins late, and one misses a round."""
-    torch.set_default_dtype(torch.float64)
     monkeypatch.setattr("fedalloy.engine.base.refusal", lambda *_, **__: None)  # the gate lets only float32 pass
 
     def make(sizes: Sequence[int] = (9, 14, 6), *, same: bool = False, public: int = 12, **given: Any) -> World:
@@ -271,5 +270,4 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
         }
         return World(Setting(sites=sites, networks=networks, classes=3, public=shared, **options))
 
-    yield make
-    torch.set_default_dtype(torch.float32)
+    return make

@@ -155,9 +155,8 @@ def tools() -> Tools:
 
 
 @pytest.fixture
-def world() -> Iterator[Callable[..., World]]:
+def world() -> Callable[..., World]:
     """Four clients of different sizes and labels; three of them take part in each of four rounds."""
-    torch.set_default_dtype(torch.float64)
 
     def make(sizes: Sequence[int] = (5, 9, 4, 7), **given: Any) -> World:
         stream = generator(5, "fresh data")
@@ -177,5 +176,4 @@ def world() -> Iterator[Callable[..., World]]:
         }
         return World(Setting(sites=sites, classes=3, **options))
 
-    yield make
-    torch.set_default_dtype(torch.float32)
+    return make

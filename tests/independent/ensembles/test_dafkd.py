@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -275,12 +274,9 @@ def network():
 
 
 @pytest.fixture
-def in_double(monkeypatch) -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
+def double_answers(monkeypatch) -> None:
     for name in ("dafkd_scores", "dafkd_predictions"):  # what clients answer is in float32 otherwise
         monkeypatch.setattr(f"fedalloy.methods.{name}.array", partial(array, dtype=torch.float64))
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def some_setting(public, epochs, weight_decay=1e-3):
@@ -353,7 +349,7 @@ def test_variants(form):
 
 
 @pytest.mark.parametrize(("form", "options"), CASES, ids=lambda case: getattr(case, "name", str(case)))
-def test_two_rounds(form, options, monkeypatch, in_double):
+def test_two_rounds(form, options, monkeypatch, double_answers):
     public = options.get("pseudo_samples") == "public"
     size = {} if public else {"noise": NOISE, "distil_samples": 13}
     size |= {"generator_width": 4} if not public and form is not DaFKDFeatures else {}
@@ -361,7 +357,7 @@ def test_two_rounds(form, options, monkeypatch, in_double):
     compare(method, some_setting(public, epochs=2), 2, monkeypatch)
 
 
-def test_the_window_of_the_code(monkeypatch, in_double):
+def test_the_window_of_the_code(monkeypatch, double_answers):
     options = {
         "distil_samples": 4,
         "distil_steps": 1,

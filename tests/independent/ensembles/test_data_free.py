@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -90,13 +89,6 @@ def network():
     return FeatureNet(features, nn.Sequential(nn.Linear(6, CLASSES)), (6,))
 
 
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def some_setting(**work):
     draw = torch.Generator().manual_seed(3)
 
@@ -137,7 +129,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("options", "work"), CASES, ids=str)
-def test_a_teachers_round_and_two_students_rounds(options, work, monkeypatch, in_double):
+def test_a_teachers_round_and_two_students_rounds(options, work, monkeypatch):
     method = DataFreeKD(teacher_rounds=1, steps=3, noise=NOISE, width=4, **options)
     setting, rounds = some_setting(**work), []
     engine, tape = Serial(setting), Tape(monkeypatch)

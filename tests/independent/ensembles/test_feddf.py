@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -172,13 +171,6 @@ def wide():
     return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, CLASSES))
 
 
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def some_setting(**public):
     draw = torch.Generator().manual_seed(3)
 
@@ -224,7 +216,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_two_rounds(options, monkeypatch, in_double):
+def test_two_rounds(options, monkeypatch):
     method, setting, states = FedDF(**options), some_setting(), []
     engine, tape = Serial(setting), Tape(monkeypatch)
     start = method.init(engine.open(method, 0))

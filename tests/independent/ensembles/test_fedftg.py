@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -216,13 +215,6 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
 
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def some_setting():
     draw = torch.Generator().manual_seed(3)
 
@@ -270,7 +262,7 @@ CASES += [
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_two_rounds(options, monkeypatch, in_double):
+def test_two_rounds(options, monkeypatch):
     method, setting, rounds = FedFTG(**SMALL, **options), some_setting(), []
     engine, tape = Serial(setting), Tape(monkeypatch)
     start = method.init(engine.open(method, 0))

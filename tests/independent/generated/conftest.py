@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class Watched(Serial):
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Method, Setting, int], list[Seen]]]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Method, Setting, int], list[Seen]]:
     """Run a method for some rounds in float64 and return what happened in each."""
     drawn = Draws()
 
@@ -116,6 +116,4 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Method, Setting
             run_method(method, engine, rounds, last, note)
         return seen
 
-    torch.set_default_dtype(torch.float64)
-    yield watched
-    torch.set_default_dtype(torch.float32)
+    return watched

@@ -143,7 +143,6 @@ def split(rows: Tensor) -> list[Tensor]:
 
 @pytest.fixture
 def setting(random_sites):
-    torch.set_default_dtype(torch.float64)
     return Setting(
         sites=random_sites(SIZES, shape=(1, 6, 6), classes=CLASSES), networks=[network], classes=CLASSES,
         work=LocalWork(batch=BATCH, lr=LR, epochs=EPOCHS, momentum=0.9, weight_decay=1e-5),
