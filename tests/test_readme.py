@@ -62,7 +62,7 @@ def test_a_stale_table_is_found() -> None:
 def readme() -> str:
     """The block of README that shows what the demo prints."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = [block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if block.startswith("Method ")]
+    (block,) = [block for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) if block.startswith("Scores: ")]
     return str(block)
 
 
