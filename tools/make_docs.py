@@ -14,23 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from fedalloy.aggregation.cache import Cache
-from fedalloy.aggregation.rule import Aggregation
 from fedalloy.base.options import kind, options_of, sections_of, toml
 from fedalloy.base.text import listed
-from fedalloy.config.sections import DataPart, Experiment, PartitionPart, PublicPart, Stop
+from fedalloy.config.sections import CLOSED, DataPart, Experiment, PartitionPart, PublicPart
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
 from fedalloy.federation.core import Method
 from fedalloy.federation.metrics import METRICS
-from fedalloy.federation.participation import Participation
-from fedalloy.federation.quorum import Quorum
 from fedalloy.methods import methods
-from fedalloy.nets.architectures import Budget, ModelPart
+from fedalloy.nets.architectures import ModelPart
 from fedalloy.nets.models import models
 from fedalloy.report.listing import used
-from fedalloy.train.fit import LocalWork
-from fedalloy.train.privacy import Privacy
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXPERIMENTS = DOCS.parent / "experiments"
@@ -41,20 +35,13 @@ WHOSE = {"paper": "paper", "reference": "its authors' code", **PAPERS}
 # The beginnings of names of experiment files, and of the methods that are their paper's own.
 FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fedmd-global": "FedMD+Global"}
 
-SECTIONS = {
+SECTIONS: Mapping[str, type] = {
     "top": Experiment,
     "data": DataPart,
     "partition": PartitionPart,
-    "training": LocalWork,
-    "participation": Participation,
-    "quorum": Quorum,
-    "aggregation": Aggregation,
-    "cache": Cache,
-    "privacy": Privacy,
     "public": PublicPart,
     "models": ModelPart,
-    "budget": Budget,
-    "stop": Stop,
+    **CLOSED,
 }
 
 

@@ -61,9 +61,7 @@ class SelectiveFD(Selectors, SoftLabels):
     )
     samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", reference=512)
     tune_steps: Number = by_variant(0, "steps of fine-tuning; 0: as many as tune_epochs makes", reference=10)
-    tune_batch: Count | None = by_variant(
-        None, "batch size of fine-tuning; unset: that of the local work", reference=512
-    )
+    tune_batch: Count | None = by_variant(None, "batch size of fine-tuning; unset: the local work's", reference=512)
     tune_on: TuneOn | None = option(
         None,
         "samples to fine-tune on: all of the round, those kept, or those kept that the client voted on itself; "

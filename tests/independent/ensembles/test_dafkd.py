@@ -201,7 +201,7 @@ class Paper:
 
     def distil(self, active, replies, generator):
         o = self.o
-        self.tape.next("randint", None)  # the number that samples are made from
+        self.tape.next("randint")  # the number that samples are made from
         x = self.public if generator is None else self.samples(generator)  # line 11
         with torch.no_grad():
             scores, logits = [], []
@@ -244,33 +244,12 @@ class Paper:
             return self.make(generator).eval()(*self.noise(self.o.distil_samples))
 
 
-# --- the same draws for both ----------------------------------------------------------------------------------------
-
-
-class Tape:
-    """Records what torch draws, by kind and in order, so that a second implementation can draw the same."""
-
-    def __init__(self, monkeypatch):
-        self.drawn = {name: [] for name in ("randn", "rand", "randint", "randperm")}
-        for name, known in self.drawn.items():
-            monkeypatch.setattr(torch, name, self.recording(getattr(torch, name), known))
-
-    def recording(self, draw, known):
-        def drawn(*args, **options):
-            known.append(draw(*args, **options))
-            return known[-1].clone()
-
-        return drawn
-
-    def next(self, kind, rows):
-        found = self.drawn[kind].pop(0)
-        assert (len(found) if found.dim() else None) == rows
-        return found
-
-
 def network():
     features = nn.Sequential(nn.Flatten(), nn.Linear(8, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh())
     return FeatureNet(features, nn.Sequential(nn.Linear(5, CLASSES)), (5,))
+
+
+DRAWS = ("randn", "rand", "randint", "randperm")
 
 
 @pytest.fixture
@@ -349,15 +328,15 @@ def test_variants(form):
 
 
 @pytest.mark.parametrize(("form", "options"), CASES, ids=lambda case: getattr(case, "name", str(case)))
-def test_two_rounds(form, options, monkeypatch, double_answers):
+def test_two_rounds(form, options, monkeypatch, taped, double_answers):
     public = options.get("pseudo_samples") == "public"
     size = {} if public else {"noise": NOISE, "distil_samples": 13}
     size |= {"generator_width": 4} if not public and form is not DaFKDFeatures else {}
     method = form(distil_steps=5, distil_batch=5, **size, **options)
-    compare(method, some_setting(public, epochs=2), 2, monkeypatch)
+    compare(method, some_setting(public, epochs=2), 2, monkeypatch, taped(*DRAWS))
 
 
-def test_the_window_of_the_code(monkeypatch, double_answers):
+def test_the_window_of_the_code(monkeypatch, taped, double_answers):
     options = {
         "distil_samples": 4,
         "distil_steps": 1,
@@ -366,12 +345,12 @@ def test_the_window_of_the_code(monkeypatch, double_answers):
         "generator_kind": "conditional",
     }
     method = DaFKD(variant="reference", generator_width=4, generator_batch=6, **options)
-    compare(method, some_setting(False, epochs=6, weight_decay=0.0), 6, monkeypatch, 1e-6)
+    compare(method, some_setting(False, epochs=6, weight_decay=0.0), 6, monkeypatch, taped(*DRAWS), 1e-6)
 
 
-def compare(method, setting, rounds, monkeypatch, within=1e-10):
+def compare(method, setting, rounds, monkeypatch, tape, within=1e-10):
     """Play the rounds twice; afterwards every number agrees, and both have drawn the same."""
-    tape, engine, states, notes, memories = Tape(monkeypatch), Serial(setting), [], [], []
+    engine, states, notes, memories = Serial(setting), [], [], []
 
     def watch(state, fed):
         states.append(state)

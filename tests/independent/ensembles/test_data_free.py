@@ -65,25 +65,6 @@ def distil(teacher, student, make, noise, o, sgd, adam):
     return torch.cat(seen)
 
 
-# --- the same draws for both ----------------------------------------------------------------------------------------
-
-
-class Tape:
-    """Records what torch draws, by kind and in order, so that a second implementation can draw the same."""
-
-    def __init__(self, monkeypatch):
-        self.drawn = {name: [] for name in ("randn", "randperm")}
-        for name, known in self.drawn.items():
-            monkeypatch.setattr(torch, name, self.recording(getattr(torch, name), known))
-
-    def recording(self, draw, known):
-        def drawn(*args, **options):
-            known.append(draw(*args, **options))
-            return known[-1].clone()
-
-        return drawn
-
-
 def network():
     features = nn.Sequential(nn.Flatten(), nn.Linear(128, 6), nn.Tanh())
     return FeatureNet(features, nn.Sequential(nn.Linear(6, CLASSES)), (6,))
@@ -129,10 +110,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("options", "work"), CASES, ids=str)
-def test_a_teachers_round_and_two_students_rounds(options, work, monkeypatch):
+def test_a_teachers_round_and_two_students_rounds(options, work, monkeypatch, taped):
     method = DataFreeKD(teacher_rounds=1, steps=3, noise=NOISE, width=4, **options)
     setting, rounds = some_setting(**work), []
-    engine, tape = Serial(setting), Tape(monkeypatch)
+    engine, tape = Serial(setting), taped("randn", "randperm")
     start = method.init(engine.open(method, 0))
     for known in tape.drawn.values():
         known.clear()

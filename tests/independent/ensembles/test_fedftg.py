@@ -189,28 +189,6 @@ class Paper:
         return split[self.tape.next("randperm")]
 
 
-# --- the same draws for both ----------------------------------------------------------------------------------------
-
-
-class Tape:
-    """Records what torch draws, by kind and in order, so that a second implementation can draw the same."""
-
-    def __init__(self, monkeypatch):
-        self.drawn = {name: [] for name in ("randn", "multinomial", "randperm")}
-        for name, known in self.drawn.items():
-            monkeypatch.setattr(torch, name, self.recording(getattr(torch, name), known))
-
-    def recording(self, draw, known):
-        def drawn(*args, **options):
-            known.append(draw(*args, **options))
-            return known[-1].clone()
-
-        return drawn
-
-    def next(self, kind):
-        return self.drawn[kind].pop(0)
-
-
 def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Tanh(), nn.Linear(5, CLASSES))
 
@@ -262,9 +240,9 @@ CASES += [
 
 
 @pytest.mark.parametrize("options", CASES, ids=str)
-def test_two_rounds(options, monkeypatch):
+def test_two_rounds(options, monkeypatch, taped):
     method, setting, rounds = FedFTG(**SMALL, **options), some_setting(), []
-    engine, tape = Serial(setting), Tape(monkeypatch)
+    engine, tape = Serial(setting), taped("randn", "multinomial", "randperm")
     start = method.init(engine.open(method, 0))
     run(method, engine, 2, watch=lambda state, fed: rounds.append((state, list(fed.notes.values()))))
     monkeypatch.undo()
