@@ -210,3 +210,22 @@ def test_conditions_on_methods_that_train_differently():
     assert holds(methods_mild_training_lr=0.3, methods_mild_mu=0.5, methods_mild_name="fedprox")
     assert not holds(methods_mild_training_lr=0.05)
     assert not holds(methods_mild_mu=[0.1, 0.2])
+
+
+def test_a_method_that_trained_otherwise_has_no_paper_figure(tmp_path):
+    table = {"source": "T", "metrics": ["amp"], "where": {"training.lr": 0.05}}
+    table["rows"] = [["FedAvg", "aca", "60"], ["FedProx", "aca", "62"]]
+    values = {
+        "rounds": 1,
+        "engine": "serial",
+        "data": {"name": "tiny", "size": 8},
+        "model": "mlp",
+        "partition": {"clients": 3, "alpha": 1.0},
+        "training": {"lr": 0.05},
+        "methods": {"fedavg": {}, "fedprox": {"training": {"lr": 0.1}}},
+        "published": [table],
+    }
+    (found,) = beside(compare(values))
+    assert [line[0] for line in found.body] == ["FedAvg"]
+    values["methods"]["fedprox"] = {"training": {"lr": 0.05}}
+    assert [line[0] for line in beside(compare(values))[0].body] == ["FedAvg", "FedProx"]

@@ -229,9 +229,16 @@ def _default(f: dataclasses.Field[Any], variant: str) -> Any:
 
 def _refuse_without(thing: Any, name: str, other: str, *choices: Any) -> None:
     if not _chosen(getattr(thing, other), choices):
-        words = " or ".join("true" if word is True else repr(word) for word in choices if word is not None)
+        known = [word for part in _parts(type_hints(type(thing)).get(other)) for word in get_args(part)]
+        told = [word for word in choices if word is not None and (word in known or not known)]
+        words = " or ".join("true" if word is True else repr(word) for word in told)
         needed = f"{other} = {words}" if words else other
         raise UsageError(f"{name} has no effect without {needed}; leave it out")
+
+
+def _parts(hint: Any) -> list[Any]:
+    """The literals that a type consists of."""
+    return [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
 
 
 def _chosen(value: Any, choices: Sequence[Any]) -> bool:

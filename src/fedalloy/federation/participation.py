@@ -37,7 +37,9 @@ class Participation:
     policy: Policy = option("full", "who is asked in a round")
     fraction: Share = option(1.0, "the share of the clients, or the probability of each")
     late_drop: Fraction = option(0.0, "the probability that a client trains but its reply is lost")
-    stragglers: Fraction = option(0.0, "the share of a round's clients that have time for some of their epochs only")
+    stragglers: Fraction = option(
+        0.0, "the share of a round's clients that are slow: each has time for 1 to `epochs` epochs"
+    )
     deadline: Positive | None = option(None, "seconds; a client whose local work would take longer is not asked")
     speeds: Sequence[Positive] | None = option(None, "FLOP/s of each client; goes with `deadline`")
     tiers: Sequence[int] | None = option(None, "how strong each client is, for `weakest` and for `tier` in [[models]]")

@@ -37,7 +37,7 @@ class Game(Method):
     """
 
     pseudo_samples: Literal["generated", "public"] = option(
-        "generated", "samples that are nobody's own, for discriminators and distillation; public: there is no generator"
+        "generated", "what discriminators and distillation use beside clients' data; public: there is no generator"
     )
     distil_samples: Several = option(
         1280, "generated samples of a distillation; of public ones, all are used", only_with=GENERATED

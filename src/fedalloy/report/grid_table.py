@@ -19,6 +19,7 @@ from fedalloy.base.text import MISSING, printable, view_name
 from fedalloy.federation.metrics import METRICS
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding, reported
+from fedalloy.storage.differences import unequal
 from fedalloy.storage.results import PERSONAL, STAGES, Run, Selection
 from fedalloy.storage.rows import CombinedRow, caveats, combine, rows
 
@@ -85,7 +86,8 @@ def grid(
         told = [f"{METRICS[name].heading}: {' or '.join(several)}" for name, several in here.items()]
         own = dict.fromkeys(x for several in here.values() for x in several)
         few = [sentence for selection in own for sentence in caveats(cell.runs, selection)]
-        notes += [f"{cell.name}: {note}" for note in [*(told if len(chosen) > 1 else []), *few, *warnings(cell.runs)]]
+        said = [*(told if len(chosen) > 1 else []), *few, *warnings(cell.runs), *unequal(cell.runs)]
+        notes += [f"{cell.name}: {note}" for note in said]
     return Grid(f"{title}{' or '.join(chosen)}", [*axes, *headings], body, notes)
 
 

@@ -90,9 +90,9 @@ def reported(table: Mapping[str, Any]) -> Selection:
 
 
 def holding(runs: Sequence[Run]) -> list[Mapping[str, Any]]:
-    """The published tables of these runs' experiment that apply to its settings."""
+    """The published tables that apply to these runs' experiment, without rows of methods that trained otherwise."""
     tables = runs[0].meta.get("experiment", {}).get("published", []) if runs else []
-    found = [table for table in tables if _holds(table, runs)]
+    found: list[Mapping[str, Any]] = [{**table, "rows": _rows(table, runs)} for table in tables if _holds(table, runs)]
     for table in found:
         if not is_selection(reported(table)):
             known = suggest(reported(table), list(SELECTIONS))
@@ -137,6 +137,19 @@ def _labels(run: Run) -> list[str]:
     """What a run's method can be called under [methods]: its label, and its name unless it has a label of its own."""
     plain = run.name in methods and methods[run.name].label == run.label
     return list(dict.fromkeys([run.label, *([run.name] if plain else [])]))
+
+
+def _rows(table: Mapping[str, Any], runs: Sequence[Run]) -> list[Sequence[str]]:
+    """A table's rows, without those of methods whose own [training] it does not hold for."""
+    otherwise = {run.meta.get("named", run.label) for run in runs if not _meets(table, run)}
+    return [row for row in table["rows"] if row[0] not in otherwise]
+
+
+def _meets(table: Mapping[str, Any], run: Run) -> bool:
+    """Whether a method's own keys of [training] are those of the table, which was tested with the common ones."""
+    values = run.meta.get("experiment", {})
+    own = [f"training.{key}" for key in values.get("method", {}).get("training", {})]
+    return all(_allowed(value_of(values, key), wanted) for key, wanted in table.get("where", {}).items() if key in own)
 
 
 def _one(table: Mapping[str, Any], runs: Sequence[Run]) -> Beside:
