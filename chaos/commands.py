@@ -214,7 +214,7 @@ def _a_folder(folder: Path, dice: Dice) -> str:
 
 @cache
 def _texts() -> list[bytes]:
-    return [file.read_bytes() for file in sorted((HERE.parent / "experiments").glob("*.toml"))]
+    return [file.read_bytes() for file in sorted((HERE.parent / "src" / "fedalloy" / "experiments").glob("*.toml"))]
 
 
 def _a_file(folder: Path, dice: Dice) -> str:

@@ -91,7 +91,7 @@ def read_once() -> Iterator[None]:
 @cache
 def texts() -> list[bytes]:
     """Return valid files: those of the project's experiments."""
-    return [file.read_bytes() for file in sorted((HERE.parent / "experiments").glob("*.toml"))]
+    return [file.read_bytes() for file in sorted((HERE.parent / "src" / "fedalloy" / "experiments").glob("*.toml"))]
 
 
 def table_trial(dice: Dice) -> str:

@@ -115,7 +115,7 @@ def test_a_file_with_every_section_is_read(everything: Path) -> None:
 
 
 def test_every_file_of_experiments_can_be_read() -> None:
-    for file in (Path(__file__).parents[1] / "experiments").glob("*.toml"):
+    for file in (Path(__file__).parents[1] / "src" / "fedalloy" / "experiments").glob("*.toml"):
         config.read(file)
 
 

@@ -237,7 +237,9 @@ def test_toml_blocks_are_experiments(page: Path) -> None:
         check_parts(experiment(tomllib.loads(block)))
 
 
-@pytest.mark.parametrize("file", sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/*.toml")]), ids=str)
+@pytest.mark.parametrize(
+    "file", sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("src/fedalloy/experiments/*.toml")]), ids=str
+)
 def test_experiment_files_are_experiments(file: Path) -> None:
     values = read_toml(file)
     for cell in cells(values)[1] if "axes" in values else [Cell((), values)]:

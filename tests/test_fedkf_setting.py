@@ -13,7 +13,7 @@ from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
 from fedalloy.data import from_arrays
 
-FILE = Path(__file__).parents[1] / "experiments" / "fedkf-emnist.toml"
+FILE = Path(__file__).parents[1] / "src" / "fedalloy" / "experiments" / "fedkf-emnist.toml"
 
 
 @pytest.fixture(scope="module")

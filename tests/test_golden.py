@@ -26,7 +26,7 @@ from fedalloy.base.options import options_of
 from fedalloy.methods import methods
 from fedalloy.storage.store import Store
 
-FILE = Path(__file__).with_name("golden.json")
+FILE = Path(__file__).parents[1] / "src" / "fedalloy" / "reproduce" / "golden.json"
 EXPERIMENT: dict[str, Any] = {
     "rounds": 3,
     "engine": "serial",

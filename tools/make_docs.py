@@ -27,7 +27,7 @@ from fedalloy.nets.models import models
 from fedalloy.report.listing import used
 
 DOCS = Path(__file__).parents[1] / "docs"
-EXPERIMENTS = DOCS.parent / "experiments"
+EXPERIMENTS = DOCS.parent / "src" / "fedalloy" / "experiments"
 
 # The variants of a method, by whose choices they are; the last four are papers that compared it with their own.
 PAPERS = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu"}
@@ -118,7 +118,7 @@ values:
 * **Paper**: what the text of the method's paper says, with `variant = "paper"`.
 * **Its authors' code**: what the authors' public code does, with `variant = "reference"`.
 * **As the five papers compared it**: how FedKF, FedMD+Global, KnFu, KDIA or DaFKD ran the method as a baseline, with
-  the variant of its name (`variant = "kdia"`) or in its file under [experiments](../experiments). A file may be smaller
+  the variant of its name (`variant = "kdia"`) or in its file under [experiments](../src/fedalloy/experiments). A file may be smaller
   than the paper's experiment, which it then says.
 
 An empty cell is as recommended, and a column without any value is left out.

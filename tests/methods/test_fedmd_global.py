@@ -123,7 +123,7 @@ def test_the_papers_ledger_is_600_kilobytes_each_way_for_each_client(tmp_path):
 
 def test_the_papers_networks_have_its_parameters(tmp_path):
     """Table 1, and the sum over its 20 clients; made images of CIFAR's shape and classes stand in for the data."""
-    toml = read_toml(Path(__file__).parents[2] / "experiments" / "fedmd-global-cifar10.toml")
+    toml = read_toml(Path(__file__).parents[2] / "src" / "fedalloy" / "experiments" / "fedmd-global-cifar10.toml")
     assert toml["data"]["name"] == "cifar10"
     assert (toml["public"]["data"], toml["public"].pop("labels")) == ("cifar100", "coarse")
     np.savez(tmp_path / "public.npz", **made(20, 40, side=32))

@@ -765,7 +765,9 @@ def test_lost_replies_do_not_count_as_participation(small_setting, play):
 
 
 def test_the_cells_of_table_2_have_their_own_settings():
-    names, table = cells(read_toml(Path(__file__).parents[2] / "experiments" / "kdia-cifar10.toml"))
+    names, table = cells(
+        read_toml(Path(__file__).parents[2] / "src" / "fedalloy" / "experiments" / "kdia-cifar10.toml")
+    )
     assert names == ["data", "beta"]
     assert len(table) == 9
     for cell in table:

@@ -17,11 +17,22 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 
 LARGEST_FILE = 1_000_000  # bytes; our longest has a few thousand
+SHIPPED = Path(__file__).parents[1] / "experiments"  # the papers' settings, which a command can name without a path
+
+
+def shipped(name: str | Path) -> Path:
+    """The file of an experiment that comes with the library, if the name is one of theirs; else the same path.
+
+    >>> shipped("knfu-mnist").name, shipped("mine.toml").name
+    ('knfu-mnist.toml', 'mine.toml')
+    """
+    path, own = Path(name), SHIPPED / f"{name}.toml"
+    return own if path.name == str(name) and not path.exists() and own.is_file() else path
 
 
 def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]:
-    """The values in a TOML file."""
-    name = f"the {what} {shown(str(path))}"
+    """The values in a TOML file, or in a file that comes with the library (`kdia-cifar10`)."""
+    name, path = f"the {what} {shown(str(path))}", shipped(path)
     try:
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:

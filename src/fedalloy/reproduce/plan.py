@@ -1,0 +1,114 @@
+"""From an item at a scale to its runs: one job for each column, method and seed, with a key that tells equal jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedalloy.base.registry import suggest
+from fedalloy.config.experiment import experiment
+from fedalloy.config.grid import Cell, cells
+from fedalloy.config.methods import for_method, make_method, naming
+from fedalloy.config.overrides import SHIPPED, put, read_toml
+from fedalloy.config.sections import Choice, Experiment
+from fedalloy.errors import UsageError
+from fedalloy.reproduce.catalogue import Item
+from fedalloy.reproduce.smoke import small
+from fedalloy.run.comparison import label_of, slug
+from fedalloy.storage.store import FREE
+
+GOLDEN = Path(__file__).with_name("golden.json")  # digests of every method's numbers; see tests/test_golden.py
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that an item needs."""
+
+    column: str
+    method: str  # its key under [methods]
+    seed: int
+    experiment: Experiment
+    choice: Choice
+
+    @property
+    def label(self) -> str:
+        """The method as tables name it."""
+        return label_of(self.method, self.choice)
+
+    @property
+    def key(self) -> str:
+        """A digest of all that changes a number: the experiment, and the numbers that its method gives."""
+        return key_of(self.experiment, self.choice, self.seed)
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder among the results."""
+        return f"{slug(self.method)}-seed{self.seed}-{self.key}"
+
+
+def key_of(exp: Experiment, choice: Choice, seed: int) -> str:
+    """The key of a run; it does not change with engine, workers, or code that leaves all numbers alone.
+
+    >>> exp = experiment({"rounds": 3})
+    >>> key_of(exp, exp.method, 0) == key_of(replace(exp, workers=2), exp.method, 0) != key_of(exp, exp.method, 1)
+    True
+    """
+    method = make_method(exp, choice)
+    full = naming(replace(for_method(exp, choice), seed=seed), method).to_dict()
+    values = {key: value for key, value in full.items() if key not in FREE - {"rounds"}}
+    text = json.dumps([values, golden(method.name, str(choice.options.get("variant", "")))], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def golden(name: str, variant: str = "") -> Mapping[str, str]:
+    """The digests of a method's numbers in a small run; empty for a method that is not the library's."""
+    cases = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]
+    found = cases.get(f"{name} {variant}".strip(), cases.get(name, {}))
+    return {part: found[part] for part in ("state", "memories") if part in found}
+
+
+def columns(item: Item, scale: str) -> list[Cell]:
+    """The cells of an item at a scale, each with the experiment's values there."""
+    chosen = item.scale(scale)
+    values = read_toml(SHIPPED / f"{chosen.experiment}.toml")
+    own = values.pop("axes", [])
+    for key, value in (chosen.set or {}).items():
+        put(values, key, value)
+    axes = own if chosen.axes is None else list(chosen.axes)
+    found = cells({**values, "axes": axes})[1] if axes else [Cell((), values)]
+    if chosen.columns:
+        names = [cell.name for cell in found]
+        for name in chosen.columns:
+            if name not in names:
+                raise UsageError(f"{item.paper} {item.id} has no column '{name}' at {scale}; {suggest(name, names)}")
+        found = [cell for cell in found if cell.name in chosen.columns]
+    return [replace(cell, values=small(cell.values)) for cell in found] if scale == "smoke" else found
+
+
+def jobs(item: Item, scale: str, seeds: Sequence[int] | None = None) -> list[Job]:
+    """The runs that an item needs at a scale, in the order of its columns."""
+    return list(_jobs(item, scale, seeds)) if item.scale(scale).experiment and item.rows else []
+
+
+def _jobs(item: Item, scale: str, seeds: Sequence[int] | None) -> Iterator[Job]:
+    chosen = item.scale(scale)
+    rows = [row for row in item.rows if not chosen.rows or row.label in chosen.rows]
+    for cell in columns(item, scale):
+        exp = experiment({key: value for key, value in cell.values.items() if key != "published"})
+        for seed in seeds or chosen.seeds:
+            for method in dict.fromkeys(row.method for row in rows):
+                yield Job(cell.name, method, seed, exp, exp.methods.get(method, Choice(name=method)))
+
+
+def paper_column(item: Item, scale: str, column: str) -> str:
+    """The paper's column that one of ours stands for."""
+    return (item.scale(scale).stands_for or {}).get(column, column)
+
+
+def settings(exp: Experiment) -> dict[str, Any]:
+    """An experiment as a table of what matters, without machine and published figures."""
+    return {key: value for key, value in exp.to_dict().items() if key not in FREE - {"rounds"}}
