@@ -179,9 +179,12 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
-    measure: bool = True,
+    only_estimate: bool = False,
 ) -> list[str]:
-    """Make every run of an item that is missing; returns the errors of those that failed."""
+    """Make every run of an item that is missing; returns the errors of those that failed.
+
+    A smoke test takes seconds and has no estimate.
+    """
     from fedalloy.reproduce.forms import EXTRACTS
 
     planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
@@ -190,7 +193,7 @@ def make_item(
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")
         return []
-    known = estimate(todo, processes) if measure else {}
+    known = estimate(todo, processes) if scale != "smoke" else {}
     about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on one round of each" if known else ""
     say(f"{len(todo)} runs to make, {there} are there{about}")
-    return make_all(todo, processes=processes, expected=known, say=say)
+    return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)
