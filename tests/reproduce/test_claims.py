@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -55,11 +56,12 @@ def records(metric, by_view, length):
     return tuple(found)
 
 
-def results(item, scale, columns, value, *, metric="", seeds=SEEDS, length=20):
-    """The records in which each row has, in each column and seed, what `value` says."""
+def results(item, scale, columns, value, *, metric="", seeds=SEEDS, length=20, labels=()):
+    """The records in which each row, or each of these, has in each column and seed what `value` says."""
+    rows = [row for row in item.rows if not labels or row.label in labels]
     runs = {}
-    for column, method, seed in product(columns, dict.fromkeys(row.method for row in item.rows), seeds):
-        by_view = {row.view: value(row.label, column, seed) for row in item.rows if row.method == method}
+    for column, method, seed in product(columns, dict.fromkeys(row.method for row in rows), seeds):
+        by_view = {row.view: value(row.label, column, seed) for row in rows if row.method == method}
         run = Run({"label": method, "seed": seed}, records(metric or item.metrics[0], by_view, length))
         runs[column, method, seed] = run
     return Results(item, scale, tuple(columns), tuple(seeds), runs)
@@ -97,7 +99,8 @@ WIDE = {("A", "x"): HIGH, ("B", "x"): LOW, "A": 45.0, "B": 44.0}
 CASES = {
     "greater": (claim(), {"A": HIGH, "B": LOW}, {"A": LOW, "B": HIGH}, {"A": HIGH, "B": HIGH}, {"A": NOISY, "B": LOW}),
     "less": (
-        claim("less", metric="fm"), {"A": LOW, "B": HIGH}, {"A": HIGH, "B": LOW}, {"A": LOW, "B": LOW}, {"A": NOISY, "B": LOW},
+        claim("less", metric="fm"), {"A": LOW, "B": HIGH}, {"A": HIGH, "B": LOW}, {"A": LOW, "B": LOW},
+        {"A": NOISY, "B": LOW},
     ),
     "mean": (
         claim(over="mean"), {"A": LOW, ("A", "x"): HIGH, "B": LOW}, {"B": LOW, ("B", "x"): HIGH, "A": LOW},
@@ -108,7 +111,8 @@ CASES = {
         {("A", "x"): LOW, ("A", "y"): HIGH}, {"A": HIGH}, {("A", "x"): NOISY, ("A", "y"): LOW},
     ),
     "margin": (
-        claim(margin=5.0), {"A": HIGH, "B": LOW}, {"A": LOW, "B": HIGH}, {"A": HIGH, "B": HIGH}, {"A": (43.0, 44.0, 42.0), "B": LOW},
+        claim(margin=5.0), {"A": HIGH, "B": LOW}, {"A": LOW, "B": HIGH}, {"A": HIGH, "B": HIGH},
+        {"A": (43.0, 44.0, 42.0), "B": LOW},
     ),
     "wider": (
         claim("wider", columns=("x",), right_columns=("y",)), WIDE, {**WIDE, "A": 80.0}, {"A": HIGH, "B": LOW},
@@ -119,8 +123,8 @@ CASES = {
         {("A", "x"): 50.0, "A": 47.0}, {("A", "x"): NOISY, "A": 44.0},
     ),
     "within rows": (
-        claim("within", left=("A", "B"), right=(), columns=("x",), margin=3.0), {"A": HIGH, "B": 50.0}, {"A": HIGH, "B": 20.0},
-        {"A": 50.0, "B": 47.0}, {"A": NOISY, "B": 44.0},
+        claim("within", left=("A", "B"), right=(), columns=("x",), margin=3.0), {"A": HIGH, "B": 50.0},
+        {"A": HIGH, "B": 20.0}, {"A": 50.0, "B": 47.0}, {"A": NOISY, "B": 44.0},
     ),
     "rounds to a target": (
         claim("less", metric="rounds to test 0.7"), {"A": 3, "B": 12}, {"A": 12, "B": 3}, {"A": 5, "B": 5},
@@ -154,12 +158,11 @@ def test_every_row_must_be_above_every_other():
     assert told(both, {"A": HIGH, "B": LOW, "C": LOW}).verdict == "not shown"
     found = told(both, {"A": HIGH, "B": LOW, "C": 45.0})
     assert found.verdict == "contradicted"
-    assert "99" not in found.reason.split("(")[0]
     assert "(its 98.8 % interval, for 4 differences)" in found.reason
 
 
 def test_a_contradiction_by_one_of_many_needs_more_than_one_in_twenty():
-    slightly = {"B": 40.0, "A": (39.0, 38.0, 37.3)}
+    slightly = {"B": 40.0, "A": (39.0, 38.4, 38.0)}
     assert told(claim(columns=("x",)), slightly).verdict == "contradicted"
     assert told(claim(), {("A", "y"): 41.0, **slightly}).verdict == "not shown"
 
@@ -269,3 +272,145 @@ def test_runs_are_named_by_folder_and_digest(tmp_path):
     assert [one.name for one in sources] == [f"{method}-seed{seed}-abc" for method in "ab" for seed in SEEDS]
     text = (tmp_path / "a-seed0-abc" / "rounds.jsonl").read_bytes()
     assert sources[0].sha256 == hashlib.sha256(text).hexdigest()
+
+
+# Every claim of every paper, on records made for it.
+
+# Judged by functions with tests of their own, not by records: nothing to swap.
+COMPUTED: frozenset[str] = frozenset()
+CLAIMS = {claim.name: (claim, paper.item(claim.item)) for paper in papers().values() for claim in paper.claims}
+COMPARED = [name for name, (claim, _) in CLAIMS.items() if claim.kind != "computed"]
+
+
+class Synthetic:
+    """A claim at a scale: how its places must be ordered for it to hold."""
+
+    def __init__(self, name, scale):
+        claim, self.item = CLAIMS[name]
+        self.claim, self.scale = replace(claim, tolerance=None), scale
+        chosen = self.item.scale(scale)
+        self.metric = claim.metric or self.item.metrics[0]
+        self.columns = [cell.name for cell in cells(self.item, scale)] if chosen.experiment else []
+        self.stands_for = chosen.stands_for or {}
+        kept = [row.label for row in self.item.rows if not chosen.rows or row.label in chosen.rows]
+        self.left, self.right = ([row for row in side if row in kept] for side in (claim.left, claim.right))
+        self.gap = math.ceil(abs(claim.margin)) + 10  # whole numbers, for rounds to a target
+        known = METRICS.get(self.metric)
+        self.of_run = self.metric.startswith("note ") or (known is not None and bool(known.path))
+
+    def named(self, names):
+        """Our columns of these names, in the order of the names."""
+        wanted = names or self.columns
+        return [[ours for ours in self.columns if name in (ours, self.stands_for.get(ours))] for name in wanted]
+
+    def column_pairs(self):
+        claim, first, second = self.claim, self.named(self.claim.columns), self.named(self.claim.right_columns)
+        if not claim.right_columns:
+            return [(one, one) for ours in first for one in ours]
+        each = claim.over == "mean" or len(first) != len(second)
+        pairs = product(first, second) if each else zip(first, second, strict=True)
+        return [pair for ours, others in pairs for pair in product(ours, others)]
+
+    def higher(self):
+        """Pairs of places of which the first must have the higher value."""
+        claim = self.claim
+        if claim.kind == "wider":
+            pairs = [((a, x), (a, y)) for a in self.left for x, y in self.column_pairs() if self.right]
+        elif claim.right_columns and claim.right in ((), claim.left):
+            pairs = [((a, x), (a, y)) for a in self.left for x, y in self.column_pairs()]
+        else:
+            pairs = [((a, x), (b, y)) for a, b in product(self.left, self.right) for x, y in self.column_pairs()]
+        return [(b, a) for a, b in pairs] if claim.kind == "less" else pairs
+
+    def levels(self):
+        """How many places each place is above, one after the other."""
+        pairs = self.higher()
+        found = dict.fromkeys((place for pair in pairs for place in pair), 0)
+        for _ in found:
+            for high, low in pairs:
+                found[high] = max(found[high], found[low] + 1)
+        assert all(found[high] > found[low] for high, low in pairs), "the claim goes round in a circle"
+        return found
+
+    def speaker(self, label):
+        """The row whose value a row has: costs and notes are those of a run, which several rows may share."""
+        method = self.item.row(label).method
+        named = (row for row in (*self.left, *self.right) if self.item.row(row).method == method)
+        return next(named, label) if self.of_run else label
+
+    def verdict(self, value, *, noise=True):
+        """The verdict if each place has this value, and the seeds differ."""
+        noise = noise and not TARGET.fullmatch(self.metric)
+
+        def noisy(label, column, seed):
+            label = self.speaker(label)
+            return value(label, column) + seed + 0.001 * (len(f"{label}{column}") * (seed + 1) % 7) * noise
+
+        return judge(self.claim, self.records(noisy)).verdict
+
+    def records(self, value):
+        labels = (*self.claim.left, *self.claim.right)
+        more = {"metric": self.metric, "length": self.length, "labels": labels}
+        return results(self.item, self.scale, self.columns, value, **more)
+
+    @property
+    def length(self):
+        long = 40 + self.gap * len(self.columns) if TARGET.fullmatch(self.metric) else 2
+        return 20 if self.metric == "stability" else long
+
+    @property
+    def holds(self):
+        return "reproduced" if self.scale == "full" else HOLDS
+
+
+@pytest.mark.parametrize("scale", ["full", "cpu"])
+@pytest.mark.parametrize("name", COMPARED)
+def test_every_claim_holds_swapped_is_contradicted_and_equal_is_not_shown(name, scale):
+    made = Synthetic(name, scale)
+    if made.claim.kind == "exact":
+        verdicts, expected = exact_verdicts(made)
+    elif made.claim.kind == "within":
+        verdicts, expected = within_verdicts(made)
+    else:
+        verdicts, expected = ordered_verdicts(made)
+    if scale == "cpu" and set(verdicts) == {"not tested"}:
+        return  # it is not claimed of anything that is run at this scale
+    assert verdicts == expected
+
+
+def ordered_verdicts(made):
+    levels, margin = made.levels(), min(made.claim.margin, 0.0)
+    top = max(levels.values(), default=0)
+    held = made.verdict(lambda *place: 20 + made.gap * levels.get(place, 0))
+    swapped = made.verdict(lambda *place: 20 + made.gap * (top - levels.get(place, 0)))
+    # Of a claim to be at most so much worse, "equal" is exactly so much.
+    equal = made.verdict(lambda *place: 20 + margin * (levels.get(place, 0) > 0), noise=False)
+    return [held, swapped, equal], [made.holds, "contradicted", "not shown"]
+
+
+def within_verdicts(made):
+    places = [(row, column) for ours in made.named(made.claim.columns) for column in ours for row in made.left]
+    spread = lambda size: made.verdict(lambda *place: 20 + size * (place == places[0]), noise=False)  # noqa: E731
+    margin = made.claim.margin
+    assert margin > 0, "a claim of little spread needs a margin"
+    return [spread(0), spread(margin + made.gap), spread(margin)], [made.holds, "contradicted", "not shown"]
+
+
+def exact_verdicts(made):
+    figures = published(made.item)
+
+    def printed(label, column):
+        found = figures.get((label, made.stands_for.get(column, column), made.metric))
+        return 0.0 if found is None else found.value
+
+    def verdict(more):
+        value = lambda label, column, _: printed(made.speaker(label), column) + more  # noqa: E731
+        return judge(made.claim, made.records(value)).verdict
+
+    return [verdict(0.0), verdict(1.0)], ["reproduced", "contradicted"]
+
+
+def test_computed_claims_are_these_and_every_function_is_there():
+    found = {name: claim.function for name, (claim, _) in CLAIMS.items() if claim.kind == "computed"}
+    assert set(found) == COMPUTED
+    assert set(found.values()) == set(computed.FUNCTIONS)

@@ -12,20 +12,21 @@ import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import listed
 from fedalloy.errors import DataError
 from fedalloy.report.statistics import Interval, t_interval
 from fedalloy.reproduce.catalogue import Claim
-from fedalloy.reproduce.comparisons import Comparison, Place, Spoken, compare, differences, values_at
+from fedalloy.reproduce.comparisons import Comparison, Place, Recorded, Spoken, compare, differences, values_at
 from fedalloy.reproduce.computed import FUNCTIONS
 from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import TARGET, Results, reached_in
 from fedalloy.storage.results import Run
 
 Verdict = Literal["reproduced", "holds at reduced scale", "not shown", "contradicted", "not tested"]
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 LEAST_SEEDS = 3
 LEVEL = 0.95
 EXACT = 0.005  # how far a count may be from the published one, which is rounded
@@ -71,10 +72,11 @@ def judge(claim: Claim, results: Results | None) -> Judgement:
         absent = f"; it is without {listed(list(spoken.absent))}" if spoken.absent else ""
         return _judgement(claim, results, "not tested", f"The {results.scale} scale has nothing to compare{absent}.")
     places = list(dict.fromkeys(place for one in spoken.differences for place in one.places))
+    recorded = {place: values_at(place, claim, results) for place in places}
     figures = published(results.item)
-    found = [compare(one, claim, results, figures) for one in spoken.differences]
+    found = [compare(one, claim, results, recorded, figures) for one in spoken.differences]
     verdict, reason = _exact(claim, found) if claim.kind == "exact" else _compared(claim, results, found, spoken)
-    if claim.kind != "exact" and (lacking := list(_lacking(places, claim, results))):
+    if claim.kind != "exact" and (lacking := list(_lacking(recorded, claim, results))):
         verdict, reason = "not tested", _named(lacking)
     if results.scale == "smoke":
         verdict, reason = "not tested", "Records of the smoke scale show that it runs, and nothing else."
@@ -188,10 +190,9 @@ def _above(value: float, bound: float) -> bool:
     return value > bound and not math.isclose(value, bound, rel_tol=1e-9)
 
 
-def _lacking(places: Sequence[Place], claim: Claim, results: Results) -> Iterator[str]:
+def _lacking(recorded: Recorded, claim: Claim, results: Results) -> Iterator[str]:
     """Each run that the claim needs and that is not recorded, or lacks the value."""
-    for label, column in places:
-        known = values_at((label, column), claim, results)
+    for (label, column), known in recorded.items():
         for seed in results.seeds:
             if seed not in known:
                 run = results.run(results.item.row(label), column, seed)

@@ -19,6 +19,7 @@ from fedalloy.reproduce.results import Results
 
 Place = tuple[str, str]  # a row's label and a column of ours
 Values = Mapping[Place, float]
+Recorded = Mapping[Place, Mapping[int, float]]  # by place and seed
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,13 @@ def our_columns(name: str, results: Results) -> list[str]:
     return [ours for ours in results.columns if name in (ours, results.paper_column(ours))]
 
 
-def compare(difference: Difference, claim: Claim, results: Results, figures: Figures) -> Comparison:
-    """A difference of the recorded runs, for the seeds that have all of it, beside the published one."""
-    by_place = {place: values_at(place, claim, results) for place in difference.places}
-    seeds = [seed for seed in results.seeds if all(seed in values for values in by_place.values())]
-    values = {seed: difference.of({place: found[seed] for place, found in by_place.items()}) for seed in seeds}
+def compare(difference: Difference, claim: Claim, results: Results, recorded: Recorded, figures: Figures) -> Comparison:
+    """A difference of the recorded values, for the seeds that have all of it, beside the published one."""
+    here = {place: recorded[place] for place in difference.places}
+    seeds = [seed for seed in results.seeds if all(seed in values for values in here.values())]
+    values = {seed: difference.of({place: found[seed] for place, found in here.items()}) for seed in seeds}
     metric = claim.metric or results.item.metrics[0]
-    printed = {
-        place: figure_of(figures, place[0], results.paper_column(place[1]), metric) for place in difference.places
-    }
+    printed = {place: figure_of(figures, place[0], results.paper_column(place[1]), metric) for place in here}
     known = {place: figure for place, figure in printed.items() if figure is not None}
     interval = t_interval(list(values.values())) if len(values) > 1 and claim.kind != "exact" else None
     return Comparison(difference.text, values, interval, difference.of(known) if len(known) == len(printed) else None)
