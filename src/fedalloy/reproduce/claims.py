@@ -3,7 +3,8 @@
 The unit is the seed: each difference that a claim speaks of is taken between runs of the same seed, and its 95 %
 interval over at least three seeds is Student's. A claim about each of several differences holds if every interval
 lies above its margin (an intersection-union test, which needs no correction). It is contradicted if any interval lies
-below zero after Bonferroni's correction for their number. Otherwise it is not shown.
+below zero after Bonferroni's correction for their number. Otherwise it is not shown; nor is a claim at full scale whose
+differences have the paper's sign but are further from the published ones than its tolerance.
 """
 
 from __future__ import annotations

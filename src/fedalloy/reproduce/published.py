@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from fedalloy.config.experiment import experiment
 from fedalloy.errors import DataError
@@ -95,5 +94,5 @@ def figure_of(figures: Figures, label: str, column: str, metric: str) -> float |
     >>> figure_of({("FedAvg", "0.1", "amp"): Published("50.4 ± 1.9", 50.4, 1.9)}, "FedAvg", "0.1", "amp")
     50.4
     """
-    found: Any = figures.get((label, column, metric))
-    return None if found is None else float(found.value)
+    found = figures.get((label, column, metric))
+    return None if found is None else found.value
