@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,32 +85,38 @@ def make_all(todo: Sequence[Task], *, processes: int, expected: Mapping[str, flo
 
     `expected` has the estimated seconds of each run by folder. One run that fails does not stop the others.
     """
-    start, done, failed = time.perf_counter(), 0.0, []
-    total = sum(expected.get(task.job.folder, 0.0) for task in todo)
-    with _pool(processes) as pool:
-        waiting = list(todo)
-        running: dict[Future[float], Task] = {}
-        while waiting or running:
-            while waiting and len(running) < processes:
-                task = waiting.pop(0)
-                running[pool.submit(_timed, task)] = task
-            ready, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                task = running.pop(future)
-                done += expected.get(task.job.folder, 0.0)
-                spent = time.perf_counter() - start
-                left = f"; about {human_seconds(spent / done * (total - done))} left" if done and done < total else ""
-                try:
-                    say(f"{task.name}: {human_seconds(future.result())}{left}")
-                except FedalloyError as error:
-                    failed.append(f"{task.name}: {error}")
-                    say(failed[-1])
+    spent = planned = 0.0  # seconds of the runs that are finished, and those that were expected of them
+    ahead, failed = sum(expected.values()), []
+    for task, result in _each(todo, processes):
+        ahead -= expected.get(task.job.folder, 0.0)
+        if isinstance(result, FedalloyError):
+            failed.append(f"{task.name}: {result}")
+            say(failed[-1])
+            continue
+        spent, planned = spent + result, planned + expected.get(task.job.folder, 0.0)
+        left = f"; about {human_seconds(ahead * spent / planned / processes)} left" if planned and ahead > 0 else ""
+        say(f"{task.name}: {human_seconds(result)}{left}")
     return failed
 
 
-def _timed(task: Task) -> float:
+def _each(todo: Sequence[Task], processes: int) -> Iterator[tuple[Task, float | FedalloyError]]:
+    """Each run with its seconds, or with its error, as it finishes; a single process needs no pool."""
+    if processes == 1:
+        for task in todo:
+            yield task, _timed(task)
+        return
+    with _pool(processes) as pool:
+        running = {pool.submit(_timed, task): task for task in todo}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _timed(task: Task) -> float | FedalloyError:
     start = time.perf_counter()
-    make(task)
+    try:
+        make(task)
+    except FedalloyError as error:
+        return error
     return time.perf_counter() - start
 
 
@@ -131,11 +137,11 @@ def _kind(job: Job) -> str:
 
 
 def _one_round(task: Task) -> float:
-    start = time.perf_counter()
-    exp = replace(alone(task.job), rounds=1)
-    before = simulate(exp, method=make_method(task.job.experiment, task.job.choice))
-    told = before.rounds[-1]["seconds"]["total"] if before.rounds else 0.0
-    return float(told) or time.perf_counter() - start
+    try:
+        run = simulate(replace(alone(task.job), rounds=1), method=make_method(task.job.experiment, task.job.choice))
+    except FedalloyError:
+        return 0.0  # the run itself will tell
+    return float(run.rounds[-1]["seconds"]["total"])
 
 
 @contextmanager
@@ -173,9 +179,12 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
-    measure: bool = True,
+    only_estimate: bool = False,
 ) -> list[str]:
-    """Make every run of an item that is missing; returns the errors of those that failed."""
+    """Make every run of an item that is missing; returns the errors of those that failed.
+
+    A smoke test takes seconds and has no estimate.
+    """
     from fedalloy.reproduce.forms import EXTRACTS
 
     planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
@@ -184,7 +193,7 @@ def make_item(
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")
         return []
-    known = estimate(todo, processes) if measure else {}
+    known = estimate(todo, processes) if scale != "smoke" else {}
     about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on one round of each" if known else ""
     say(f"{len(todo)} runs to make, {there} are there{about}")
-    return make_all(todo, processes=processes, expected=known, say=say)
+    return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)
