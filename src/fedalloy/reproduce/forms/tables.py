@@ -19,6 +19,7 @@ from fedalloy.reproduce.forms.tables_layout import (
     metric_heading,
     notes,
     paper_text,
+    setting,
     signed,
     written,
 )
@@ -33,7 +34,8 @@ def scores(results: Results) -> list[Table]:
     found = []
     for block in blocks(_pairs(results)):
         parts = [_beside(results, pair) for pair in block]
-        found.append(assembled(results, "", block, parts, _notes(results, block, round=results.item.round)))
+        told = [*_notes(results, block, round=results.item.round), *([] if found else setting(results))]
+        found.append(assembled(results, "", block, parts, told))
     chosen = [(column, metric) for column, metric in _pairs(results) if _of_a_round(metric)]
     return found + [_influence(results, block) for block in blocks(chosen)]
 
@@ -46,8 +48,8 @@ def costs(results: Results) -> list[Table]:
             _beside(results, pair) if pair[1] in METRICS and is_score(pair[1]) else _cost(results, pair)
             for pair in block
         ]
-        more = [f"Ratios are to {results.item.rows[0].label}."]
-        found.append(assembled(results, "", block, parts, [*_notes(results, block), *more]))
+        told = [*_notes(results, block), f"Ratios are to {results.item.rows[0].label}."]
+        found.append(assembled(results, "", block, parts, [*told, *([] if found else setting(results))]))
     return found
 
 

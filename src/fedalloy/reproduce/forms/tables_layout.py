@@ -145,17 +145,21 @@ def notes(
     return list(filter(None, _notes(results, counts, figures, round)))
 
 
+def setting(results: Results) -> list[str]:
+    """How the scale differs from the paper, and what the item's note says."""
+    return list(filter(None, [results.item.scale(results.scale).differs, results.item.note]))
+
+
 def _notes(
     results: Results, counts: Mapping[tuple[str, Pair], int], figures: Sequence[str], round: str
 ) -> Iterator[str]:
-    item, scale, seeds = results.item, results.item.scale(results.scale), results.seeds
+    item, seeds = results.item, results.seeds
     over = (
         f"{len(seeds)} seeds ({listed([str(seed) for seed in seeds])})" if len(seeds) != 1 else f"seed {seeds[0]} only"
     )
     yield f"Ours: {f'{in_words(round)}; ' if round else ''}{over}."
     smoke = "; data, networks and rounds are tiny, so that the figures show only that it runs"
     yield f"Scale: {results.scale}{smoke if results.scale == 'smoke' else ''}."
-    yield scale.differs
     yield from _gaps(counts, len(seeds))
     known = sum(text != MISSING for text in figures)
     if known < len(figures):
@@ -167,7 +171,6 @@ def _notes(
     others = [one.column for one in item.published if one.column not in map(results.paper_column, results.columns)]
     yield f"Columns of the paper that are not run: {listed(others)}." if others else ""
     yield "* A control, which the paper does not have." if any(row.control for row in item.rows) else ""
-    yield item.note
 
 
 def _gaps(counts: Mapping[tuple[str, Pair], int], seeds: int) -> Iterator[str]:

@@ -12,6 +12,7 @@ from fedalloy.errors import DataError
 from fedalloy.federation.metrics import amp, fm, wlp
 from fedalloy.nets.models import create, parameter_count
 from fedalloy.report.tables import Table
+from fedalloy.reproduce.forms.tables_layout import setting
 from fedalloy.reproduce.results import Results
 
 
@@ -40,7 +41,7 @@ def settings(results: Results) -> list[Table]:
             f"{item.name}: {item.title}",
             [*headings, *extra],
             [[*row, *(texts[i] for texts in extra.values())] for i, row in enumerate(rows)],
-            [note for note in (item.scale(results.scale).differs, item.note) if note],
+            setting(results),
             words=int(options.get("words", 1)),
         )
     ]

@@ -16,7 +16,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.tables import Table
 from fedalloy.report.targets import REACHABLE, Reached, Target, speed_up
 from fedalloy.reproduce.catalogue import Item, Row
-from fedalloy.reproduce.forms.tables_layout import Pair, Part, assembled, blocks, heading_of, notes, paper_text
+from fedalloy.reproduce.forms.tables_layout import Pair, Part, assembled, blocks, heading_of, notes, paper_text, setting
 from fedalloy.reproduce.results import Results, reached_in
 from fedalloy.storage.results import Run
 from fedalloy.storage.rows import cost
@@ -97,7 +97,7 @@ def targets(results: Results) -> list[Table]:
             parts.append(Part(heading_of(results, pair[0], Goal.of(item, pair[1]).heading), columns))
             printed += [text for row, text in zip(rows, papers, strict=True) if not row.control]
         counts = {cell: len(x.seeds) for cell, x in spent.items() if cell[1] in block}
-        told = [*notes(results, counts, printed), *_told(results, block)]
+        told = [*notes(results, counts, printed), *_told(results, block), *([] if found else setting(results))]
         found.append(assembled(results, "", block, parts, told))
     return found
 
