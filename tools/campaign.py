@@ -69,7 +69,7 @@ def work(items: list[str], out: Path, processes: int) -> None:
         which, _, item = name.partition(" ")
         say(f"{name}:")
         start = time.perf_counter()
-        failed = make_item(paper(which).item(item), "cpu", out / "runs", processes=processes, say=say)
+        failed = make_item(paper(which).item(item), "cpu", out / "runs", processes=processes, say=say, measure=False)
         say(f"{name}: done in {human_seconds(time.perf_counter() - start)}, {len(failed)} failed")
 
 

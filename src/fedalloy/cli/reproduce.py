@@ -94,6 +94,7 @@ def _make(
             say=say,
             chosen=wanted[item.id],
             seeds=numbers,
+            measure=scale != "smoke",
             only_estimate=estimate,
         )
         if not estimate:

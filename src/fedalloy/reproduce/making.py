@@ -182,11 +182,12 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
+    measure: bool = True,
     only_estimate: bool = False,
 ) -> list[str]:
     """Make every run of an item that is missing; returns the errors of those that failed.
 
-    A smoke test takes seconds and has no estimate.
+    `measure` tries two rounds of each kind of run first, for an estimate. Without it, all runs count as equally long.
     """
     from fedalloy.reproduce.forms import EXTRACTS
 
@@ -196,7 +197,8 @@ def make_item(
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")
         return []
-    known = estimate(todo, processes) if scale != "smoke" else {}
-    about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on two rounds of each" if known else ""
+    known = estimate(todo, processes) if measure else {task.job.folder: 1.0 for task in todo}
+    total = human_seconds(sum(known.values()) / processes)
+    about = f"; about {total}, measured on two rounds of each" if measure else ""
     say(f"{len(todo)} runs to make, {there} are there{about}")
     return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)
