@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,9 +67,15 @@ def key_of(exp: Experiment, choice: Choice, seed: int) -> str:
 
 def golden(name: str, variant: str = "") -> Mapping[str, str]:
     """The digests of a method's numbers in a small run; empty for a method that is not the library's."""
-    cases = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]
+    cases = _golden()
     found = cases.get(f"{name} {variant}".strip(), cases.get(name, {}))
     return {part: found[part] for part in ("state", "memories") if part in found}
+
+
+@functools.cache
+def _golden() -> Mapping[str, Mapping[str, str]]:
+    cases: Mapping[str, Mapping[str, str]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]
+    return cases
 
 
 def columns(item: Item, scale: str) -> list[Cell]:
