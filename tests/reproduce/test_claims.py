@@ -205,6 +205,9 @@ def test_few_seeds_missing_runs_and_smoke_test_nothing():
     whole = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0)
     without = replace(whole, runs={key: run for key, run in whole.runs.items() if key != ("x", "b", 1)})
     assert judge(claim(), without).reason == "Missing runs: B, x, seed 1."
+    shared = replace(ITEM, rows=(Row("A", "a", "teacher"), Row("B", "a", "student")), published=())
+    empty = Results(shared, "cpu", ("",), (0,), {})
+    assert judge(claim(), empty).reason == "Missing runs: A, seed 0."
     nothing = told(claim(), {**good, "B": (40.0, float("nan"), 40.0)})
     assert nothing.reason == "Missing runs: B, x, seed 1 (no test); B, y, seed 1 (no test)."
     smoke = told(claim(), good, scale="smoke")
