@@ -76,11 +76,11 @@ def test_html_is_well_formed_escaped_and_has_a_cell_for_every_column():
     text = example(title=NASTY, rows=(("<script>", NASTY, "2", "3", "4"), ("b", "1", "2", "3", "4")), rules=(0,)).html()
     assert "<script>" not in text
     page = ElementTree.fromstring(f"<main>{text}</main>")
-    head, *bodies = page.findall("./div/table/*")[1:]
+    head, *bodies = page.findall("./table/*")[1:]
     assert len(bodies) == 2  # a line divides them
     assert [sum(int(cell.get("colspan", "1")) for cell in row) for row in head] == [5, 5]
     assert bodies[0][0][1].text == NASTY
-    assert page.find("./div/table/caption").text == NASTY
+    assert page.find("./table/caption").text == NASTY
     assert [row.text for row in page.findall("./p")] == ["2 of 3 seeds", "50 % <of> them"]
     assert [cell.get("class") for cell in bodies[1][0]] == ["word", None, None, None, None]
 
@@ -141,7 +141,7 @@ def test_a_hyphen_is_no_minus_sign():
 @pytest.mark.parametrize("width", [120, 44])
 def test_a_terminal_shows_every_digit(width):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(example().terminal())
+    console.print(example().rich())
     shown = re.sub(r"[^\w.+<>]", "", console.export_text())
     for text in ("λ0.1", "1.91", "+0.25", "2of3seeds") if width == 120 else ("1.91", "+0.25"):
         assert text in shown
@@ -149,5 +149,12 @@ def test_a_terminal_shows_every_digit(width):
 
 def test_nothing_from_a_file_controls_the_terminal():
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(example(title="a\x1b[2J", notes=("b\x07[bold]",)).terminal())
+    console.print(example(title="a\x1b[2J", notes=("b\x07[bold]",)).rich())
     assert not set("\x1b\x07") & set(console.export_text())
+
+
+def test_a_table_may_have_neither_title_nor_notes():
+    bare = example(title="", notes=())
+    assert bare.markdown().startswith("| Method")
+    assert "caption" not in bare.html() + bare.latex()
+    check_latex(bare.latex())

@@ -73,10 +73,11 @@ class Table:
         above = [text for text, span in self.groups for _ in range(span)] or [""] * len(self.headings)
         return [": ".join(filter(None, pair)) for pair in zip(above, self.headings, strict=True)]
 
-    def terminal(self) -> Terminal:
+    def rich(self) -> Terminal:
         """For a terminal; on a narrow one cells wrap, so that no digit is hidden."""
         table = Terminal(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        table.title, table.title_justify, table.title_style = Text(printable(self.title)), "left", ""
+        if self.title:
+            table.title, table.title_justify, table.title_style = Text(printable(self.title)), "left", ""
         if self.notes:
             notes = "\n".join(printable(note) for note in self.notes)
             table.caption, table.caption_justify = Text(notes, style="dim"), "left"
@@ -95,7 +96,8 @@ class Table:
         lines = [[_marked(text) for text in line] for line in (self.flat, *self.rows)]
         table = [f"| {' | '.join(line)} |" for line in (lines[0], sides, *lines[1:])]
         notes = ["", *(f"- {_marked(note)}" for note in self.notes)] if self.notes else []
-        return "\n".join([f"**{_marked(self.title)}**", "", *table, *notes]) + "\n"
+        title = [f"**{_marked(self.title)}**", ""] if self.title else []
+        return "\n".join([*title, *table, *notes]) + "\n"
 
     def csv(self) -> str:
         """For a spreadsheet: one line of headings and the rows; a missing value is empty."""
@@ -126,7 +128,7 @@ class Table:
                 [
                     r"\begin{table}",
                     r"  \centering",
-                    rf"  \caption{{{_latex(self.title)}}}",
+                    *([rf"  \caption{{{_latex(self.title)}}}"] if self.title else []),
                     rf"  \begin{{tabular}}{{@{{}}{sides}@{{}}}}",
                     *body,
                     r"  \end{tabular}",
@@ -139,13 +141,8 @@ class Table:
 
     def html(self) -> str:
         """For a page: a fragment in which all texts are escaped; each line in the table begins a new `tbody`."""
-        title = _html(self.title)
-        lines = [
-            f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">',
-            "<table>",
-            f"<caption>{title}</caption>",
-            "<thead>",
-        ]
+        caption = [f"<caption>{_html(self.title)}</caption>"] if self.title else []
+        lines = ["<table>", *caption, "<thead>"]
         if self.groups:
             lines.append(f"<tr>{''.join(_html_group(text, span) for text, span in self.groups)}</tr>")
         headings = [f'<th scope="col"{self._word(i)}>{_html(text)}</th>' for i, text in enumerate(self.headings)]
@@ -156,7 +153,7 @@ class Table:
                 cells = [f"<td{self._word(i)}>{_html(text)}</td>" for i, text in enumerate(others, start=1)]
                 lines.append(f'<tr><th scope="row"{self._word(0)}>{_html(first)}</th>{"".join(cells)}</tr>')
             lines.append("</tbody>")
-        lines += ["</table>", "</div>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
+        lines += ["</table>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
         return "\n".join(lines) + "\n"
 
     def _latex_lines(self) -> Iterator[str]:

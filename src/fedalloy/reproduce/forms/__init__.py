@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
-EXTRACTS: dict[str, Callable[[Path], dict[str, Any]]] = {}
+from matplotlib.figure import Figure
+
+from fedalloy.report.tables import Table
+from fedalloy.reproduce.forms.figures import EXTRACTS, FIGURES
+from fedalloy.reproduce.forms.tables import TABLES
+from fedalloy.reproduce.results import Results
+
+__all__ = ["EXTRACTS", "FORMS"]
+
+FORMS: dict[str, Callable[[Results], Sequence[Table | Figure]]] = {**TABLES, **FIGURES}
