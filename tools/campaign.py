@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -32,19 +33,21 @@ def main() -> None:
     options.add_argument("items", nargs="*", help='such as "kdia table2"; default: the queue')
     given = options.parse_args()
     if given.pinned:
+        for number in (signal.SIGINT, signal.SIGTERM):  # also in the background, where SIGINT is ignored
+            signal.signal(number, signal.default_int_handler)
         work(given.items or QUEUE, given.out, given.processes)
         return
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / ".campaign.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            sys.exit("a campaign is running already")
-        pin()
-        words = [HERE / "tools" / "campaign.py", "--pinned", "--out", given.out, "--processes", given.processes]
-        path = {**os.environ, "PYTHONPATH": str(HERE / "src")}
-        command = ["nice", "-n", "19", sys.executable, *words, *given.items]
-        sys.exit(subprocess.run([str(word) for word in command], env=path, check=False).returncode)
+    lock = (given.out / ".campaign.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit("a campaign is running already")
+    os.set_inheritable(lock.fileno(), True)  # the lock is held for as long as the campaign runs
+    pin()
+    words = [HERE / "tools" / "campaign.py", "--pinned", "--out", given.out, "--processes", given.processes]
+    command = ["nice", "-n", "19", sys.executable, *words, *given.items]
+    os.execvpe("nice", [str(word) for word in command], {**os.environ, "PYTHONPATH": str(HERE / "src")})
 
 
 def pin() -> None:

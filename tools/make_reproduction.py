@@ -1,6 +1,6 @@
 """Write docs/reproduction and the verdicts that come with the library, from the runs in results/runs.
 
-    python tools/make_reproduction.py
+python tools/make_reproduction.py
 """
 
 from __future__ import annotations

@@ -136,5 +136,5 @@ def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
     screen().print((claims_table(papers[0], found) if alone else papers_table(papers, found)).rich())
     if alone:
         screen().print(items_table(papers[0], out / "runs").rich())
-    more = "fedalloy reproduce PAPER lists a paper" if not alone else f"fedalloy reproduce {papers[0].id} ITEM makes one"
-    say(f"{more}; --scale cpu makes all that is missing")
+    words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
+    say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -93,8 +94,8 @@ def html(blocks: Sequence[Block], title: str) -> str:
                 told = f"<details><summary>{_inline(block.summary)}</summary>{whole}</details>"
                 parts.append(told if block.summary else whole)
             case Picture():
-                caption = f"<figcaption>{_inline(block.caption)}</figcaption>"
-                parts.append(f'<figure role="img" aria-label="{escape(block.caption)}">{to_svg(block.figure)}{caption}</figure>')
+                drawn = f"{to_svg(block.figure)}<figcaption>{_inline(block.caption)}</figcaption>"
+                parts.append(f'<figure role="img" aria-label="{escape(block.caption)}">{drawn}</figure>')
             case Table():
                 parts.append(f'<div class="scroll" tabindex="0">{block.html()}</div>')
     return PAGE.format(title=escape(title), body="\n".join(parts))
@@ -102,8 +103,6 @@ def html(blocks: Sequence[Block], title: str) -> str:
 
 def _inline(text: str) -> str:
     """Text with `code` and [links](target) as HTML."""
-    import re
-
     safe = escape(text)
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", safe)
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r'<a href="\2">\1</a>', safe)
@@ -117,7 +116,10 @@ PAGE = """<!DOCTYPE html>
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; --ink: #1f2328; --page: #ffffff; --quiet: #59636e; --line: #d5dae0; --link: #0b5cad; }}
+:root {{
+  color-scheme: light dark;
+  --ink: #1f2328; --page: #ffffff; --quiet: #59636e; --line: #d5dae0; --link: #0b5cad;
+}}
 @media (prefers-color-scheme: dark) {{
   :root {{ --ink: #e6e9ed; --page: #14171b; --quiet: #a3adb8; --line: #323a43; --link: #7ab8ff; }}
 }}

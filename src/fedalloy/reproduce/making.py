@@ -121,7 +121,7 @@ def _timed(task: Task) -> float | FedalloyError:
 
 
 def estimate(todo: Sequence[Task], processes: int) -> dict[str, float]:
-    """The seconds that each run will take, by folder, from one round of each kind of run on this machine."""
+    """The seconds that each run will take, by folder, from two rounds of each kind of run on this machine."""
     kinds: dict[str, Task] = {}
     for task in todo:
         kinds.setdefault(_kind(task.job), task)
@@ -137,11 +137,14 @@ def _kind(job: Job) -> str:
 
 
 def _one_round(task: Task) -> float:
+    """The seconds of a round: the second one, since the first also warms up."""
+    exp = alone(task.job)
     try:
-        run = simulate(replace(alone(task.job), rounds=1), method=make_method(task.job.experiment, task.job.choice))
+        run = simulate(replace(exp, rounds=2), method=make_method(task.job.experiment, task.job.choice))
     except FedalloyError:
         return 0.0  # the run itself will tell
-    return float(run.rounds[-1]["seconds"]["total"])
+    spent = run.rounds[-1]["seconds"]
+    return float(spent["total"] - spent["evaluation"] + spent["evaluation"] / exp.evaluate_every)
 
 
 @contextmanager
@@ -194,6 +197,6 @@ def make_item(
         say(f"all {there} runs are there" if there else "it needs no runs")
         return []
     known = estimate(todo, processes) if scale != "smoke" else {}
-    about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on one round of each" if known else ""
+    about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on two rounds of each" if known else ""
     say(f"{len(todo)} runs to make, {there} are there{about}")
     return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)

@@ -108,7 +108,8 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
         return blocks
     for i, part in enumerate(FORMS[item.form](results)):
         if isinstance(part, Figure):
-            blocks.append(Picture(part, f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}", f"{item.name}: {item.title}"))
+            name = f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}"
+            blocks.append(Picture(part, name, f"{item.name}: {item.title}"))
         else:
             blocks.append(part)
     if results.runs:
@@ -144,10 +145,10 @@ def index_blocks(papers: Sequence[Paper], folder: Path, scale: str | None = None
         papers_table(papers, told),
         Items([f"{word}: {meaning}." for word, meaning in MEANINGS.items()]),
         Text(
-            "The unit is the seed: differences are taken between runs of the same seed, and intervals are Student's over "
-            "at least three seeds. A claim about several differences holds if all of their intervals do; it is contradicted "
-            "by any that lies on the other side, corrected for their number. Predicates and tolerances were committed "
-            "before the runs that they judge."
+            "The unit is the seed: differences are taken between runs of the same seed, and intervals are Student's "
+            "over at least three seeds. A claim about several differences holds if all of their intervals do; it is "
+            "contradicted by any that lies on the other side, corrected for their number. Predicates and tolerances "
+            "were committed before the runs that they judge."
         ),
         Table("All claims", ["Paper", "Claim", "What the paper says", "Verdict"], lines, words=4),
         Items([f"[{paper.name}]({paper.id}.{ending}): {paper.title}" for paper in papers]),

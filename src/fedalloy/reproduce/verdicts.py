@@ -63,8 +63,8 @@ def papers_table(papers: Sequence[Paper], told: Mapping[str, Told]) -> Table:
     body = []
     for paper in papers:
         counts = counted(told, paper.claims)
-        items = f"{len(paper.items)}"
-        body.append([paper.id, paper.name, items, f"{len(paper.claims)}", *(f"{counts[word] or MISSING}" for word in VERDICTS)])
+        sizes = [f"{len(paper.items)}", f"{len(paper.claims)}"]
+        body.append([paper.id, paper.name, *sizes, *(f"{counts[word] or MISSING}" for word in VERDICTS)])
     every = counted(told, [claim for paper in papers for claim in paper.claims])
     sums = [f"{sum(len(getattr(paper, part)) for paper in papers)}" for part in ("items", "claims")]
     body.append(["all", "", *sums, *(f"{every[word] or MISSING}" for word in VERDICTS)])
