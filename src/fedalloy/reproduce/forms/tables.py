@@ -31,7 +31,7 @@ from fedalloy.storage.results import is_selection
 
 def scores(results: Results) -> list[Table]:
     """The table as the paper prints it: ours, the paper's figure and the gap; then what other rounds would show."""
-    found = []
+    found: list[Table] = []
     for block in blocks(_pairs(results)):
         parts = [_beside(results, pair) for pair in block]
         told = [*_notes(results, block, round=results.item.round), *([] if found else setting(results))]
@@ -42,7 +42,7 @@ def scores(results: Results) -> list[Table]:
 
 def costs(results: Results) -> list[Table]:
     """What each row costs, its ratio to the first row, and the same of the paper; scores are shown with their gap."""
-    found = []
+    found: list[Table] = []
     for block in blocks(_pairs(results)):
         parts = [
             _beside(results, pair) if pair[1] in METRICS and is_score(pair[1]) else _cost(results, pair)

@@ -106,6 +106,8 @@ def written(metric: str, values: Sequence[float], *, spread: bool = True) -> str
     if metric not in METRICS:
         return plus_minus(mean, std)
     one = METRICS[metric]
+    if one.source == "run" and not std:  # a count that every seed has
+        std = None
     return one.write(mean / one.factor, None if std is None else std / one.factor)
 
 
