@@ -97,7 +97,11 @@ def _influence(results: Results, block: Sequence[Pair]) -> Table:
             for round in rounds
         }
         parts.append(Part(_heading(results, pair), columns))
-    return assembled(results, "the reported round's influence", block, parts, _notes(results, block, figures=False))
+    told = [
+        *_notes(results, block, figures=False),
+        "A mean of the last 10 is over all evaluated rounds if there are fewer.",
+    ]
+    return assembled(results, "the reported round's influence", block, parts, told)
 
 
 def _best(metric: str) -> str:
