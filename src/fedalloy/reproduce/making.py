@@ -83,12 +83,12 @@ def make(task: Task, say: Say = lambda _: None) -> Run:
         run = simulate(exp, place, method=method, label=task.job.label, say=say)
     if task.extract is not None:
         write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
-    for path in place.iterdir():
-        if path.name not in KEPT:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
     if task.place.exists():  # it lacked what is taken from its last checkpoint
         shutil.rmtree(task.place)
     place.rename(task.place)
+    for path in task.place.iterdir():
+        if path.name not in KEPT:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return run
 
 
