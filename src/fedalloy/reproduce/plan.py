@@ -58,7 +58,8 @@ def identity(exp: Experiment, choice: Choice) -> dict[str, Any]:
     It does not change with engine, workers, or code that leaves all numbers alone.
 
     >>> exp = experiment({"rounds": 3})
-    >>> identity(exp, exp.method) == identity(replace(exp, workers=2), exp.method) != identity(experiment({}), exp.method)
+    >>> one, other, more = exp, replace(exp, workers=2), experiment({"rounds": 4})
+    >>> identity(one, exp.method) == identity(other, exp.method) != identity(more, exp.method)
     True
     """
     method = make_method(exp, choice)
