@@ -1,0 +1,19 @@
+"""Claims that are computed and not compared: theorems on toy distributions, counts, bytes, places in an order."""
+
+from __future__ import annotations
+
+from fedalloy.reproduce.computed import fedkf
+from fedalloy.reproduce.computed.answer import Computed, Function
+
+__all__ = ["FUNCTIONS", "Computed", "Function"]
+
+FUNCTIONS: dict[str, Function] = {
+    "fedkf_top_two": fedkf.top_two,
+    "fedkf_fm_fluctuation": fedkf.fm_fluctuation,
+    "fedkf_passes": fedkf.passes,
+    "fedkf_bytes": fedkf.sent,
+    "fedkf_bytes_to_target": fedkf.bytes_to_target,
+    "fedkf_time_ratio": fedkf.time_ratio,
+    "fedkf_participation_gap": fedkf.participation_gap,
+}
+"""The functions that claims name, by that name."""
