@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from fedalloy.report.canvas import INK, QUIET
-from fedalloy.report.series import DASHES, Series
+from fedalloy.report.series import DASHES, MARKERS, Series
 from fedalloy.reproduce.catalogue import Published, Row
 from fedalloy.reproduce.forms.figures_columns import (
     Spot,
@@ -119,7 +119,8 @@ def _shows(results: Results, figures: Mapping[tuple[str, str, str], Published]) 
 
 
 def _marker(look: Series) -> str:
-    return look.marker or ("D" if look.dash != DASHES[0] else "o")
+    """The marker of a line's points: it differs between views, and once the usual hues are used up."""
+    return ("oDPX" if DASHES[0] == look.dash else "^v<>")[MARKERS.index(look.marker)]
 
 
 def hollow(axes: Axes, x: float, figure: Published, hue: str, marker: str) -> None:
