@@ -10,6 +10,7 @@ import pytest
 from fedalloy.config.methods import for_method, make_method
 from fedalloy.reproduce.catalogue import SCALES, Item, paper
 from fedalloy.reproduce.plan import Job, columns, jobs
+from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import value_of
 from fedalloy.run.runner import simulate
 
@@ -68,3 +69,14 @@ def test_rounds_to_fedavgs_best_are_those_of_table_4() -> None:
     }
     assert [table[f"CIFAR-100, {beta}"]["Ours"] for beta in ("0.1", "0.5", "5.0")] == ["111", "45", "43"]
     assert [table[f"CINIC-10, {beta}"]["MOON"] for beta in ("0.1", "0.5", "5.0")] == ["> 200", "190", "104"]
+
+
+@pytest.mark.parametrize("name", ["fig8", "fig8d"])
+def test_table_2s_figures_stand_beside_the_chosen_setting_only(name: str) -> None:
+    """Every cell of the figure has Table 2's data and partition, but only one of each beta its lambdas and tau."""
+    item = KDIA.item(name)
+    found = {column: figure.text for (label, column, _), figure in published(item).items() if label == "Ours(T)"}
+    table2 = published(KDIA.item("table2"))
+    assert len(found) == 3
+    assert found == {column: table2["Ours(T)", f"CIFAR-10, {column.split(',')[0]}", "test"].text for column in found}
+    assert {*found} < {cell.name for cell in columns(item, "full")}
