@@ -80,3 +80,15 @@ def test_table_2s_figures_stand_beside_the_chosen_setting_only(name: str) -> Non
     assert len(found) == 3
     assert found == {column: table2["Ours(T)", f"CIFAR-10, {column.split(',')[0]}", "test"].text for column in found}
     assert {*found} < {cell.name for cell in columns(item, "full")}
+
+
+def test_published_figures_are_those_of_the_tables() -> None:
+    def text(item: str, *place: str) -> str:
+        return published(KDIA.item(item))[*place, "test"].text
+
+    assert text("table2", "Ours(T)", "CINIC-10, 0.1") == "46.07 ± 1.03"
+    assert text("text-cifar100", "FedAvg", "CIFAR-100, 5.0") == "19.79 ± 0.30"
+    assert text("table5", "MOON", "100, 0.2") == "66.12"
+    assert text("table6", "FedProx", "CIFAR-10, 0.5") == "64.11"
+    assert text("table7", "base+l_kd (T)", "CIFAR-100") == "24.88 ± 0.42"
+    assert not published(KDIA.item("table3")), "its figures are not in the text"
