@@ -87,6 +87,28 @@ def test_similarity_is_the_product_of_mean_directions(tmp_path: Path) -> None:
     assert kdia.trained_similarity(Results(results.item, "cpu", ("0.5",), (0, 1), runs)).values is None
 
 
+def table4(rounds: dict[str, list[float]]) -> Results:
+    """Records of Table 4's rows by label: test accuracies of each round."""
+    item = KDIA.item("table4")
+    runs = {}
+    for label, values in rounds.items():
+        row = item.row(label)
+        records = tuple({"round": t, "views": {row.view: {"amp": 0.1, "test": v}}} for t, v in enumerate(values, 1))
+        runs |= {("0.1", row.method, seed): Run({"label": label, "seed": seed}, records) for seed in SEEDS}
+    return Results(item, "cpu", ("0.1",), SEEDS, runs)
+
+
+def test_rounds_to_fedavgs_best() -> None:
+    slow, fast, never = [0.1, 0.2, 0.3, 0.4], [0.1, 0.4, 0.3, 0.3], [0.1, 0.1, 0.1, 0.1]
+    rivals = {"FedAvg": slow, "MOON": slow, "FedGKD": never, "FedDisco": slow, "FedAvg, triFreqs": never}
+    ahead = table4({**rivals, "Ours": fast})
+    assert kdia.fewer_rounds(ahead).values == dict.fromkeys(SEEDS, 2.0)
+    assert kdia.fewer_rounds_than_control(ahead).values == dict.fromkeys(SEEDS, 6.0)
+    assert kdia.fewer_rounds(table4({**rivals, "MOON": fast, "Ours": slow})).values == dict.fromkeys(SEEDS, -2.0)
+    assert kdia.fewer_rounds(table4({**rivals, "Ours": slow})).values == dict.fromkeys(SEEDS, 0.0)
+    assert kdia.fewer_rounds(table4({"FedAvg": slow, "Ours": fast})).values is None
+
+
 def test_bytes_to_the_target_by_hand() -> None:
     """Table 4, CIFAR-100, beta = 5.0: 43 rounds against 194; a generator 9.4 times the model leaves no gain."""
     found = kdia.bytes_to_target(None)

@@ -25,6 +25,8 @@ FUNCTIONS: dict[str, Function] = {
     "kdia_fewer_outliers": kdia.fewer_outliers,
     "kdia_adjusted_similarity": kdia.adjusted_similarity,
     "kdia_trained_similarity": kdia.trained_similarity,
+    "kdia_fewer_rounds": kdia.fewer_rounds,
+    "kdia_fewer_rounds_than_control": kdia.fewer_rounds_than_control,
     "kdia_bytes_to_target": kdia.bytes_to_target,
     "kdia_mostly_averaging": kdia.mostly_averaging,
     "kdia_lead_by_round": kdia.lead_by_round,
