@@ -25,8 +25,8 @@ from fedalloy.theory.kdia_toy import (
 )
 
 MU = 2.0  # a strength of distillation at which rho is positive, with gamma up to 0.08
-STRENGTHS = np.geomspace(0.05, 50, 25)
-MODELS = np.array([theta for theta in np.linspace(-LARGEST, LARGEST, 41) if abs(theta - OPTIMUM) > 1e-6])
+STRENGTHS = np.geomspace(0.05, 50, 19)
+MODELS = np.linspace(-LARGEST, LARGEST, 22)  # none is the optimum, where the gradient is 0
 ROUNDS, SEEDS, FIRST = 150, 3, -1.5
 CLIENTS = EACH * len(INPUTS)
 TINY = 1e-14  # rounding
