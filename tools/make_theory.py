@@ -70,7 +70,7 @@ def with_findings(text: str) -> str:
 
 def overview(found: dict[str, Finding]) -> str:
     """A table of all verdicts."""
-    lines = [f"| {STATEMENTS[name]} | {verdict(finding)} | `{name}` |" for name, finding in found.items()]
+    lines = [f"| {STATEMENTS[name]} | {verdict(name, finding)} | `{name}` |" for name, finding in found.items()]
     return "\n".join(["| Statement | Verdict | Function of `fedalloy.theory` |", "|---|---|---|", *lines])
 
 
@@ -79,15 +79,17 @@ def section(name: str, finding: Finding) -> str:
     numbers = [f"| {what} | {value:.4g} |" for what, value in finding.numbers.items()]
     return "\n\n".join(
         [
-            textwrap.fill(f"**{verdict(finding).capitalize()}.** {finding.text}", 120, break_on_hyphens=False),
+            textwrap.fill(f"**{verdict(name, finding).capitalize()}.** {finding.text}", 120, break_on_hyphens=False),
             f"![{SHOWN[name]}]({picture(name)})",
             "\n".join([f"| `{name}` | |", "|---|---|", *numbers]),
         ]
     )
 
 
-def verdict(finding: Finding) -> str:
-    """The verdict in a word."""
+def verdict(name: str, finding: Finding) -> str:
+    """The verdict on a statement, or on an assumption, in a few words."""
+    if "assumption" in name:
+        return "fulfilled" if finding.holds else "not fulfilled on this problem"
     return "holds" if finding.holds else "contradicted"
 
 

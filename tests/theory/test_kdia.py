@@ -77,6 +77,13 @@ def test_solutions_stay_where_the_constants_are_valid() -> None:
             assert abs(found).max() <= LARGEST
 
 
+def test_the_squared_distance_bounds_the_divergence() -> None:
+    teacher, student = sigmoid(1.3 * INPUTS), sigmoid(np.multiply.outer(GRID, INPUTS))
+    divergence = teacher * np.log(teacher / student) + (1 - teacher) * np.log((1 - teacher) / (1 - student))
+    pull = constants().strength(MU) / 2 * (GRID - 1.3) ** 2
+    assert (MU / 2 * divergence.T - pull).max() <= 1e-15
+
+
 def test_theorem1_is_broken_with_a_teacher_and_a_student() -> None:
     finding = kdia_theorem1()
     assert not finding.holds

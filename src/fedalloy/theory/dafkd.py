@@ -197,7 +197,7 @@ def dafkd_theorem1_pg() -> Finding:
         f"p_g) is equal for both kinds of samples; at the theorem's p_g = (2/3, 1/3) it is {first} and {second}, in "
         "exact fractions. The optimum is the minimiser of the summed Jensen-Shannon divergences, a root of 3a² - a - "
         f"1: ({optimum[0]:.4f}, {optimum[1]:.4f}). In {PROBLEMS} random problems the optimum differs from the mean by "
-        f"{min(apart):.1e} to {max(apart):.2f} in total variation. The optimum neglects rare samples: if one of ten "
+        f"{min(apart):.3f} to {max(apart):.3f} in total variation. The optimum neglects rare samples: if one of ten "
         f"clients has the second kind alone, the theorem gives it 10 %, the optimum {100 * rare:.2f} %."
     )
     return Finding(first == second and max(apart) < 1e-9, text, numbers)

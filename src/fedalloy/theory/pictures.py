@@ -178,7 +178,7 @@ def dafkd_theorem1_pg() -> Figure:
     right.plot(counts, [best_generator(outlier(int(k)))[1] for k in counts], color=ORANGE, marker="o", markersize=3)
     right.annotate("p_g = p: 1 / K", (12, 1 / 12), (0, 5), textcoords="offset points", color=BLUE)
     right.annotate("optimum", (8, 0.008), (5, 0), textcoords="offset points", color=ORANGE)
-    right.set(xlabel="Clients K", ylabel="Its share", title="One client of K has the second kind alone")
+    right.set(xlabel="Clients K", title="Share of a kind that one of K clients has")
     right.set_xticks(counts)
     logarithmic(right, "y")
     return figure
