@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo test lint bench bench-peers flower chaos chaos-flower clean help
+.PHONY: demo test lint campaign bench bench-peers flower chaos chaos-flower clean help
 
 help:
 	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
+	@echo "make campaign  the papers' items on real data, in order of value, niced and resumable (days; FEDALLOY_DATA)"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (a few minutes)"
 	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
@@ -28,6 +29,9 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+campaign: $(TOOLS)
+	$(BIN)/python tools/campaign.py
 
 bench: $(READY)
 	$(BIN)/python bench/engine.py

@@ -118,8 +118,8 @@ values:
 * **Paper**: what the text of the method's paper says, with `variant = "paper"`.
 * **Its authors' code**: what the authors' public code does, with `variant = "reference"`.
 * **As the five papers compared it**: how FedKF, FedMD+Global, KnFu, KDIA or DaFKD ran the method as a baseline, with
-  the variant of its name (`variant = "kdia"`) or in its file under [experiments](../src/fedalloy/experiments). A file may be smaller
-  than the paper's experiment, which it then says.
+  the variant of its name (`variant = "kdia"`) or in its file under [experiments](../src/fedalloy/experiments). A file
+  may be smaller than the paper's experiment, which it then says.
 
 An empty cell is as recommended, and a column without any value is left out.
 

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, reproduce, resume, list, partition, report, draw, export, check, doctor.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -17,6 +17,7 @@ import click
 from fedalloy import __version__
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
+from fedalloy.cli.reproduce import reproduce
 from fedalloy.cli.terminal import (
     as_typed,
     chosen_seeds,
@@ -516,6 +517,7 @@ def bench_attacks(
     )
 
 
+cli.add_command(reproduce)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
 )

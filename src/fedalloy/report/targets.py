@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,8 +70,8 @@ def targets_table(runs: Sequence[Run], targets: Sequence[Target]) -> Listing:
         headings += [target.heading, "speed-up"]
     body = []
     for one in lines:
-        figures = [text for x in targets for text in (_Reached.of(one, x).text, _speed_up(one, reference, x))]
-        body.append([one.name, *figures])
+        both = [(_reached(one, x), _reached(reference, x)) for x in targets]
+        body.append([one.name, *(text for ours, theirs in both for text in (ours.text(), speed_up(ours, theirs)))])
     return Listing(
         "Rounds to reach a target",
         headings,
@@ -82,41 +82,51 @@ def targets_table(runs: Sequence[Run], targets: Sequence[Target]) -> Listing:
 
 
 @dataclass(frozen=True)
-class _Reached:
-    """The first round of each seed that reaches a target, if it does, and the last round of the shortest run."""
+class Reached:
+    """What each seed has spent until it reached a target, such as rounds (None: it did not), and in its whole run.
 
-    rounds: Sequence[int]
-    seeds: int  # that have the metric
-    last: int
+    >>> slow, fast = Reached([(40, 60), (50, 60)]), Reached([(10, 60), (20, 60)])
+    >>> slow.text(), Reached([(40, 60), (None, 60)]).text(), Reached([(None, 60)]).text(), speed_up(fast, slow)
+    ('45', '1 of 2 seeds', '> 60', '3.0×')
+    """
 
-    @staticmethod
-    def of(one: Series, target: Target) -> _Reached:
-        curves = [run.series(one.view, target.metric) for run in one.runs]
-        curves = [curve for curve in curves if not np.isnan(curve[1]).all()]
-        hits = [(rounds, rounds_to_target(values, target.value)) for rounds, values in curves]
-        last = min((int(rounds[-1]) for rounds, _ in curves), default=0)
-        return _Reached([int(rounds[hit - 1]) for rounds, hit in hits if hit is not None], len(curves), last)
+    seeds: Sequence[tuple[float | None, float]]  # of those that have the metric
+
+    @property
+    def spent(self) -> list[float]:
+        """Of the seeds that have reached it."""
+        return [spent for spent, _ in self.seeds if spent is not None]
 
     @property
     def mean(self) -> float | None:
         """The mean over seeds, if all have reached the target: a mean over the others would be too optimistic."""
-        return float(np.mean(self.rounds)) if self.seeds and len(self.rounds) == self.seeds else None
+        return float(np.mean(self.spent)) if self.seeds and len(self.spent) == len(self.seeds) else None
 
     @property
-    def text(self) -> str:
+    def last(self) -> float:
+        """What the cheapest of the whole runs has spent."""
+        return min(whole for _, whole in self.seeds)
+
+    def text(self, write: Callable[[float], str] = lambda x: number(x, 0 if x == int(x) else 1)) -> str:
+        """As a cell of a table."""
         if not self.seeds:
             return MISSING
-        if not self.rounds:
-            return f"> {self.last}"
-        if self.mean is None:
-            return f"{len(self.rounds)} of {self.seeds} seeds"
-        return number(self.mean, 0 if self.mean == int(self.mean) else 1)
+        if not self.spent:
+            return f"> {write(self.last)}"
+        return f"{len(self.spent)} of {len(self.seeds)} seeds" if self.mean is None else write(self.mean)
 
 
-def _speed_up(one: Series, reference: Series, target: Target) -> str:
-    ours, theirs = _Reached.of(one, target), _Reached.of(reference, target)
+def speed_up(ours: Reached, theirs: Reached) -> str:
+    """How many times faster ours is than the reference; above a number if the reference does not reach the target."""
     if not ours.mean or not theirs.seeds:
         return MISSING
     if theirs.mean is None:  # the reference takes longer than its run
-        return MISSING if theirs.rounds else f"> {number(theirs.last / ours.mean, 1)}{TIMES}"
+        return MISSING if theirs.spent else f"> {number(theirs.last / ours.mean, 1)}{TIMES}"
     return f"{number(theirs.mean / ours.mean, 1)}{TIMES}"
+
+
+def _reached(one: Series, target: Target) -> Reached:
+    curves = [run.series(one.view, target.metric) for run in one.runs]
+    curves = [curve for curve in curves if not np.isnan(curve[1]).all()]
+    hits = [(rounds, rounds_to_target(values, target.value)) for rounds, values in curves]
+    return Reached([(None if hit is None else int(rounds[hit - 1]), int(rounds[-1])) for rounds, hit in hits])

@@ -1,0 +1,147 @@
+"""The command `reproduce`: what the papers report and claim, and what comes out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedalloy.base.registry import suggest
+from fedalloy.cli.terminal import as_typed, chosen_seeds, resumable, say, screen
+from fedalloy.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from fedalloy.reproduce.catalogue import Item, Paper
+    from fedalloy.reproduce.plan import Job
+
+SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which is slow to import
+
+
+@click.command("reproduce")
+@click.argument("paper", required=False)
+@click.argument("names", metavar="[ITEM]...", nargs=-1)
+@click.option("--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: an hour or two; smoke: seconds.")
+@click.option("--rows", help="Only these rows, separated by semicolons.")
+@click.option("--columns", help="Only these columns, separated by semicolons.")
+@click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")
+@click.option("--out", "-o", default="results", show_default=True, metavar="FOLDER", help="Where runs are kept.")
+@click.option("--processes", "-p", type=click.IntRange(1), help="Runs at a time. Default: one for each core.")
+@click.option("--estimate", is_flag=True, help="Say how long it would take, and stop.")
+def reproduce(
+    paper: str | None,
+    names: tuple[str, ...],
+    scale: str | None,
+    rows: str | None,
+    columns: str | None,
+    seeds: str | None,
+    out: str,
+    processes: int | None,
+    estimate: bool,
+) -> None:
+    """Reproduce the papers' tables, figures and claims.
+
+    Without arguments, it lists the papers and the verdicts on their claims; with a paper (kdia), its tables, figures
+    and claims. With a table or figure (kdia table2), it makes what is missing of it and shows it beside the published
+    figures. With --scale, it does so for all of a paper, or for all papers.
+    """
+    from fedalloy.reproduce.catalogue import paper as find
+    from fedalloy.reproduce.catalogue import papers
+
+    chosen = [find(paper)] if paper else list(papers().values())
+    if not names and scale is None:
+        for name, given in (("--rows", rows), ("--columns", columns), ("--seeds", seeds)):
+            if given:
+                raise UsageError(f"{name} has no effect on a list; name a table or figure, or add --scale cpu")
+        _list(chosen, Path(out), alone=paper is not None)
+        return
+    items = [chosen[0].item(name) for name in names] if names else [item for one in chosen for item in one.items]
+    options = [("--rows", rows), ("--columns", columns), ("--seeds", seeds)]
+    words = [word for name, given in options if given for word in (name, given)]
+    again = ["reproduce", *filter(None, [paper]), *names, "--scale", scale or "cpu", *words, "--out", out]
+    with resumable(*again):
+        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), processes, estimate, show=bool(names))
+    if failed:
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again")
+
+
+def _make(
+    items: Sequence[Item],
+    scale: str,
+    rows: str | None,
+    columns: str | None,
+    seeds: str | None,
+    out: Path,
+    processes: int | None,
+    estimate: bool,
+    show: bool,
+) -> list[str]:
+    """Make what is missing of each item, and write it; show its tables, too, if it was named."""
+    from fedalloy.reproduce.making import cores, make_item
+    from fedalloy.reproduce.outputs import write_item, write_pages
+
+    at_once = processes or (1 if scale == "smoke" else cores())
+    failed = []
+    wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
+    for item, of_item in zip(items, wanted, strict=True):
+        numbers = chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None
+        say(f"{item.paper} {item.id}: {item.title}")
+        failed += make_item(
+            item,
+            scale,
+            out / "runs",
+            processes=at_once,
+            say=say,
+            chosen=of_item,
+            seeds=numbers,
+            measure=scale != "smoke",
+            only_estimate=estimate,
+        )
+        if not estimate:
+            shown, files = write_item(item, scale, out, numbers)
+            for table in shown if show else ():
+                screen().print(table)
+            say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
+    if not estimate:
+        for file in write_pages(sorted({item.paper for item in items}), out, scale):
+            say(f"written: {file}")
+    return failed
+
+
+def _wanted(item: Item, scale: str, rows: str | None, columns: str | None) -> Callable[[Job], bool]:
+    """Whether a job belongs to the rows and columns that were asked for."""
+    from fedalloy.reproduce.plan import columns as cells
+
+    methods = {row.label: row.method for row in item.rows}
+    names = [cell.name for cell in cells(item, scale)] if item.scale(scale).experiment else []
+    keys = {methods[label] for label in _named("--rows", rows, item, list(methods))}
+    places = set(_named("--columns", columns, item, names))
+    return lambda job: job.method in keys and job.column in places
+
+
+def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> Sequence[str]:
+    if text is None:
+        return known
+    wanted = [part.strip() for part in text.split(";") if part.strip()]
+    for name in wanted:
+        if name not in known:
+            raise UsageError(f"{option}: {item.paper} {item.id} has no '{name}'; {suggest(name, list(known))}")
+    return wanted
+
+
+def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
+    """Print the papers' verdicts; of a single paper, all items and claims."""
+    from rich.padding import Padding
+
+    from fedalloy.reproduce.verdicts import claim_lines, items_table, known, papers_table
+
+    found = known(papers, out / "runs")
+    if alone:
+        screen().print(items_table(papers[0], out / "runs").rich())
+        for line in claim_lines(papers[0], found):
+            screen().print(Padding(line.strip(), (0, 0, 0, 2 * line.startswith(" "))), markup=False, highlight=False)
+    screen().print(papers_table(papers, found).rich())
+    words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
+    say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")

@@ -1,0 +1,197 @@
+"""A table of texts, and how it is written: for a terminal, as Markdown, CSV, LaTeX, HTML and JSON.
+
+Equal tables give equal text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from rich import box
+from rich.table import Table as Terminal
+from rich.text import Text
+
+from fedalloy.base.text import MISSING, printable
+from fedalloy.errors import UsageError
+
+# What LaTeX reads as a command, and signs that its plain fonts lack. A bracket or a star at the start of a line would
+# be read as an argument of the line before it.
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$", "|": "$|$", "[": "{[}", "]": "{]}",
+    "*": "{*}", '"': "''", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "–": "--", "—": "---", "…": r"\dots{}",  # noqa: RUF001
+    "≤": r"$\leq$", "≥": r"$\geq$", "≈": r"$\approx$", "→": r"$\to$", "†": r"\dag{}", "‡": r"\ddag{}",
+    "·": r"$\cdot$", "²": "$^2$", "³": "$^3$", "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$",  # noqa: RUF001
+    "δ": r"$\delta$", "ε": r"$\varepsilon$", "λ": r"$\lambda$", "μ": r"$\mu$", "ρ": r"$\rho$", "σ": r"$\sigma$",  # noqa: RUF001
+    "τ": r"$\tau$", "ω": r"$\omega$",
+}  # fmt: skip
+NEGATIVE = re.compile(r"(?<![\w.)-])-(?=\d)")  # a minus sign, not a hyphen
+MARKED = re.compile(r"([\\|*_`<>\[\]])")  # what Markdown reads as markup
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text: columns of words first, then those of numbers, which are aligned at the right.
+
+    >>> rows = [("FedAvg", "50.1", "50.41 ± 1.91")]
+    >>> table = Table("Accuracy", ("Method", "ours", "paper"), rows, groups=[("", 1), ("0.1", 2)])
+    >>> print(table.markdown(), end="")
+    **Accuracy**
+    <BLANKLINE>
+    | Method | 0.1: ours | 0.1: paper |
+    | :-- | --: | --: |
+    | FedAvg | 50.1 | 50.41 ± 1.91 |
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+    words: int = 1  # how many of the first columns hold words
+    rules: Sequence[int] = ()  # the indices of rows that are followed by a line
+    groups: Sequence[tuple[str, int]] = ()  # headings over the headings: their text and how many columns they span
+
+    def __post_init__(self) -> None:
+        width = len(self.headings)
+        if self.groups and sum(span for _, span in self.groups) != width:
+            raise UsageError(f"the groups of '{self.title}' do not span its {width} columns; give each column one")
+        for row in self.rows:
+            if len(row) != width:
+                raise UsageError(f"a row of '{self.title}' has {len(row)} cells, but there are {width} headings: {row}")
+
+    @property
+    def flat(self) -> list[str]:
+        """One heading for each column, which begins with that of its group."""
+        above = [text for text, span in self.groups for _ in range(span)] or [""] * len(self.headings)
+        return [": ".join(filter(None, pair)) for pair in zip(above, self.headings, strict=True)]
+
+    def rich(self) -> Terminal:
+        """For a terminal; on a narrow one cells wrap, so that no digit is hidden."""
+        table = Terminal(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+        if self.title:
+            table.title, table.title_justify, table.title_style = Text(printable(self.title)), "left", ""
+        if self.notes:
+            notes = "\n".join(printable(note) for note in self.notes)
+            table.caption, table.caption_justify = Text(notes, style="dim"), "left"
+        above = [part for text, span in self.groups for part in (text, *[""] * (span - 1))]
+        for i, heading in enumerate(self.headings):
+            lines = [above[i], heading] if self.groups else [heading]
+            justify: Literal["left", "right"] = "left" if i < self.words else "right"
+            table.add_column(Text("\n".join(map(printable, lines))), justify=justify, overflow="fold")
+        for number, row in enumerate(self.rows):
+            table.add_row(*(Text(printable(text)) for text in row), end_section=number in self.rules)
+        return table
+
+    def markdown(self) -> str:
+        """For a page in Markdown; groups are written into the headings of their columns."""
+        sides = [":--" if i < self.words else "--:" for i in range(len(self.headings))]
+        lines = [[_marked(text) for text in line] for line in (self.flat, *self.rows)]
+        table = [f"| {' | '.join(line)} |" for line in (lines[0], sides, *lines[1:])]
+        notes = ["", *(f"- {_marked(note)}" for note in self.notes)] if self.notes else []
+        title = [f"**{_marked(self.title)}**", ""] if self.title else []
+        return "\n".join([*title, *table, *notes]) + "\n"
+
+    def csv(self) -> str:
+        """For a spreadsheet: one line of headings and the rows; a missing value is empty."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.flat)
+        writer.writerows([["" if text == MISSING else text for text in row] for row in self.rows])
+        return file.getvalue()
+
+    def json(self) -> str:
+        """For a program: all parts of the table as they are."""
+        parts = {
+            "title": self.title,
+            "groups": [{"heading": text, "columns": span} for text, span in self.groups],
+            "headings": list(self.headings),
+            "rows": [list(row) for row in self.rows],
+            "notes": list(self.notes),
+        }
+        return json.dumps(parts, ensure_ascii=False, indent=1) + "\n"
+
+    def latex(self) -> str:
+        r"""For a paper: a `table` environment that needs `\usepackage{booktabs}`."""
+        body = [f"    {line}" for line in self._latex_lines()]
+        notes = [rf"  \par\smallskip\footnotesize {_latex(note)}" for note in self.notes]
+        sides = "l" * self.words + "r" * (len(self.headings) - self.words)
+        return (
+            "\n".join(
+                [
+                    r"\begin{table}",
+                    r"  \centering",
+                    *([rf"  \caption{{{_latex(self.title)}}}"] if self.title else []),
+                    rf"  \begin{{tabular}}{{@{{}}{sides}@{{}}}}",
+                    *body,
+                    r"  \end{tabular}",
+                    *notes,
+                    r"\end{table}",
+                ]
+            )
+            + "\n"
+        )
+
+    def html(self) -> str:
+        """For a page: a fragment in which all texts are escaped; each line in the table begins a new `tbody`."""
+        caption = [f"<caption>{_html(self.title)}</caption>"] if self.title else []
+        lines = ["<table>", *caption, "<thead>"]
+        if self.groups:
+            lines.append(f"<tr>{''.join(_html_group(text, span) for text, span in self.groups)}</tr>")
+        headings = [f'<th scope="col"{self._word(i)}>{_html(text)}</th>' for i, text in enumerate(self.headings)]
+        lines += [f"<tr>{''.join(headings)}</tr>", "</thead>"]
+        for part in self._parts():
+            lines.append("<tbody>")
+            for first, *others in part:
+                cells = [f"<td{self._word(i)}>{_html(text)}</td>" for i, text in enumerate(others, start=1)]
+                lines.append(f'<tr><th scope="row"{self._word(0)}>{_html(first)}</th>{"".join(cells)}</tr>')
+            lines.append("</tbody>")
+        lines += ["</table>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def _latex_lines(self) -> Iterator[str]:
+        yield r"\toprule"
+        if self.groups:
+            yield " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{_latex(text)}}}" for text, span in self.groups) + r" \\"
+            ends = accumulate(span for _, span in self.groups)
+            parts = [(end - span + 1, end) for (text, span), end in zip(self.groups, ends, strict=True) if text]
+            yield " ".join(rf"\cmidrule(lr){{{first}-{last}}}" for first, last in parts)
+        yield " & ".join(map(_latex, self.headings)) + r" \\"
+        yield r"\midrule"
+        for number, row in enumerate(self.rows):
+            yield " & ".join(map(_latex, row)) + r" \\"
+            if number in self.rules and number + 1 < len(self.rows):
+                yield r"\midrule"
+        yield r"\bottomrule"
+
+    def _parts(self) -> list[Sequence[Sequence[str]]]:
+        """The rows between two lines."""
+        inner = sorted(number + 1 for number in self.rules if number + 1 < len(self.rows))
+        return [self.rows[a:b] for a, b in pairwise([0, *inner, len(self.rows)])]
+
+    def _word(self, column: int) -> str:
+        return ' class="word"' if column < self.words else ""
+
+
+def _marked(text: str) -> str:
+    return MARKED.sub(r"\\\1", " ".join(printable(text).split()))
+
+
+def _latex(text: str) -> str:
+    plain = NEGATIVE.sub("−", " ".join(printable(text).split()))  # noqa: RUF001
+    return "".join(LATEX.get(sign, sign) for sign in plain)
+
+
+def _html(text: str) -> str:
+    return escape(printable(text))
+
+
+def _html_group(text: str, span: int) -> str:
+    return f'<th scope="colgroup" colspan="{span}">{_html(text)}</th>' if text else f'<td colspan="{span}"></td>'

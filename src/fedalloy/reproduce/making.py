@@ -1,0 +1,216 @@
+"""Make the runs that are missing: each once, some at a time, resumable after any stop."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedalloy.base.files import make_folder, write_atomically
+from fedalloy.base.text import human_seconds
+from fedalloy.config.methods import for_method, make_method, naming
+from fedalloy.config.sections import Experiment
+from fedalloy.errors import FedalloyError
+from fedalloy.reproduce.catalogue import Item
+from fedalloy.reproduce.plan import Job, jobs
+from fedalloy.reproduce.results import finished
+from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.results import Run
+from fedalloy.storage.store import Say, begun
+
+UNFINISHED = "unfinished"  # the folder of runs that are being made
+KEPT = ("run.json", "rounds.jsonl", "extra.json")  # of a finished run; checkpoints are large and no longer needed
+Extract = Callable[[Path], dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be made, and what is to be taken from its last checkpoint."""
+
+    job: Job
+    folder: Path
+    extract: Extract | None = None
+
+    @property
+    def place(self) -> Path:
+        """Where the finished run is kept."""
+        return self.folder / self.job.folder
+
+    @property
+    def workplace(self) -> Path:
+        """Where it is while it runs, with its checkpoints."""
+        return self.folder / UNFINISHED / self.job.folder
+
+    @property
+    def name(self) -> str:
+        """The run in a line of progress."""
+        return ", ".join(filter(None, (self.job.label, self.job.column, f"seed {self.job.seed}")))
+
+
+def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None) -> list[Task]:
+    """The runs that are not finished yet; a run that several items or columns need is there once."""
+    found: dict[str, Task] = {}
+    for job in planned:
+        place = folder / job.folder
+        done = finished(place) is not None and (extract is None or (place / "extra.json").is_file())
+        if job.folder not in found and not done:
+            found[job.folder] = Task(job, folder, extract)
+    return list(found.values())
+
+
+def alone(job: Job) -> Experiment:
+    """The experiment of a job on one core: two jobs side by side are faster than one on two."""
+    exp = naming(
+        replace(for_method(job.experiment, job.choice), seed=job.seed), make_method(job.experiment, job.choice)
+    )
+    return replace(exp, engine="serial")
+
+
+def make(task: Task, say: Say = lambda _: None) -> Run:
+    """Make one run, or resume it; keep its records and drop its checkpoints."""
+    exp, method, place = alone(task.job), make_method(task.job.experiment, task.job.choice), task.workplace
+    if begun(place):
+        run = resume(place, say=say)
+    else:
+        make_folder(place.parent)
+        run = simulate(exp, place, method=method, label=task.job.label, say=say)
+    if task.extract is not None:
+        write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
+    if task.place.exists():  # it lacked what is taken from its last checkpoint
+        shutil.rmtree(task.place)
+    place.rename(task.place)
+    for path in task.place.iterdir():
+        if path.name not in KEPT:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return run
+
+
+def make_all(todo: Sequence[Task], *, processes: int, expected: Mapping[str, float], say: Say) -> list[str]:
+    """Make runs in separate processes and tell about each; returns the errors of those that failed.
+
+    `expected` has the estimated seconds of each run by folder. One run that fails does not stop the others.
+    """
+    spent = planned = 0.0  # seconds of the runs that are finished, and those that were expected of them
+    ahead, failed = sum(expected.values()), []
+    for task, result in _each(todo, processes):
+        ahead -= expected.get(task.job.folder, 0.0)
+        if isinstance(result, FedalloyError):
+            failed.append(f"{task.name}: {result}")
+            say(failed[-1])
+            continue
+        spent, planned = spent + result, planned + expected.get(task.job.folder, 0.0)
+        left = f"; about {human_seconds(ahead * spent / planned / processes)} left" if planned and ahead > 0 else ""
+        say(f"{task.name}: {human_seconds(result)}{left}")
+    return failed
+
+
+def _each(todo: Sequence[Task], processes: int) -> Iterator[tuple[Task, float | FedalloyError]]:
+    """Each run with its seconds, or with its error, as it finishes; a single process needs no pool."""
+    if processes == 1:
+        for task in todo:
+            yield task, _timed(task)
+        return
+    with _pool(processes) as pool:
+        running = {pool.submit(_timed, task): task for task in todo}
+        for future in as_completed(running):
+            yield running[future], future.result()
+
+
+def _timed(task: Task) -> float | FedalloyError:
+    start = time.perf_counter()
+    try:
+        make(task)
+    except FedalloyError as error:
+        return error
+    return time.perf_counter() - start
+
+
+def estimate(todo: Sequence[Task], processes: int) -> dict[str, float]:
+    """The seconds that each run will take, by folder, from two rounds of each kind of run on this machine."""
+    kinds: dict[str, Task] = {}
+    for task in todo:
+        kinds.setdefault(_kind(task.job), task)
+    with _pool(processes) as pool:
+        seconds = dict(zip(kinds, pool.map(_one_round, kinds.values()), strict=True))
+    return {task.job.folder: task.job.experiment.rounds * seconds[_kind(task.job)] for task in todo}
+
+
+def _kind(job: Job) -> str:
+    """Runs with equal words here take about equally long: they differ in how the data is split, or in the seed."""
+    exp = alone(replace(job, seed=0)).to_dict()
+    return json.dumps([exp["method"], exp["training"], exp["model"], exp["data"], exp["participation"]], sort_keys=True)
+
+
+def _one_round(task: Task) -> float:
+    """The seconds of a round: the second one, since the first also warms up."""
+    exp = alone(task.job)
+    try:
+        run = simulate(replace(exp, rounds=2), method=make_method(task.job.experiment, task.job.choice))
+    except FedalloyError:
+        return 0.0  # the run itself will tell
+    spent = run.rounds[-1]["seconds"]
+    return float(spent["total"] - spent["evaluation"] + spent["evaluation"] / exp.evaluate_every)
+
+
+@contextmanager
+def _pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes that are as nice as this one; spawned, because torch's threads do not survive a fork."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_begin) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
+
+
+def _begin() -> None:
+    import signal
+
+    import fedalloy.methods  # noqa: F401  # registers the built-in methods
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C stops the parent, which stops its children
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_item(
+    item: Item,
+    scale: str,
+    folder: Path,
+    *,
+    processes: int,
+    say: Say,
+    chosen: Callable[[Job], bool] = lambda _: True,
+    seeds: Sequence[int] | None = None,
+    measure: bool = True,
+    only_estimate: bool = False,
+) -> list[str]:
+    """Make every run of an item that is missing; returns the errors of those that failed.
+
+    `measure` tries two rounds of each kind of run first, for an estimate. Without it, all runs count as equally long.
+    """
+    from fedalloy.reproduce.forms import EXTRACTS
+
+    planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
+    todo = tasks(planned, folder, EXTRACTS.get(item.form))
+    there = len({job.folder for job in planned}) - len(todo)
+    if not todo:
+        say(f"all {there} runs are there" if there else "it needs no runs")
+        return []
+    known = estimate(todo, processes) if measure else {task.job.folder: 1.0 for task in todo}
+    total = human_seconds(sum(known.values()) / processes)
+    about = f"; about {total}, measured on two rounds of each" if measure else ""
+    say(f"{len(todo)} runs to make, {there} are there{about}")
+    return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)

@@ -1,0 +1,62 @@
+"""What the command writes: each item as Markdown, CSV, LaTeX, JSON, SVG and PDF, and pages about the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedalloy.base.files import make_folder, write_atomically
+from fedalloy.report.svg import save
+from fedalloy.report.tables import Table
+from fedalloy.reproduce.catalogue import Item, paper, papers
+from fedalloy.reproduce.claims import judge
+from fedalloy.reproduce.forms import FORMS
+from fedalloy.reproduce.pages import index_page, paper_page, verdict_table
+from fedalloy.reproduce.results import recorded
+
+
+def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[Path]]:
+    """Write an item as it came out at a scale; returns what a terminal shows, and the files."""
+    results = recorded(item, scale, out / "runs", seeds)
+    place = out / scale / item.paper
+    make_folder(place)
+    shown: list[Any] = []
+    files: list[Path] = []
+    parts = FORMS[item.form](results)
+    for i, part in enumerate(parts):
+        name = item.id if len(parts) == 1 else f"{item.id}-{i + 1}"
+        if isinstance(part, Figure):
+            for ending in ("svg", "pdf"):
+                files.append(place / f"{name}.{ending}")
+                save(part, files[-1])
+        else:
+            shown.append(part.rich())
+            files += write_table(part, place / name)
+    judgements = [judge(claim, results) for claim in paper(item.paper).claims if claim.item == item.id]
+    if judgements and scale != "smoke":
+        shown.append(verdict_table(judgements).rich())
+    return shown, files
+
+
+def write_table(table: Table, path: Path) -> list[Path]:
+    """Write a table in all formats; returns the files."""
+    texts = {"md": table.markdown(), "csv": table.csv(), "tex": table.latex(), "json": table.json()}
+    files = []
+    for ending, text in texts.items():
+        files.append(path.parent / f"{path.name}.{ending}")
+        write_atomically(files[-1], text.encode())
+    return files
+
+
+def write_pages(names: Sequence[str], out: Path, scale: str) -> list[Path]:
+    """Write an HTML page about each of these papers, and one about all."""
+    place = out / scale
+    make_folder(place)
+    pages = {f"{name}.html": paper_page(paper(name), out / "runs", scale) for name in names}
+    pages["index.html"] = index_page(list(papers().values()), out / "runs", scale)
+    for name, text in pages.items():
+        write_atomically(place / name, text.encode())
+    return [place / name for name in pages]

@@ -1,0 +1,165 @@
+"""Pages about the papers: every claim with its verdict and what it rests on, every table and figure as it came out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from fedalloy.base.text import MISSING, number
+from fedalloy.report.tables import Table
+from fedalloy.reproduce.blocks import Block, Heading, Items, Picture, Text, html
+from fedalloy.reproduce.catalogue import Item, Paper
+from fedalloy.reproduce.claims import VERDICTS, Judgement, judge
+from fedalloy.reproduce.forms import FORMS
+from fedalloy.reproduce.plan import jobs
+from fedalloy.reproduce.results import Results, recorded
+from fedalloy.reproduce.verdicts import Told, counted, papers_table, reached
+
+MEANINGS = {
+    "reproduced": "at the paper's own size, the difference is there and as large as the paper has it; or it is a count "
+    "or a theorem, which does not depend on the size",
+    "holds at reduced scale": "in a smaller setting the 95 % interval lies on the paper's side",
+    "not shown": "the interval includes zero",
+    "contradicted": "the interval lies on the other side",
+    "not tested": "runs are missing, or there are fewer than three seeds",
+}
+
+
+def paper_blocks(paper: Paper, folder: Path, scale: str | None = None) -> list[Block]:
+    """A paper's page: its claims, then its tables and figures, at a scale or at the largest that is recorded."""
+    results = {item.id: recorded(item, scale, folder) if scale else reached(item, folder) for item in paper.items}
+    judgements = [judge(claim, results[claim.item]) for claim in paper.claims]
+    blocks: list[Block] = [
+        Heading(f"{paper.name}: what holds", 1),
+        Text(f"{paper.authors}: {paper.title}. {paper.venue}."),
+        verdict_table(judgements),
+        Heading("Claims"),
+    ]
+    for one in judgements:
+        blocks += claim_blocks(one, results[one.claim.item])
+    blocks.append(Heading("Tables and figures"))
+    for item in paper.items:
+        blocks += item_blocks(item, results[item.id])
+    return blocks
+
+
+def claim_blocks(found: Judgement, results: Results) -> list[Block]:
+    """A claim: what is said, the verdict, the differences behind it, the runs, and what differs from the paper."""
+    claim, item = found.claim, results.item
+    scale = item.scale(found.scale) if found.scale else None
+    told = [f"Section {claim.section}; from [{item.name}](#{item.id})."]
+    told += [f"In the paper: {claim.paper_says}"] if claim.paper_says else []
+    told += [f"Here: {scale.differs}"] if scale is not None and scale.differs and found.comparisons else []
+    told += [f"Round: {found.round}."] if found.round and found.comparisons else []
+    blocks: list[Block] = [
+        Heading(f"{claim.says.rstrip('.')}: {found.verdict}", 3, claim.id),
+        Text(found.reason),
+        Items(told),
+    ]
+    if any(one.values for one in found.comparisons):
+        blocks.append(differences_table(found))
+    if claim.ambiguous:
+        blocks.append(Items(claim.ambiguous, "What the paper leaves open"))
+    if found.runs:
+        runs = [f"`{source.name}` sha256 `{source.sha256[:16]}`" for source in found.runs]
+        blocks.append(Items(runs, f"The {len(runs)} runs it rests on"))
+    return blocks
+
+
+def differences_table(found: Judgement) -> Table:
+    """The paired differences behind a verdict: by seed, with their mean and interval, and the paper's."""
+    seeds = found.seeds
+    body = [
+        [
+            one.text,
+            *(number(one.values.get(seed), 2) for seed in seeds),
+            *(
+                [number(one.interval.mean, 2), f"{number(one.interval.low, 2)} to {number(one.interval.high, 2)}"]
+                if one.interval is not None
+                else [MISSING, MISSING]
+            ),
+            number(one.published, 2),
+        ]
+        for one in found.comparisons
+    ]
+    headings = ["Difference", *(f"Seed {seed}" for seed in seeds), "Mean", "95 % interval", "Paper"]
+    return Table("", headings, body, words=1)
+
+
+def verdict_table(judgements: Sequence[Judgement]) -> Table:
+    """One line for each claim: what is said, and the verdict."""
+    body = [[one.claim.id, one.claim.says, one.verdict, one.reason] for one in judgements]
+    return Table("Claims", ["Claim", "What the paper says", "Verdict", "Why"], body, words=4)
+
+
+def item_blocks(item: Item, results: Results) -> list[Block]:
+    """A table or figure as it came out, with how it was made and the command that makes it."""
+    blocks: list[Block] = [Heading(f"{item.name}: {item.title}", 3, item.id)]
+    scale = item.scale(results.scale)
+    about = [f"Section {item.section}.", *([item.note] if item.note else [])]
+    if scale.experiment and item.rows:
+        runs = len(results.runs) + len(results.missing)
+        about.append(f"{len(results.runs)} of {runs} runs at the scale `{results.scale}`. {scale.differs}".strip())
+    blocks += [Text(" ".join(about)), Text(f"`{command(item, results.scale)}`")]
+    if item.rows and scale.experiment and not results.runs:
+        return blocks
+    for i, part in enumerate(FORMS[item.form](results)):
+        if isinstance(part, Figure):
+            name = f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}"
+            blocks.append(Picture(part, name, f"{item.name}: {item.title}"))
+        else:
+            blocks.append(part)
+    if results.runs:
+        first = jobs(item, results.scale)[0]
+        row = next(row.label for row in item.rows if row.method == first.method)
+        where = ["--columns", first.column] if first.column else []
+        words = ["--rows", row, *where, "--seeds", "1"]
+        blocks.append(Text(f"One cell again: `{command(item, results.scale)} {shlex.join(words)} --out again`"))
+    return blocks
+
+
+def command(item: Item, scale: str) -> str:
+    """The command that makes an item."""
+    return f"fedalloy reproduce {item.paper} {item.id} --scale {scale}"
+
+
+def index_blocks(papers: Sequence[Paper], folder: Path, scale: str | None = None, ending: str = "md") -> list[Block]:
+    """The page about all papers: the count of verdicts, what they mean, and every claim."""
+    told: dict[str, Told] = {}
+    lines = []
+    for paper in papers:
+        results = {item.id: recorded(item, scale, folder) if scale else reached(item, folder) for item in paper.items}
+        for claim in paper.claims:
+            found = judge(claim, results[claim.item])
+            told[claim.name] = Told(found.verdict, found.scale, found.reason)
+            lines.append([paper.name, claim.id, claim.says, found.verdict])
+    every = [claim for paper in papers for claim in paper.claims]
+    counts = counted(told, every)
+    sums = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
+    return [
+        Heading("Do the papers' claims hold?", 1),
+        Text(f"{len(every)} claims of {len(papers)} papers: {sums}."),
+        papers_table(papers, told),
+        Items([f"{word}: {meaning}." for word, meaning in MEANINGS.items()]),
+        Text(
+            "The unit is the seed: differences are taken between runs of the same seed, and intervals are Student's "
+            "over at least three seeds. A claim about several differences holds if all of their intervals do; it is "
+            "contradicted by any that lies on the other side, corrected for their number. Predicates and tolerances "
+            "were committed before the runs that they judge."
+        ),
+        Table("All claims", ["Paper", "Claim", "What the paper says", "Verdict"], lines, words=4),
+        Items([f"[{paper.name}]({paper.id}.{ending}): {paper.title}" for paper in papers]),
+    ]
+
+
+def paper_page(paper: Paper, folder: Path, scale: str) -> str:
+    """A paper's page as HTML."""
+    return html(paper_blocks(paper, folder, scale), f"{paper.name}: what holds")
+
+
+def index_page(papers: Sequence[Paper], folder: Path, scale: str) -> str:
+    """The page about all papers as HTML."""
+    return html(index_blocks(papers, folder, scale, "html"), "Do the papers' claims hold?")

@@ -1,0 +1,63 @@
+"""KnFu's file: every item plans its runs at every scale, its smoke runs work, and its figures are the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedalloy.config.experiment import experiment
+from fedalloy.reproduce.catalogue import SCALES, Item, paper
+from fedalloy.reproduce.making import make, tasks
+from fedalloy.reproduce.plan import columns, jobs
+from fedalloy.reproduce.results import recorded
+
+ITEMS = paper("knfu").items
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.id)
+def test_every_item_plans_its_runs(item: Item, scale: str) -> None:
+    planned = jobs(item, scale)
+    assert bool(planned) == bool(item.rows)
+    assert {job.method for job in planned} <= {row.method for row in item.rows}
+
+
+def test_cpu_columns_of_table_1_and_the_figures_are_runs_of_the_full_scale() -> None:
+    table = {job.key for job in jobs(paper("knfu").item("table1"), "full")}
+    for name in ("table1", "fig3", "fig4"):
+        item = paper("knfu").item(name)
+        assert {job.key for scale in ("cpu", "full") for job in jobs(item, scale)} <= table
+
+
+def test_smoke_runs_give_every_value(tmp_path: Path) -> None:
+    for item in ITEMS:
+        for task in tasks(jobs(item, "smoke", seeds=[0]), tmp_path):
+            make(task)
+        results = recorded(item, "smoke", tmp_path, seeds=[0])
+        assert not results.missing
+        for row in item.rows:
+            for column in results.columns:
+                assert results.values(row, column), (item.id, row.label, column)
+
+
+@pytest.mark.parametrize(
+    ("item", "column", "row", "figure"),
+    [
+        ("table1", "50, 0.1", "KnFu", "93.5 ± 0.6"),
+        ("table1", "50, 0.1", "Local, equal rounds", "92.4 ± 2.7"),
+        ("table1", "200, 0.5", "Local, equal rounds", "89.9 ± 0.0"),
+        ("table1", "200, 1", "Selective-FD", "92.2 ± 0.8"),
+    ],
+)
+def test_published_figures(item: str, column: str, row: str, figure: str) -> None:
+    cell = next(cell for cell in columns(paper("knfu").item(item), "full") if cell.name == column)
+    exp = experiment(cell.values)
+    samples = exp.partition.options["samples"]
+    table = next(
+        table
+        for table in exp.published
+        if table.where["partition.samples"] == samples
+        and table.where["partition.alpha"] == exp.partition.options["alpha"]
+    )
+    assert [row, "personal", figure] in [list(found) for found in table.rows]

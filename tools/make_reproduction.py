@@ -1,0 +1,52 @@
+"""Write docs/reproduction and the verdicts that come with the library, from the runs in results/runs.
+
+python tools/make_reproduction.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from fedalloy.reproduce.blocks import Block, markdown
+from fedalloy.reproduce.catalogue import papers
+from fedalloy.reproduce.pages import index_blocks, paper_blocks
+from fedalloy.reproduce.verdicts import SHIPPED, Told, judged
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs" / "reproduction"
+RUNS = ROOT / "results" / "runs"
+
+
+def files() -> dict[Path, str]:
+    """Every generated file and its text."""
+    pages: dict[str, list[Block]] = {name: paper_blocks(paper, RUNS) for name, paper in papers().items()}
+    pages["index"] = index_blocks(list(papers().values()), RUNS)
+    found: dict[Path, str] = {}
+    for name, blocks in pages.items():
+        text, pictures = markdown(blocks)
+        found[DOCS / f"{name}.md"] = text
+        found |= {DOCS / "pictures" / file: svg for file, svg in pictures.items()}
+    told = {
+        one.claim.name: asdict(Told(one.verdict, one.scale, one.reason))
+        for paper in papers().values()
+        for one in judged(paper, RUNS)
+    }
+    found[SHIPPED] = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    return found
+
+
+def main() -> None:
+    """Write the files, and remove those that are no longer generated."""
+    made = files()
+    for old in [*DOCS.glob("*.md"), *DOCS.glob("pictures/*.svg")]:
+        if old not in made:
+            old.unlink()
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
