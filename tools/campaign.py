@@ -8,6 +8,7 @@ Finished runs are in results/runs; commit them, and run tools/make_reproduction.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import signal
@@ -35,7 +36,8 @@ def main() -> None:
     if given.pinned:
         for number in (signal.SIGINT, signal.SIGTERM):  # also in the background, where SIGINT is ignored
             signal.signal(number, signal.default_int_handler)
-        work(given.items or QUEUE, given.out, given.processes)
+        with contextlib.suppress(KeyboardInterrupt):
+            work(given.items or QUEUE, given.out, given.processes)
         return
     given.out.mkdir(parents=True, exist_ok=True)
     lock = (given.out / ".campaign.lock").open("w")
@@ -69,7 +71,7 @@ def work(items: list[str], out: Path, processes: int) -> None:
         which, _, item = name.partition(" ")
         say(f"{name}:")
         start = time.perf_counter()
-        failed = make_item(paper(which).item(item), "cpu", out / "runs", processes=processes, say=say)
+        failed = make_item(paper(which).item(item), "cpu", out / "runs", processes=processes, say=say, measure=False)
         say(f"{name}: done in {human_seconds(time.perf_counter() - start)}, {len(failed)} failed")
 
 

@@ -94,6 +94,7 @@ def _make(
             say=say,
             chosen=wanted[item.id],
             seeds=numbers,
+            measure=scale != "smoke",
             only_estimate=estimate,
         )
         if not estimate:
@@ -130,11 +131,15 @@ def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> S
 
 def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
     """Print the papers' verdicts; of a single paper, all items and claims."""
-    from fedalloy.reproduce.verdicts import claims_table, items_table, known, papers_table
+    from rich.padding import Padding
+
+    from fedalloy.reproduce.verdicts import claim_lines, items_table, known, papers_table
 
     found = known(papers, out / "runs")
-    screen().print((claims_table(papers[0], found) if alone else papers_table(papers, found)).rich())
     if alone:
         screen().print(items_table(papers[0], out / "runs").rich())
+        for line in claim_lines(papers[0], found):
+            screen().print(Padding(line.strip(), (0, 0, 0, 2 * line.startswith(" "))), markup=False, highlight=False)
+    screen().print(papers_table(papers, found).rich())
     words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
     say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")

@@ -192,13 +192,16 @@ def _above(value: float, bound: float) -> bool:
 
 
 def _lacking(recorded: Recorded, claim: Claim, results: Results) -> Iterator[str]:
-    """Each run that the claim needs and that is not recorded, or lacks the value."""
+    """Each run that the claim needs and that is not recorded, or lacks the value; rows may share a run."""
+    told = set()
     for (label, column), known in recorded.items():
-        for seed in results.seeds:
-            if seed not in known:
-                run = results.run(results.item.row(label), column, seed)
-                what = "" if run is None else f" (no {claim.metric or results.item.metrics[0]})"
+        row = results.item.row(label)
+        for seed in (seed for seed in results.seeds if seed not in known):
+            key = (column, row.method, seed, results.run(row, column, seed) and row.view)
+            if key not in told:
+                what = "" if key[3] is None else f" (no {claim.metric or results.item.metrics[0]})"
                 yield f"{label}{f', {column}' if column else ''}, seed {seed}{what}"
+            told.add(key)
 
 
 def _named(lacking: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedalloy.base.files import write_atomically
+from fedalloy.base.files import make_folder, write_atomically
 from fedalloy.base.text import human_seconds
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.sections import Experiment
@@ -25,6 +25,7 @@ from fedalloy.run.runner import resume, simulate
 from fedalloy.storage.results import Run
 from fedalloy.storage.store import Say, begun
 
+UNFINISHED = "unfinished"  # the folder of runs that are being made
 KEPT = ("run.json", "rounds.jsonl", "extra.json")  # of a finished run; checkpoints are large and no longer needed
 Extract = Callable[[Path], dict[str, object]]
 
@@ -34,8 +35,18 @@ class Task:
     """A run to be made, and what is to be taken from its last checkpoint."""
 
     job: Job
-    place: Path
+    folder: Path
     extract: Extract | None = None
+
+    @property
+    def place(self) -> Path:
+        """Where the finished run is kept."""
+        return self.folder / self.job.folder
+
+    @property
+    def workplace(self) -> Path:
+        """Where it is while it runs, with its checkpoints."""
+        return self.folder / UNFINISHED / self.job.folder
 
     @property
     def name(self) -> str:
@@ -50,7 +61,7 @@ def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None) 
         place = folder / job.folder
         done = finished(place) is not None and (extract is None or (place / "extra.json").is_file())
         if job.folder not in found and not done:
-            found[job.folder] = Task(job, place, extract)
+            found[job.folder] = Task(job, folder, extract)
     return list(found.values())
 
 
@@ -64,16 +75,17 @@ def alone(job: Job) -> Experiment:
 
 def make(task: Task, say: Say = lambda _: None) -> Run:
     """Make one run, or resume it; keep its records and drop its checkpoints."""
-    exp, method = alone(task.job), make_method(task.job.experiment, task.job.choice)
-    if finished(task.place) is not None:  # it lacks what is taken from its last checkpoint, so it is made again
-        shutil.rmtree(task.place)
-    if begun(task.place):
-        run = resume(task.place, say=say)
+    exp, method, place = alone(task.job), make_method(task.job.experiment, task.job.choice), task.workplace
+    if begun(place):
+        run = resume(place, say=say)
     else:
-        run = simulate(exp, task.place, method=method, label=task.job.label, say=say)
+        make_folder(place.parent)
+        run = simulate(exp, place, method=method, label=task.job.label, say=say)
     if task.extract is not None:
-        extra = json.dumps(task.extract(task.place), separators=(",", ":"))
-        write_atomically(task.place / "extra.json", extra.encode())
+        write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
+    if task.place.exists():  # it lacked what is taken from its last checkpoint
+        shutil.rmtree(task.place)
+    place.rename(task.place)
     for path in task.place.iterdir():
         if path.name not in KEPT:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -182,11 +194,12 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
+    measure: bool = True,
     only_estimate: bool = False,
 ) -> list[str]:
     """Make every run of an item that is missing; returns the errors of those that failed.
 
-    A smoke test takes seconds and has no estimate.
+    `measure` tries two rounds of each kind of run first, for an estimate. Without it, all runs count as equally long.
     """
     from fedalloy.reproduce.forms import EXTRACTS
 
@@ -196,7 +209,8 @@ def make_item(
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")
         return []
-    known = estimate(todo, processes) if scale != "smoke" else {}
-    about = f"; about {human_seconds(sum(known.values()) / processes)}, measured on two rounds of each" if known else ""
+    known = estimate(todo, processes) if measure else {task.job.folder: 1.0 for task in todo}
+    total = human_seconds(sum(known.values()) / processes)
+    about = f"; about {total}, measured on two rounds of each" if measure else ""
     say(f"{len(todo)} runs to make, {there} are there{about}")
     return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ class Job:
     seed: int
     experiment: Experiment
     choice: Choice
+    identity: Mapping[str, Any]  # of its kind of run, see `identity`
 
     @property
     def label(self) -> str:
@@ -41,8 +43,8 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A digest of all that changes a number: the experiment, and the numbers that its method gives."""
-        return key_of(self.experiment, self.choice, self.seed)
+        """A digest of all that changes a number: the experiment with its seed, and its method's golden numbers."""
+        return key_of(self.identity, self.seed)
 
     @property
     def folder(self) -> str:
@@ -50,25 +52,42 @@ class Job:
         return f"{slug(self.method)}-seed{self.seed}-{self.key}"
 
 
-def key_of(exp: Experiment, choice: Choice, seed: int) -> str:
-    """The key of a run; it does not change with engine, workers, or code that leaves all numbers alone.
+def identity(exp: Experiment, choice: Choice) -> dict[str, Any]:
+    """What tells a kind of run from others, but for its seed: the experiment and its method's golden numbers.
+
+    It does not change with engine, workers, or code that leaves all numbers alone.
 
     >>> exp = experiment({"rounds": 3})
-    >>> key_of(exp, exp.method, 0) == key_of(replace(exp, workers=2), exp.method, 0) != key_of(exp, exp.method, 1)
+    >>> one, other, more = exp, replace(exp, workers=2), experiment({"rounds": 4})
+    >>> identity(one, exp.method) == identity(other, exp.method) != identity(more, exp.method)
     True
     """
     method = make_method(exp, choice)
-    full = naming(replace(for_method(exp, choice), seed=seed), method).to_dict()
-    values = {key: value for key, value in full.items() if key not in FREE - {"rounds"}}
-    text = json.dumps([values, golden(method.name, str(choice.options.get("variant", "")))], sort_keys=True)
+    values = settings(naming(for_method(exp, choice), method))
+    return {"experiment": values, "golden": golden(method.name, str(choice.options.get("variant", "")))}
+
+
+def key_of(identity: Mapping[str, Any], seed: int) -> str:
+    """The key of a run.
+
+    >>> key_of({"experiment": {}, "golden": {}}, 0)
+    'ab08fb6fcce1'
+    """
+    text = json.dumps([{**identity["experiment"], "seed": seed}, identity["golden"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def golden(name: str, variant: str = "") -> Mapping[str, str]:
     """The digests of a method's numbers in a small run; empty for a method that is not the library's."""
-    cases = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]
+    cases = _golden()
     found = cases.get(f"{name} {variant}".strip(), cases.get(name, {}))
     return {part: found[part] for part in ("state", "memories") if part in found}
+
+
+@functools.cache
+def _golden() -> Mapping[str, Mapping[str, str]]:
+    cases: Mapping[str, Mapping[str, str]] = json.loads(GOLDEN.read_text(encoding="utf-8"))["cases"]
+    return cases
 
 
 def columns(item: Item, scale: str) -> list[Cell]:
@@ -99,9 +118,11 @@ def _jobs(item: Item, scale: str, seeds: Sequence[int] | None) -> Iterator[Job]:
     rows = [row for row in item.rows if not chosen.rows or row.label in chosen.rows]
     for cell in columns(item, scale):
         exp = experiment({key: value for key, value in cell.values.items() if key != "published"})
+        choices = {row.method: exp.methods.get(row.method, Choice(name=row.method)) for row in rows}
+        kinds = {key: identity(exp, choice) for key, choice in choices.items()}
         for seed in seeds or chosen.seeds:
-            for method in dict.fromkeys(row.method for row in rows):
-                yield Job(cell.name, method, seed, exp, exp.methods.get(method, Choice(name=method)))
+            for key, choice in choices.items():
+                yield Job(cell.name, key, seed, exp, choice, kinds[key])
 
 
 def paper_column(item: Item, scale: str, column: str) -> str:

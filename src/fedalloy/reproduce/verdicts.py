@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,22 +64,23 @@ def papers_table(papers: Sequence[Paper], told: Mapping[str, Told]) -> Table:
     for paper in papers:
         counts = counted(told, paper.claims)
         sizes = [f"{len(paper.items)}", f"{len(paper.claims)}"]
-        body.append([paper.id, paper.name, *sizes, *(f"{counts[word] or MISSING}" for word in VERDICTS)])
+        body.append([paper.id, *sizes, *(f"{counts[word] or MISSING}" for word in VERDICTS)])
     every = counted(told, [claim for paper in papers for claim in paper.claims])
     sums = [f"{sum(len(getattr(paper, part)) for paper in papers)}" for part in ("items", "claims")]
-    body.append(["all", "", *sums, *(f"{every[word] or MISSING}" for word in VERDICTS)])
-    headings = ["Paper", "Method", "Tables and figures", "Claims", *(word.capitalize() for word in VERDICTS)]
-    return Table("The papers' claims, and what came out here", headings, body, words=2, rules=(len(papers) - 1,))
+    body.append(["all", *sums, *(f"{every[word] or MISSING}" for word in VERDICTS)])
+    short = [word.removesuffix(" at reduced scale").capitalize() for word in VERDICTS]
+    headings = ["Paper", "Items", "Claims", *short]
+    note = "Items: tables and figures. Holds: at a reduced scale. Not shown: the interval includes zero."
+    return Table("The papers' claims", headings, body, notes=[note], rules=(len(papers) - 1,))
 
 
-def claims_table(paper: Paper, told: Mapping[str, Told]) -> Table:
-    """One line for each claim of a paper."""
-    none = Told("not tested", "", "")
-    body = []
+def claim_lines(paper: Paper, told: Mapping[str, Told]) -> Iterator[str]:
+    """Each claim of a paper in a few lines: its verdict and id, what the paper says, and why the verdict is so."""
     for claim in paper.claims:
-        found = told.get(claim.name, none)
-        body.append([claim.id, claim.item, claim.says, found.verdict, found.reason])
-    return Table(f"{paper.name}: claims", ["Claim", "Item", "What the paper says", "Verdict", "Why"], body, words=5)
+        found = told.get(claim.name, Told("not tested", "", "No runs are recorded."))
+        yield f"{found.verdict.upper()}  {claim.id} ({paper.item(claim.item).name})"
+        yield f"  {claim.says}"
+        yield f"  {found.reason}"
 
 
 def items_table(paper: Paper, folder: Path) -> Table:

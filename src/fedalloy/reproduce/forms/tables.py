@@ -31,7 +31,7 @@ from fedalloy.storage.results import is_selection
 
 def scores(results: Results) -> list[Table]:
     """The table as the paper prints it: ours, the paper's figure and the gap; then what other rounds would show."""
-    found = []
+    found: list[Table] = []
     for block in blocks(_pairs(results)):
         parts = [_beside(results, pair) for pair in block]
         told = [*_notes(results, block, round=results.item.round), *([] if found else setting(results))]
@@ -42,7 +42,7 @@ def scores(results: Results) -> list[Table]:
 
 def costs(results: Results) -> list[Table]:
     """What each row costs, its ratio to the first row, and the same of the paper; scores are shown with their gap."""
-    found = []
+    found: list[Table] = []
     for block in blocks(_pairs(results)):
         parts = [
             _beside(results, pair) if pair[1] in METRICS and is_score(pair[1]) else _cost(results, pair)
@@ -97,7 +97,11 @@ def _influence(results: Results, block: Sequence[Pair]) -> Table:
             for round in rounds
         }
         parts.append(Part(_heading(results, pair), columns))
-    return assembled(results, "the reported round's influence", block, parts, _notes(results, block, figures=False))
+    told = [
+        *_notes(results, block, figures=False),
+        "A mean of the last 10 is over all evaluated rounds if there are fewer.",
+    ]
+    return assembled(results, "the reported round's influence", block, parts, told)
 
 
 def _best(metric: str) -> str:

@@ -59,15 +59,15 @@ def assembled(results: Results, kind: str, pairs: Sequence[Pair], parts: Sequenc
     item = results.item
     columns = [texts for part in parts for texts in part.columns.values()]
     rows = [[label_of(row), *(texts[i] for texts in columns)] for i, row in enumerate(item.rows)]
-    named = any(part.heading for part in parts)
-    where = _where(results, pairs)
+    alone = len(parts) == 1  # then its heading stands in the title
+    where = parts[0].heading if alone else _where(results, pairs)
     return Table(
         f"{item.name}: {kind or item.title}" + (f" ({where})" if where else ""),
         ["Method", *(heading for part in parts for heading in part.columns)],
         rows,
         notes,
         rules=[i for i, (a, b) in enumerate(pairwise(item.rows)) if a.control != b.control],
-        groups=[("", 1), *((part.heading, len(part.columns)) for part in parts)] if named else (),
+        groups=() if alone else [("", 1), *((part.heading, len(part.columns)) for part in parts)],
     )
 
 
@@ -79,7 +79,7 @@ def label_of(row: Row) -> str:
 def heading_of(results: Results, column: str, shown: str) -> str:
     """What stands above the columns of a pair: our column, the paper's if it has another name, and the metric."""
     paper = results.paper_column(column)
-    named = column if paper == column else f"{column} (for {paper})" if column else paper
+    named = column if paper == column else f"{column} for {paper}" if column else paper
     several = len(results.columns) > 1
     return ", ".join(filter(None, [named if several or paper != column else "", shown]))
 
@@ -106,6 +106,8 @@ def written(metric: str, values: Sequence[float], *, spread: bool = True) -> str
     if metric not in METRICS:
         return plus_minus(mean, std)
     one = METRICS[metric]
+    if one.source == "run" and not std:  # a count that every seed has
+        std = None
     return one.write(mean / one.factor, None if std is None else std / one.factor)
 
 
@@ -163,11 +165,7 @@ def _notes(
     yield from _gaps(counts, len(seeds))
     known = sum(text != MISSING for text in figures)
     if known < len(figures):
-        yield (
-            f"The paper's text holds {known} of {len(figures)} figures."
-            if known
-            else "The paper's text holds no figures."
-        )
+        yield f"Published figures: for {known} of {len(figures)} cells."
     others = [one.column for one in item.published if one.column not in map(results.paper_column, results.columns)]
     yield f"Columns of the paper that are not run: {listed(others)}." if others else ""
     yield "* A control, which the paper does not have." if any(row.control for row in item.rows) else ""

@@ -81,7 +81,7 @@ def targets(results: Results) -> list[Table]:
     goals = {column: _named(results, column) for column in results.columns}
     pairs = [(column, text) for column, texts in goals.items() for text in texts]
     spent = {(row.label, pair): _reached(results, row, pair) for row in rows for pair in pairs}
-    found = []
+    found: list[Table] = []
     for block in blocks(pairs):
         parts, printed = [], []
         for pair in block:

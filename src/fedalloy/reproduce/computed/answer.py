@@ -1,4 +1,4 @@
-"""Claims that are computed and not compared: theorems on toy distributions, counts, bytes.
+"""What a function answers that computes a claim.
 
 A function of `FUNCTIONS` takes what is recorded of the claim's item, or None if the item has no runs, and answers with
 a `Computed`. It answers in one of three ways:
@@ -27,6 +27,3 @@ class Computed:
 
 
 Function = Callable[[Results | None], Computed]
-
-FUNCTIONS: dict[str, Function] = {}
-"""The functions that claims name, by that name."""
