@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalloy.reproduce.computed import fedkf
+from fedalloy.reproduce.computed import fedkf, theory
 from fedalloy.reproduce.computed.answer import Computed, Function
 
 __all__ = ["FUNCTIONS", "Computed", "Function"]
@@ -15,5 +15,9 @@ FUNCTIONS: dict[str, Function] = {
     "fedkf_bytes_to_target": fedkf.bytes_to_target,
     "fedkf_time_ratio": fedkf.time_ratio,
     "fedkf_participation_gap": fedkf.participation_gap,
+    "fedkf_time_to_target": fedkf.time_to_target,
+    "fedkf_table2": fedkf.example,
+    "fedkf_wlp_is_joint": fedkf.worst_and_fair,
+    **theory.FUNCTIONS,
 }
 """The functions that claims name, by that name."""
