@@ -236,6 +236,29 @@ def test_published_figures_are_hollow() -> None:
     assert "Hollow: the" in words(figure)
 
 
+def test_a_published_table_that_does_not_know_an_axis_is_for_none_of_its_columns() -> None:
+    """The experiment's table is the same at every temperature; that of a degree of skew is for its column."""
+    scale = Scale("kdia-cifar10", axes=(axis("tau", "1", "2", "5"),))
+    assert "Hollow" not in words(drawn(make_item("over-columns", scale=scale)))
+    assert "Hollow" in words(drawn(make_item("over-columns", scale=SKEWS)))
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "places"),
+    [
+        (("10", "20", "30"), "linear", [10, 20, 30]),
+        (("0.01", "0.1", "1"), "log", [0.01, 0.1, 1]),
+        (("1", "10", "11", "12", "13", "14", "900"), "linear", [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_numbers_stand_where_their_labels_do_not_touch(labels: tuple[str, ...], kind: str, places: list[float]) -> None:
+    """To scale if that is possible, or else at equal distances."""
+    axes = drawn(make_item("over-columns", (FEDAVG,), Scale("kdia-cifar10", axes=(axis("N", *labels),)))).axes[0]
+    assert axes.get_xscale() == kind
+    assert axes.get_xticks().tolist() == places
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == list(labels)
+
+
 def test_settings_in_one_axis_get_a_panel_each() -> None:
     """DaFKD's Fig. 6: E, B and d are values of the same axis."""
     scale = Scale("kdia-cifar10", axes=(axis("setting", "E = 5", "E = 20", "d = 50", "d = 100", "d = 200"),))

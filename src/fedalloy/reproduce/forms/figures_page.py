@@ -216,7 +216,7 @@ def name_of(row: Row) -> str:
 
 def title_of(item: Item) -> str:
     """The title of an item's figure."""
-    return f"{item.name}: {item.title}"
+    return item.heading
 
 
 def remarks(results: Results, shows: str, rows: Sequence[Row] | None = None) -> list[str]:
