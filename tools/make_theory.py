@@ -6,6 +6,7 @@ Run it from the project's root: `python tools/make_theory.py`. What is between t
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 from fedalloy.report.svg import to_svg
@@ -14,6 +15,17 @@ from fedalloy.theory.pictures import PICTURES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "theory.md"
+STATEMENTS = {
+    "fedkf_lemma1": "FedKF, Lemma 1",
+    "fedkf_bound": "FedKF, Theorem 5.1",
+    "kdia_theorem1": "KDIA, Theorem 1, as stated",
+    "kdia_theorem1_proof": "KDIA, Theorem 1, if the teacher is the current model",
+    "kdia_assumption2": "KDIA, Assumption 2, for KDIA's own local objective",
+    "dafkd_theorem1_f": "DaFKD, Theorem 1, f = p_k / (p_k + p_g)",
+    "dafkd_theorem1_pg": "DaFKD, Theorem 1, p_g = p",
+    "dafkd_theorem2": "DaFKD, Theorem 2, as stated",
+    "dafkd_theorem2_limit": "DaFKD, Theorem 2, with unlimited data and p_g = p",
+}
 # What each picture shows, for those who cannot see it.
 SHOWN = {
     "fedkf_lemma1": "Accuracy on all mixtures of three clients: never below the worst client; 0 on a domain outside",
@@ -21,7 +33,7 @@ SHOWN = {
     "kdia_theorem1": "Students and teachers for which the inequality fails, and its margin in the rounds of a run",
     "kdia_theorem1_proof": "Decrease over the squared gradient from every model: several times rho",
     "kdia_assumption2": "The gamma that KDIA's local solutions need lies far above the gamma that rho allows",
-    "dafkd_theorem1_f": "Searched scores equal the formula with p_g; at the optimum they differ from the formula with p",
+    "dafkd_theorem1_f": "Searched scores equal the formula with p_g; at the optimum they differ from it with p",
     "dafkd_theorem1_pg": "The divergence has its minimum beside the mean; rare samples nearly vanish at the optimum",
     "dafkd_theorem2": "Two counterexamples in which the ensemble's loss lies above the bound",
     "dafkd_theorem2_limit": "Ensemble's loss as a share of the bound: below one half in all random problems",
@@ -58,8 +70,8 @@ def with_findings(text: str) -> str:
 
 def overview(found: dict[str, Finding]) -> str:
     """A table of all verdicts."""
-    lines = [f"| `{name}` | {verdict(finding)} |" for name, finding in found.items()]
-    return "\n".join(["| Function of `fedalloy.theory` | Verdict |", "|---|---|", *lines])
+    lines = [f"| {STATEMENTS[name]} | {verdict(name, finding)} | `{name}` |" for name, finding in found.items()]
+    return "\n".join(["| Statement | Verdict | Function of `fedalloy.theory` |", "|---|---|---|", *lines])
 
 
 def section(name: str, finding: Finding) -> str:
@@ -67,15 +79,17 @@ def section(name: str, finding: Finding) -> str:
     numbers = [f"| {what} | {value:.4g} |" for what, value in finding.numbers.items()]
     return "\n\n".join(
         [
-            f"**{verdict(finding).capitalize()}.** {finding.text}",
+            textwrap.fill(f"**{verdict(name, finding).capitalize()}.** {finding.text}", 120, break_on_hyphens=False),
             f"![{SHOWN[name]}]({picture(name)})",
             "\n".join([f"| `{name}` | |", "|---|---|", *numbers]),
         ]
     )
 
 
-def verdict(finding: Finding) -> str:
-    """The verdict in a word."""
+def verdict(name: str, finding: Finding) -> str:
+    """The verdict on a statement, or on an assumption, in a few words."""
+    if "assumption" in name:
+        return "fulfilled" if finding.holds else "not fulfilled on this problem"
     return "holds" if finding.holds else "contradicted"
 
 

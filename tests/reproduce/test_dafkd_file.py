@@ -10,6 +10,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.reproduce.catalogue import SCALES, Item, paper
 from fedalloy.reproduce.making import make, tasks
 from fedalloy.reproduce.plan import columns, jobs
+from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import recorded
 
 ITEMS = paper("dafkd").items
@@ -116,3 +117,8 @@ def test_published_rows_are_complete() -> None:
             for label, *texts in table.rows:
                 item.row(label)
                 assert len(texts) == len(item.metrics)
+
+
+def test_points_that_are_only_in_a_plot_have_no_figure() -> None:
+    assert {column for _, column, _ in published(paper("dafkd").item("fig5"))} == {"SVHN, 0.4", "FMNIST, 0.4"}
+    assert {column for _, column, _ in published(paper("dafkd").item("fig6"))} == {"E = 20", "B = 32"}

@@ -10,6 +10,7 @@ import pytest
 from fedalloy.config.methods import for_method, make_method
 from fedalloy.reproduce.catalogue import SCALES, Item, paper
 from fedalloy.reproduce.plan import Job, columns, jobs
+from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import value_of
 from fedalloy.run.runner import simulate
 
@@ -68,3 +69,26 @@ def test_rounds_to_fedavgs_best_are_those_of_table_4() -> None:
     }
     assert [table[f"CIFAR-100, {beta}"]["Ours"] for beta in ("0.1", "0.5", "5.0")] == ["111", "45", "43"]
     assert [table[f"CINIC-10, {beta}"]["MOON"] for beta in ("0.1", "0.5", "5.0")] == ["> 200", "190", "104"]
+
+
+@pytest.mark.parametrize("name", ["fig8", "fig8d"])
+def test_table_2s_figures_stand_beside_the_chosen_setting_only(name: str) -> None:
+    """Every cell of the figure has Table 2's data and partition, but only one of each beta its lambdas and tau."""
+    item = KDIA.item(name)
+    found = {column: figure.text for (label, column, _), figure in published(item).items() if label == "Ours(T)"}
+    table2 = published(KDIA.item("table2"))
+    assert len(found) == 3
+    assert found == {column: table2["Ours(T)", f"CIFAR-10, {column.split(',')[0]}", "test"].text for column in found}
+    assert {*found} < {cell.name for cell in columns(item, "full")}
+
+
+def test_published_figures_are_those_of_the_tables() -> None:
+    def text(item: str, *place: str) -> str:
+        return published(KDIA.item(item))[*place, "test"].text
+
+    assert text("table2", "Ours(T)", "CINIC-10, 0.1") == "46.07 ± 1.03"
+    assert text("text-cifar100", "FedAvg", "CIFAR-100, 5.0") == "19.79 ± 0.30"
+    assert text("table5", "MOON", "100, 0.2") == "66.12"
+    assert text("table6", "FedProx", "CIFAR-10, 0.5") == "64.11"
+    assert text("table7", "base+l_kd (T)", "CIFAR-100") == "24.88 ± 0.42"
+    assert not published(KDIA.item("table3")), "its figures are not in the text"

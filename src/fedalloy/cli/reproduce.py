@@ -61,7 +61,7 @@ def reproduce(
     words = [word for name, given in options if given for word in (name, given)]
     again = ["reproduce", *filter(None, [paper]), *names, "--scale", scale or "cpu", *words, "--out", out]
     with resumable(*again):
-        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), processes, estimate)
+        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), processes, estimate, show=bool(names))
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again")
@@ -76,14 +76,16 @@ def _make(
     out: Path,
     processes: int | None,
     estimate: bool,
+    show: bool,
 ) -> list[str]:
+    """Make what is missing of each item, and write it; show its tables, too, if it was named."""
     from fedalloy.reproduce.making import cores, make_item
     from fedalloy.reproduce.outputs import write_item, write_pages
 
     at_once = processes or (1 if scale == "smoke" else cores())
     failed = []
-    wanted = {item.id: _wanted(item, scale, rows, columns) for item in items}  # mistakes are found before anything runs
-    for item in items:
+    wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
+    for item, of_item in zip(items, wanted, strict=True):
         numbers = chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None
         say(f"{item.paper} {item.id}: {item.title}")
         failed += make_item(
@@ -92,16 +94,16 @@ def _make(
             out / "runs",
             processes=at_once,
             say=say,
-            chosen=wanted[item.id],
+            chosen=of_item,
             seeds=numbers,
             measure=scale != "smoke",
             only_estimate=estimate,
         )
         if not estimate:
             shown, files = write_item(item, scale, out, numbers)
-            for table in shown:
+            for table in shown if show else ():
                 screen().print(table)
-            say(f"written: {', '.join(str(file) for file in files)}")
+            say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
     if not estimate:
         for file in write_pages(sorted({item.paper for item in items}), out, scale):
             say(f"written: {file}")

@@ -79,11 +79,17 @@ class Item:
 
     @property
     def name(self) -> str:
-        """As people write it: "Table 2", "Fig. 5"."""
-        for start, word in (("table", "Table"), ("fig", "Fig."), ("text", "Text")):
+        """As the paper writes it: "Table 2", "Table VIII", "Fig. 5"; what is no table or figure has no name."""
+        for start, word in (("table", "Table"), ("fig", "Fig.")):
             if self.id.startswith(start):
-                return f"{word} {self.id.removeprefix(start)}"
-        return self.id
+                number = self.id.removeprefix(start)
+                return f"{word} {number.upper() if set(number) <= set('ivx') else number}"
+        return ""
+
+    @property
+    def heading(self) -> str:
+        """Its name and title."""
+        return ": ".join(filter(None, (self.name, self.title)))
 
     def scale(self, name: str) -> Scale:
         """The item at a scale."""

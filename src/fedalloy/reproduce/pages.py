@@ -50,7 +50,7 @@ def claim_blocks(found: Judgement, results: Results) -> list[Block]:
     """A claim: what is said, the verdict, the differences behind it, the runs, and what differs from the paper."""
     claim, item = found.claim, results.item
     scale = item.scale(found.scale) if found.scale else None
-    told = [f"Section {claim.section}; from [{item.name}](#{item.id})."]
+    told = [f"Section {claim.section}; from [{item.name or item.title}](#{item.id})."]
     told += [f"In the paper: {claim.paper_says}"] if claim.paper_says else []
     told += [f"Here: {scale.differs}"] if scale is not None and scale.differs and found.comparisons else []
     told += [f"Round: {found.round}."] if found.round and found.comparisons else []
@@ -97,7 +97,7 @@ def verdict_table(judgements: Sequence[Judgement]) -> Table:
 
 def item_blocks(item: Item, results: Results) -> list[Block]:
     """A table or figure as it came out, with how it was made and the command that makes it."""
-    blocks: list[Block] = [Heading(f"{item.name}: {item.title}", 3, item.id)]
+    blocks: list[Block] = [Heading(item.heading, 3, item.id)]
     scale = item.scale(results.scale)
     about = [f"Section {item.section}.", *([item.note] if item.note else [])]
     if scale.experiment and item.rows:
@@ -109,7 +109,7 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
     for i, part in enumerate(FORMS[item.form](results)):
         if isinstance(part, Figure):
             name = f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}"
-            blocks.append(Picture(part, name, f"{item.name}: {item.title}"))
+            blocks.append(Picture(part, name, item.heading))
         else:
             blocks.append(part)
     if results.runs:

@@ -78,7 +78,7 @@ def claim_lines(paper: Paper, told: Mapping[str, Told]) -> Iterator[str]:
     """Each claim of a paper in a few lines: its verdict and id, what the paper says, and why the verdict is so."""
     for claim in paper.claims:
         found = told.get(claim.name, Told("not tested", "", "No runs are recorded."))
-        yield f"{found.verdict.upper()}  {claim.id} ({paper.item(claim.item).name})"
+        yield f"{found.verdict.upper()}  {claim.id} ({claim.item})"
         yield f"  {claim.says}"
         yield f"  {found.reason}"
 
@@ -92,5 +92,5 @@ def items_table(paper: Paper, folder: Path) -> Table:
             found = recorded(item, scale, folder)
             runs = len(found.runs) + len(found.missing)
             cells.append(f"{len(found.runs)} of {runs}" if runs else "no runs")
-        body.append([item.id, item.name, item.title, *cells])
-    return Table(f"{paper.name}: tables and figures", ["Item", "Name", "What it shows", "Full", "CPU"], body, words=3)
+        body.append([item.id, item.title, *cells])
+    return Table(f"{paper.name}: tables and figures", ["Item", "What it shows", "Full", "CPU"], body, words=2)

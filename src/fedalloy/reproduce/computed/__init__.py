@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalloy.reproduce.computed import fedkf, theory
+from fedalloy.reproduce.computed import fedkf, kdia, theory
 from fedalloy.reproduce.computed.answer import Computed, Function
 
 __all__ = ["FUNCTIONS", "Computed", "Function"]
@@ -18,6 +18,16 @@ FUNCTIONS: dict[str, Function] = {
     "fedkf_time_to_target": fedkf.time_to_target,
     "fedkf_table2": fedkf.example,
     "fedkf_wlp_is_joint": fedkf.worst_and_fair,
+    "kdia_participation_variance": kdia.participation_variance,
+    "kdia_interval_variance": kdia.interval_variance,
+    "kdia_more_even": kdia.more_even,
+    "kdia_less_even": kdia.less_even,
+    "kdia_fewer_outliers": kdia.fewer_outliers,
+    "kdia_adjusted_similarity": kdia.adjusted_similarity,
+    "kdia_trained_similarity": kdia.trained_similarity,
+    "kdia_bytes_to_target": kdia.bytes_to_target,
+    "kdia_mostly_averaging": kdia.mostly_averaging,
+    "kdia_lead_by_round": kdia.lead_by_round,
     **theory.FUNCTIONS,
 }
 """The functions that claims name, by that name."""

@@ -25,12 +25,10 @@ def theory(results: Results) -> list[Figure]:
     """A picture of `fedalloy.theory`, by the name in the option `picture`."""
     item = results.item
     name = str((item.options or {}).get("picture", ""))
-    module = importlib.import_module("fedalloy.theory")
-    if not callable(draw := getattr(module, name, None)):
-        able = [word for word in dir(module) if not word.startswith("_")]
-        raise DataError(f"{item.paper} {item.id}: there is no picture '{name}'; {suggest(name, able)}")
-    found = draw()
-    return [found] if isinstance(found, Figure) else list(found)
+    pictures: dict[str, Callable[[], Figure]] = importlib.import_module("fedalloy.theory.pictures").PICTURES
+    if name not in pictures:
+        raise DataError(f"{item.paper} {item.id}: there is no picture '{name}'; {suggest(name, pictures)}")
+    return [pictures[name]()]
 
 
 FIGURES: dict[str, Callable[[Results], list[Figure]]] = {

@@ -59,7 +59,9 @@ def box(results: Results) -> list[Figure]:
         Patch(facecolor=look.hue, alpha=0.75, hatch=hatch_of(look), edgecolor="white", linewidth=0, label=look.name)
         for look in (styles[row.label] for row in rows)
     ]
-    made = page(title_of(results.item), remarks(results, shows), shape, panel=size, legend=legend, gaps=(0.62, 0.45))
+    made = page(
+        title_of(results.item), remarks(results, shows), shape, panel=size, legend=legend, gaps=(0.62, 0.45), under=0.25
+    )
     hide_rest(made.all, len(results.columns))
     for place, (axes, column) in enumerate(zip(made.all, results.columns, strict=False)):
         found = []

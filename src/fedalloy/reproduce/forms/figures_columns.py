@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -150,10 +151,16 @@ def measured(results: Results, row: Row, column: str, metric: str) -> dict[int, 
 
 
 def printed(results: Results) -> dict[tuple[str, str, str], Published]:
-    """What the paper prints by row, our column and metric, or the differences of such figures to the base row's."""
+    """What the paper prints by row, our column and metric, or the differences of such figures to the base row's.
+
+    A table of the experiment that holds for several columns, since it does not know their axis, is for none of them.
+    """
     from fedalloy.reproduce.published import published
 
     table, base = published(results.item), base_row(results)
+    if not results.item.published:
+        times = Counter((label, metric, figure.text) for (label, _, metric), figure in table.items())
+        table = {key: figure for key, figure in table.items() if times[key[0], key[2], figure.text] == 1}
     found = {}
     for row, column, metric in product(results.item.rows, results.columns, results.item.metrics):
         place = results.paper_column(column)

@@ -45,28 +45,26 @@ def curves(results: Results) -> list[Figure]:
     places = spots(results, along=0)
     panels = list(dict.fromkeys(spot.panel for spot in places)) or [""]
     lines = _lines(results, places)
-    band = grid_of(len(panels), ACROSS if len(metrics) == 1 else max(len(panels), 1) if len(panels) <= 5 else ACROSS)
-    tall = 2.3 if len(panels) * len(metrics) <= 3 else 1.9
-    shape = (band[0] * len(metrics), band[1])
+    beside = len(panels) == 1  # then the metrics stand beside each other
+    band = (1, 1) if beside else grid_of(len(panels), 5 if len(metrics) > 1 and len(panels) == 5 else ACROSS)
+    shape = grid_of(len(metrics), 3) if beside else (band[0] * len(metrics), band[1])
     shows = "Mean and, as a band, one standard deviation over seeds."
     legend = [handle(look) for look in dict.fromkeys(replace(line, runs=()) for _, _, line in lines)]
-    width = None if shape[1] > 1 else (6.5, 2.8)
-    if width is None and tall != 1.9:
-        width = ((10.5 - 0.62 * shape[1]) / shape[1], tall)
-    made = page(title_of(results.item), remarks(results, shows), shape, legend=legend, panel=width)
+    size = (6.5, 2.8) if shape == (1, 1) else None
+    made = page(title_of(results.item), remarks(results, shows), shape, legend=legend, panel=size)
+    hide_rest(made.all, len(metrics) if beside else len(made.all))
+    each = band[0] * band[1]
     for number, metric in enumerate(metrics):
-        block = [axes for row in made.panels[number * band[0] : (number + 1) * band[0]] for axes in row]
+        block = made.all[number * each : (number + 1) * each]
         hide_rest(block, len(panels))
         for place, (axes, panel) in enumerate(zip(block, panels, strict=False)):
             axes.set_title(panel)
             here = [(row, line) for spot, row, line in lines if spot.panel == panel]
-            drawn = _draw(axes, here, metric, int(options(results).get("every", 1)))
-            if not drawn:
+            if not _draw(axes, here, metric, int(options(results).get("every", 1))):
                 say_absent(axes)
             if place % band[1] == 0:
                 axes.set_ylabel(metric_title(metric, results))
-            last_band = place + band[1] >= len(panels)
-            if number == len(metrics) - 1 and last_band:
+            if (beside or number == len(metrics) - 1) and place + band[1] >= len(panels):
                 axes.set_xlabel("Round")
     return [made.figure]
 

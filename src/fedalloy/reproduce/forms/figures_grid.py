@@ -94,7 +94,7 @@ def _map(axes: Axes, table: Floats, norm: Normalize) -> None:
         mean, deviation = table[y, x]
         shade = float(norm(mean)) if np.isfinite(mean) else 0.0
         dark = abs(shade - 0.5) > 0.3 if centred else shade > 0.55
-        text = f"{mean:+.2f}" if centred else f"{mean:.2f}"
+        text = f"{mean:+.2f}".replace("-", "\u2212") if centred else f"{mean:.2f}"
         text = f"{text}\n± {deviation:.2f}" if np.isfinite(mean) else "no runs"
         axes.text(
             x, y, text, ha="center", va="center", fontsize=8, color="white" if dark and np.isfinite(mean) else INK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import NullFormatter, NullLocator
 
 from fedalloy.report.canvas import INK, QUIET
-from fedalloy.report.series import DASHES, Series
+from fedalloy.report.series import DASHES, MARKERS, Series
 from fedalloy.reproduce.catalogue import Published, Row
 from fedalloy.reproduce.forms.figures_columns import (
     Spot,
@@ -119,7 +120,8 @@ def _shows(results: Results, figures: Mapping[tuple[str, str, str], Published]) 
 
 
 def _marker(look: Series) -> str:
-    return look.marker or ("D" if look.dash != DASHES[0] else "o")
+    """The marker of a line's points: it differs between views, and once the usual hues are used up."""
+    return ("oDPX" if DASHES[0] == look.dash else "^v<>")[MARKERS.index(look.marker)]
 
 
 def hollow(axes: Axes, x: float, figure: Published, hue: str, marker: str) -> None:
@@ -133,31 +135,42 @@ def hollow(axes: Axes, x: float, figure: Published, hue: str, marker: str) -> No
 def _positions(axes: Axes, labels: Sequence[str]) -> tuple[dict[str, float], bool]:
     """Where the labels stand, and whether as numbers.
 
-    The scale is a log one if they span more than a factor of 20, or if they would stand too close together.
+    The scale is a log one if they span more than a factor of 20, or if they would touch on a linear one. If they touch
+    on both, they stand at equal distances.
     """
     found = numbers(labels) if labels else None
     if found is None:
         axes.set_xticks(range(len(labels)), [broken(label) for label in labels])
         axes.set_xlim(-0.5, len(labels) - 0.5)
         return {label: float(i) for i, label in enumerate(labels)}, False
-    kept = _with_room(found, labels)
-    if min(found) > 0 and (max(found) / min(found) > 20 or len(kept) < len(found)):
-        kept = _with_room(np.log(found).tolist(), labels)
+    figure = axes.get_figure(root=True)
+    width = 0.0 if figure is None else axes.get_position().width * figure.get_size_inches()[0] / 1.12
+    fits, log = _fit(found, labels, width), False
+    if min(found) > 0 and (not fits or max(found) / min(found) > 20):
+        log = fits = _fit(np.log(found).tolist(), labels, width)
+    if not fits:
+        order = sorted(found)
+        found = [float(order.index(value)) for value in found]
+    if log:
         axes.set_xscale("log")
-    axes.set_xticks([found[i] for i in kept], [labels[i] for i in kept])
+    axes.set_xticks(found, labels)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.06)
     return dict(zip(labels, found, strict=True)), True
 
 
-def _with_room(places: Sequence[float], labels: Sequence[str]) -> list[int]:
-    """The labels that do not touch the one before."""
-    span, kept = (max(places) - min(places)) or 1.0, list[int]()
-    for i in sorted(range(len(places)), key=places.__getitem__):
-        if not kept or (places[i] - places[kept[-1]]) / span >= 0.035 * (1 + len(labels[i])):
-            kept.append(i)
-    return kept
+def _fit(places: Sequence[float], labels: Sequence[str], width: float) -> bool:
+    """Whether labels do not touch, in inches: a digit takes 0.08 and a point half of it.
+
+    >>> _fit([0, 1, 10], ["0", "1", "10"], 3.0), _fit([0, 1, 10], ["0", "1", "10"], 1.0)
+    (True, False)
+    """
+    span = (max(places) - min(places)) or 1.0
+    wide = {label: 0.08 * (len(label) - label.count(".") / 2) for label in labels}
+    order = sorted(zip(places, labels, strict=True))
+    gaps = [((b - a) / span * width, (wide[x] + wide[y]) / 2 + 0.05) for (a, x), (b, y) in pairwise(order)]
+    return all(gap >= needed for gap, needed in gaps)
 
 
 def broken(label: str) -> str:

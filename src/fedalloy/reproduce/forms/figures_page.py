@@ -21,8 +21,10 @@ from fedalloy.reproduce.catalogue import Item, Row
 from fedalloy.reproduce.results import Results
 
 Form = Callable[[Results], list[Figure]]
-EDGE, UNDER_TITLE, UNDER_PANELS = 0.15, 0.23, 0.55  # inches
+EDGE, UNDER_TITLE = 0.15, 0.23  # inches
 ACROSS = 4  # panels beside each other, at most
+# Six hues for lines, as in other plots; more for tables with more methods, which bars cannot tell apart by markers.
+MANY_HUES = (*HUES, "#882255", "#999933", "#332288", "#8C510A")
 MARK = " *"  # behind rows that the paper does not have
 
 
@@ -59,8 +61,12 @@ def page(
     legend: Sequence[Artist] = (),
     gaps: tuple[float, float] = (0.62, 0.72),
     right: float = EDGE,
+    under: float = 0.55,
 ) -> Page:
-    """Lay out a page in inches: `shape` panels of a size, `gaps` left of and below each, the legend and lines below."""
+    """Lay out a page in inches: panels in a grid, below them the legend and the lines.
+
+    `gaps` are left of each panel and between those below each other, `right` of and `under` all of them is more room.
+    """
     down, across = shape
     wide, tall = panel or ((WIDE - EDGE - right - across * gaps[0]) / across, 2.1)
     figure = Figure(figsize=(WIDE, 1.0))
@@ -73,7 +79,7 @@ def page(
     notes = [part for line in lines for part in wrapped(figure, line, width - 2 * EDGE, 9)]
     above = EDGE + UNDER_TITLE * len(heading) + 0.25
     below = EDGE + LINE * (rows + len(notes)) + (0.1 if notes else 0)
-    height = above + down * tall + (down - 1) * gaps[1] + UNDER_PANELS + below
+    height = above + down * tall + (down - 1) * gaps[1] + under + below
     figure.set_size_inches(width, height)
     for place, text in enumerate(heading):
         figure.text(EDGE / width, 1 - (EDGE + UNDER_TITLE * place) / height, text, va="top", fontsize=11)
@@ -149,11 +155,11 @@ def looks(results: Results) -> dict[str, Series]:
     found = {}
     for row in shown:
         views = list(dict.fromkeys(other.view for other in shown if other.method == row.method))
-        place = rivals.index(row.method) if row.method in rivals else 0
+        place, turn = rivals.index(row.method) if row.method in rivals else 0, views.index(row.view)
         if len(methods) == 1:
-            place = shown.index(row)
-        hue = HUES[place % len(HUES)] if row.method in rivals else BOUND_HUES[names[row.method]]
-        dash = DASHES[views.index(row.view) % len(DASHES)]
+            place, turn = turn, 0
+        hue = MANY_HUES[place % len(MANY_HUES)] if row.method in rivals else BOUND_HUES[names[row.method]]
+        dash = DASHES[turn % len(DASHES)]
         found[row.label] = Series(row.label, row.view, name_of(row), (), hue, dash, MARKERS[place // len(HUES) % 4])
     return found
 
@@ -166,7 +172,9 @@ def named_lines(look: Series, names: Sequence[str], of: int, place: int) -> list
     dash = DASHES[place % len(DASHES)] if of > 1 else DASHES[0]
     start = f"{look.name}, " if of > 1 else ""
     return [
-        replace(look, name=start + name, hue=HUES[i % len(HUES)], dash=dash, marker=MARKERS[i // len(HUES) % 4])
+        replace(
+            look, name=start + name, hue=MANY_HUES[i % len(MANY_HUES)], dash=dash, marker=MARKERS[i // len(HUES) % 4]
+        )
         for i, name in enumerate(names)
     ]
 
@@ -208,7 +216,7 @@ def name_of(row: Row) -> str:
 
 def title_of(item: Item) -> str:
     """The title of an item's figure."""
-    return f"{item.name}: {item.title}"
+    return item.heading
 
 
 def remarks(results: Results, shows: str, rows: Sequence[Row] | None = None) -> list[str]:

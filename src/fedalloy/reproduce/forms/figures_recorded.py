@@ -18,7 +18,7 @@ from fedalloy.report.canvas import INK, QUIET, WIDE
 from fedalloy.report.fusion_plot import epd_picture, fusion_picture
 from fedalloy.report.series import HUES
 from fedalloy.reproduce.catalogue import Row
-from fedalloy.reproduce.forms.figures_columns import column_titles
+from fedalloy.reproduce.forms.figures_columns import column_titles, metric_title
 from fedalloy.reproduce.forms.figures_extract import extra, packed, real_averages, unpacked
 from fedalloy.reproduce.forms.figures_page import (
     EDGE,
@@ -71,7 +71,9 @@ def images(results: Results) -> list[Figure]:
     bands = -(-len(first) // across)
     side = min(wide / across, 0.95)
     tall = bands * (side * first.shape[2] / first.shape[3] + 0.2)
-    made = page(title_of(results.item), lines, (max(len(found), 1), 1), panel=(across * side, tall), gaps=(0.1, 0.4))
+    made = page(
+        title_of(results.item), lines, (max(len(found), 1), 1), panel=(across * side, tall), gaps=(0.1, 0.4), under=0.2
+    )
     for axes, (title, pixels, names) in zip(made.all, found, strict=True):
         axes.set_title(title)
         if pixels is None:
@@ -132,7 +134,9 @@ def similarity(results: Results) -> list[Figure]:
     hues = {row.label: HUES[i % len(HUES)] for i, row in enumerate(rows)}
     legend = [Patch(facecolor=hues[row.label], label=name_of(row)) for row in rows]
     size = (6.0, 2.3) if shape[1] == 1 else None
-    made = page(title_of(results.item), remarks(results, shows), shape, panel=size, legend=legend)
+    lines = remarks(results, shows, [row for row in results.item.rows if row not in real])
+    lines += [f"No runs of {row.label}." for row in real if row not in rows_with_runs(results)]
+    made = page(title_of(results.item), lines, shape, panel=size, legend=legend)
     hide_rest(made.all, len(results.columns))
     for place, (axes, column) in enumerate(zip(made.all, results.columns, strict=False)):
         axes.set_title(titles[column])
@@ -142,9 +146,10 @@ def similarity(results: Results) -> list[Figure]:
             continue
         for i, (row, table) in enumerate(tables):
             _class_bars(axes, table, hues[row.label], i, len(tables))
-        heads = [f"{_reached(results, row, column)}mean {np.nanmean(table):.2f}" for row, table in tables]
-        axes.set_title(f"{titles[column]}\n" + "; ".join(heads), fontsize=8)
-        axes.set(ylim=(min(0.0, *(float(np.nanmin(t)) for _, t in tables)), 1.02), xlabel="Class")
+            head = f"mean {np.nanmean(table):.2f}{_reached(results, row, column)}"
+            axes.text(0, 1.08 + 0.12 * (len(tables) - 1 - i), head, color=hues[row.label], fontsize=8, va="center")
+        low = min(0.0, *(float(np.nanmin(table)) for _, table in tables))
+        axes.set(ylim=(low, 1.03 + 0.12 * len(tables)), xlabel="Class", yticks=[0, 0.25, 0.5, 0.75, 1])
         axes.set_xticks(range(tables[0][1].shape[1]))
         axes.grid(axis="x", visible=False)
         if level is not None:
@@ -182,10 +187,8 @@ def _class_bars(axes: Axes, table: Floats, hue: str, place: int, of: int) -> Non
 
 def _reached(results: Results, row: Row, column: str) -> str:
     """What the row reaches in the item's first metric, as the paper reports it beside the similarity."""
-    values = results.values(row, column)
-    return (
-        f"{row.label}: {results.item.metrics[0]} {mean_and_deviation(values)[0]:.1f}, " if values else f"{row.label}: "
-    )
+    values, metric = results.values(row, column), results.item.metrics[0]
+    return f", {metric_title(metric, results)} {mean_and_deviation(values)[0]:.1f}" if values else ""
 
 
 def _method(results: Results, row: Row) -> str:

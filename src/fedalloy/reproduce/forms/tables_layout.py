@@ -62,7 +62,7 @@ def assembled(results: Results, kind: str, pairs: Sequence[Pair], parts: Sequenc
     alone = len(parts) == 1  # then its heading stands in the title
     where = parts[0].heading if alone else _where(results, pairs)
     return Table(
-        f"{item.name}: {kind or item.title}" + (f" ({where})" if where else ""),
+        ": ".join(filter(None, (item.name, kind or item.title))) + (f" ({where})" if where else ""),
         ["Method", *(heading for part in parts for heading in part.columns)],
         rows,
         notes,

@@ -38,7 +38,7 @@ def settings(results: Results) -> list[Table]:
             raise DataError(f"{item.paper} {item.id}: {heading} has {len(texts)} entries for {len(rows)} rows")
     return [
         Table(
-            f"{item.name}: {item.title}",
+            item.heading,
             [*headings, *extra],
             [[*row, *(texts[i] for texts in extra.values())] for i, row in enumerate(rows)],
             setting(results),
