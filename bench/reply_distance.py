@@ -1,10 +1,10 @@
 """The distance of honest replies from what was sent: the largest ratio for each method of each committed experiment.
 
 For each network that a client returns, this is ||returned - sent|| / ||sent|| over all float parameters and buffers,
-the ratio that `aggregation.max_distance` limits. Every experiment in src/fedalloy/experiments runs for three rounds with three
-clients, each with as many rows as a client of the full experiment, and with its networks, local work and options, so
-that clients take equally many steps. Methods whose clients return no network are left out. If a data set is not
-available, `fashion-mini` replaces it.
+the ratio that `aggregation.max_distance` limits. Every experiment in src/fedalloy/experiments runs for three rounds
+with three clients, each with as many rows as a client of the full experiment, and with its networks, local work and
+options, so that clients take equally many steps. Methods whose clients return no network are left out. If a data set is
+not available, `fashion-mini` replaces it.
 
     python bench/reply_distance.py          about ten minutes; writes a table
 """

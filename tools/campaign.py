@@ -20,8 +20,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / ".campaign"  # the work tree
 
+# In order of value. An item that takes something from checkpoints comes before others that share its runs.
 QUEUE = [
-    "kdia table2", "fedkf tablev", "knfu table1", "dafkd table1", "fedmd-global table3", "fedmd-global table2",
+    "knfu table1", "kdia table2", "fedkf tablexii", "fedkf fig8", "dafkd table3a", "fedmd-global table3", "fedkf fig7",
+    "fedkf tablev", "dafkd table1", "kdia fig7", "kdia table7", "kdia table3", "fedmd-global table2",
+    "fedkf text-server",
+    "knfu fig1", "dafkd fig3", "kdia text-heterogeneity", "kdia fig5", "kdia table6", "fedkf fig3", "fedkf tableiv",
+    "kdia fig8", "kdia fig8d", "kdia text-cifar100", "dafkd fig5", "dafkd fig6", "fedmd-global fig2",
+    "fedmd-global fig3", "dafkd epochs", "dafkd local-work", "dafkd svhn-steps", "kdia text-mild", "kdia table5",
+    "kdia fig1a", "kdia fig1", "knfu table2", "fedkf tablevi", "fedkf tablevii",
 ]  # fmt: skip
 
 

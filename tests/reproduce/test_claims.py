@@ -279,14 +279,6 @@ def test_runs_are_named_by_folder_and_digest(tmp_path):
 
 # Every claim of every paper, on records made for it.
 
-# Judged by functions with tests of their own, not by records: nothing to swap.
-COMPUTED = {
-    "dafkd": ("theorem1-generator", "theorem1-discriminators", "theorem2", "theorem2-limit"),
-    "fedkf": (
-        *("f2-emnist", "fedkf-fm-steadier", "passes", "bytes", "bytes-to-target", "time"),
-        "participation-gap-by-alpha",
-    ),
-}
 CLAIMS = {claim.name: (claim, paper.item(claim.item)) for paper in papers().values() for claim in paper.claims}
 COMPARED = [name for name, (claim, _) in CLAIMS.items() if claim.kind != "computed"]
 
@@ -429,7 +421,6 @@ def exact_verdicts(made):
     return [verdict(0.0), verdict(1.0)], ["reproduced", "contradicted"]
 
 
-def test_computed_claims_are_these_and_every_function_is_there():
-    found = {name: claim.function for name, (claim, _) in CLAIMS.items() if claim.kind == "computed"}
-    assert set(found) <= {f"{paper}/{name}" for paper, names in COMPUTED.items() for name in names}
-    assert set(found.values()) <= set(computed.FUNCTIONS)
+def test_every_computed_claim_has_its_function_and_every_function_its_claim():
+    found = {claim.function for claim, _ in CLAIMS.values() if claim.kind == "computed"}
+    assert found == set(computed.FUNCTIONS)

@@ -122,6 +122,7 @@ class Claim:
     margin: float = 0.0  # the difference must exceed it, in the metric's own unit as it is printed (points for %)
     tolerance: float | None = None  # how far ours may be from the published difference and still be "reproduced"
     function: str = ""  # of a computed claim
+    ours: bool = False  # a control that the paper leaves out, not a claim of the paper
     paper_says: str = ""  # the paper's own evidence, or what contradicts it there
     ambiguous: tuple[str, ...] = ()  # settings that the paper leaves open, and what each does to the claim
     paper: str = ""

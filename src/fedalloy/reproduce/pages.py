@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -35,11 +35,12 @@ def paper_blocks(paper: Paper, folder: Path, scale: str | None = None) -> list[B
     blocks: list[Block] = [
         Heading(f"{paper.name}: what holds", 1),
         Text(f"{paper.authors}: {paper.title}. {paper.venue}."),
-        verdict_table(judgements),
-        Heading("Claims"),
     ]
-    for one in judgements:
-        blocks += claim_blocks(one, results[one.claim.item])
+    for title, ours in (("The paper's claims", False), ("Controls of ours", True)):
+        chosen = [one for one in judgements if one.claim.ours == ours]
+        if chosen:
+            blocks += [Heading(title), verdict_table(chosen)]
+            blocks += [block for one in chosen for block in claim_blocks(one, results[one.claim.item])]
     blocks.append(Heading("Tables and figures"))
     for item in paper.items:
         blocks += item_blocks(item, results[item.id])
@@ -92,7 +93,7 @@ def differences_table(found: Judgement) -> Table:
 def verdict_table(judgements: Sequence[Judgement]) -> Table:
     """One line for each claim: what is said, and the verdict."""
     body = [[one.claim.id, one.claim.says, one.verdict, one.reason] for one in judgements]
-    return Table("Claims", ["Claim", "What the paper says", "Verdict", "Why"], body, words=4)
+    return Table("", ["Id", "Claim", "Verdict", "Why"], body, words=4)
 
 
 def item_blocks(item: Item, results: Results) -> list[Block]:
@@ -135,13 +136,10 @@ def index_blocks(papers: Sequence[Paper], folder: Path, scale: str | None = None
         for claim in paper.claims:
             found = judge(claim, results[claim.item])
             told[claim.name] = Told(found.verdict, found.scale, found.reason)
-            lines.append([paper.name, claim.id, claim.says, found.verdict])
-    every = [claim for paper in papers for claim in paper.claims]
-    counts = counted(told, every)
-    sums = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
+            lines.append([paper.name, claim.id, claim.says, found.verdict, "ours" if claim.ours else "paper"])
     return [
         Heading("Do the papers' claims hold?", 1),
-        Text(f"{len(every)} claims of {len(papers)} papers: {sums}."),
+        Text(count(papers, told)),
         papers_table(papers, told),
         Items([f"{word}: {meaning}." for word, meaning in MEANINGS.items()]),
         Text(
@@ -150,9 +148,20 @@ def index_blocks(papers: Sequence[Paper], folder: Path, scale: str | None = None
             "contradicted by any that lies on the other side, corrected for their number. Predicates and tolerances "
             "were committed before the runs that they judge."
         ),
-        Table("All claims", ["Paper", "Claim", "What the paper says", "Verdict"], lines, words=4),
+        Table("All claims", ["Paper", "Id", "Claim", "Verdict", "Whose"], lines, words=5),
         Items([f"[{paper.name}]({paper.id}.{ending}): {paper.title}" for paper in papers]),
     ]
+
+
+def count(papers: Sequence[Paper], told: Mapping[str, Told]) -> str:
+    """How many claims have each verdict, in a sentence; controls of ours are counted apart."""
+    sentences = []
+    for what, ours in (("claims", False), ("controls of ours", True)):
+        chosen = [claim for paper in papers for claim in paper.claims if claim.ours == ours]
+        counts = counted(told, chosen)
+        sums = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
+        sentences.append(f"{len(chosen)} {what}: {sums}.")
+    return f"Of {len(papers)} papers, {' '.join(sentences)}"
 
 
 def paper_page(paper: Paper, folder: Path, scale: str) -> str:

@@ -78,7 +78,7 @@ def claim_lines(paper: Paper, told: Mapping[str, Told]) -> Iterator[str]:
     """Each claim of a paper in a few lines: its verdict and id, what the paper says, and why the verdict is so."""
     for claim in paper.claims:
         found = told.get(claim.name, Told("not tested", "", "No runs are recorded."))
-        yield f"{found.verdict.upper()}  {claim.id} ({claim.item})"
+        yield f"{found.verdict.upper()}  {claim.id} ({claim.item}{', a control of ours' if claim.ours else ''})"
         yield f"  {claim.says}"
         yield f"  {found.reason}"
 
