@@ -38,10 +38,11 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files, and remove those that are no longer generated."""
+    """Write the files, and remove those that no page shows; figures of data that is not here stay as they are."""
     made = files()
+    pages = "".join(text for path, text in made.items() if path.suffix == ".md")
     for old in [*DOCS.glob("*.md"), *DOCS.glob("pictures/*.svg")]:
-        if old not in made:
+        if old not in made and f"pictures/{old.name}" not in pages:
             old.unlink()
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)

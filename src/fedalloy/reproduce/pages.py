@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedalloy.base.text import MISSING, number
+from fedalloy.errors import DataError
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.blocks import Block, Heading, Items, Picture, Text, html
 from fedalloy.reproduce.catalogue import Item, Paper
@@ -107,12 +108,15 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
     blocks += [Text(" ".join(about)), Text(f"`{command(item, results.scale)}`")]
     if item.rows and scale.experiment and not results.runs:
         return blocks
-    for i, part in enumerate(FORMS[item.form](results)):
-        if isinstance(part, Figure):
-            name = f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}"
-            blocks.append(Picture(part, name, item.heading))
-        else:
+    try:
+        parts: Sequence[Figure | Table | None] = FORMS[item.form](results)
+    except DataError:  # a figure of the data itself, which is not here
+        parts = [None]
+    for i, part in enumerate(parts):
+        if isinstance(part, Table):
             blocks.append(part)
+        else:
+            blocks.append(Picture(part, f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}", item.heading))
     if results.runs:
         first = jobs(item, results.scale)[0]
         row = next(row.label for row in item.rows if row.method == first.method)
