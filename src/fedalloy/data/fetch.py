@@ -17,7 +17,6 @@ import pooch  # type: ignore[import-untyped]
 
 from fedalloy.errors import DataError
 
-
 _OFFLINE: ContextVar[bool] = ContextVar("offline", default=False)
 
 
