@@ -68,7 +68,7 @@ def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None, 
     found: dict[str, Task] = {}
     for job in planned:
         place = folder / job.folder
-        done = finished(place) is not None and (extract is None or (place / "extra.json").is_file())
+        done = finished(place, job) is not None and (extract is None or (place / "extra.json").is_file())
         if job.folder not in found and not done:
             found[job.folder] = Task(job, folder, extract, engine)
     return list(found.values())
