@@ -260,6 +260,32 @@ def test_a_computed_claim_is_what_its_function_says(monkeypatch, answer, alone, 
     assert judge(one, replace(records, scale="smoke")).verdict == "not tested"
 
 
+def test_a_computed_number_that_is_not_there_tests_nothing(monkeypatch):
+    one = claim("computed", left=(), right=(), function="lemma")
+    records = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0, seeds=(0, 1, 2, 3))
+    for last, reason in (
+        ({3: math.nan}, "left - right: no number for seed 3."),
+        ({3: math.inf}, "left - right: no number for seed 3."),
+        ({}, "left - right: no number for seed 3."),
+    ):
+        answer = Computed({0: 1.0, 1: 1.1, 2: 0.9, **last}, None, "left - right")
+        monkeypatch.setitem(computed.FUNCTIONS, "lemma", lambda results, answer=answer: answer)
+        found = judge(one, records)
+        assert (found.verdict, found.reason) == ("not tested", reason)
+
+
+def test_columns_that_a_claim_means_but_a_scale_lacks_are_named():
+    """A claim about every column that rests on one of several says so."""
+    values = [{"label": label, "set": {"partition.samples": n}} for n, label in enumerate("xyzwv", 1)]
+    item = replace(ITEM, full=Scale(experiment="knfu-mnist", axes=({"name": "n", "values": values},)))
+    good = {"A": HIGH, "B": LOW}
+    assert told(claim(), good, item=item, columns=tuple("xyzwv")).reason.endswith("over 3 seeds.")
+    found = told(claim(over="mean"), good, item=item, columns=("x", "y"))
+    assert (found.verdict, len(found.comparisons)) == (HOLDS, 1)
+    assert found.reason.endswith("Not run at this scale: the column 'z', the column 'w' and the column 'v'.")
+    assert told(claim(), good, item=item, columns=("x",)).reason.endswith("Not run at this scale: 4 of 5 columns.")
+
+
 def test_an_unknown_function_is_named():
     with pytest.raises(DataError, match="names the function 'lemna'"):
         judge(claim("computed", left=(), right=(), function="lemna"), None)

@@ -173,10 +173,13 @@ def _computed(claim: Claim, results: Results | None) -> Judgement:
     verdict: Verdict = "not tested"
     reason = answer.text
     if answer.values is not None:
-        values = dict(answer.values)
+        values = {seed: value for seed, value in answer.values.items() if math.isfinite(value)}
         interval = t_interval(list(values.values())) if len(values) > 1 else None
         comparisons = [Comparison(answer.text.rstrip("."), values, interval, None)]
-        if values and all(map(math.isfinite, values.values())):
+        wanted = answer.values if results is None else results.seeds
+        if lacking := [str(seed) for seed in dict.fromkeys((*wanted, *answer.values)) if seed not in values]:
+            reason = f"{answer.text.rstrip('.')}: no number for seed {listed(lacking)}."
+        else:
             verdict, reason = _decided(comparisons, claim.margin)
     elif answer.holds is not None:
         verdict = "holds at reduced scale" if answer.holds else "contradicted"

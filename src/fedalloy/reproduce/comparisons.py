@@ -13,10 +13,12 @@ from statistics import fmean
 
 from fedalloy.base.text import number
 from fedalloy.report.statistics import Interval, rounded, t_interval
-from fedalloy.reproduce.catalogue import Claim
+from fedalloy.reproduce.catalogue import Claim, Item
+from fedalloy.reproduce.plan import columns, paper_column
 from fedalloy.reproduce.published import Figures, figure_of
 from fedalloy.reproduce.results import Results
 
+NAMED = 3  # more columns than that are counted, not named
 Place = tuple[str, str]  # a row's label and a column of ours
 Values = Mapping[Place, float]
 Recorded = Mapping[Place, Mapping[int, float]]  # by place and seed
@@ -55,10 +57,23 @@ def differences(claim: Claim, results: Results) -> Spoken:
     lacking = [row for row in dict.fromkeys((*claim.left, *claim.right)) if planned and row not in planned]
     named = dict.fromkeys((*claim.columns, *claim.right_columns))
     absent = [f"the row '{row}'" for row in lacking]
-    absent += [f"the column '{name}'" for name in named if not our_columns(name, results)]
+    absent += _absent([*named] if claim.columns else [*_every_column(results.item), *named], results)
     left, right = ([row for row in side if row not in lacking] for side in (claim.left, claim.right))
     make = {"wider": _wider, "within": _within, "exact": _single}.get(claim.kind, _greater)
     return Spoken(tuple(make(claim, results, left, right)), tuple(absent))
+
+
+def _every_column(item: Item) -> list[str]:
+    """The paper's columns, as far as the full scale has them."""
+    return [paper_column(item, "full", cell.name) for cell in columns(item, "full")] if item.full.experiment else []
+
+
+def _absent(names: Sequence[str], results: Results) -> list[str]:
+    """The columns that are not run; many are counted, not named."""
+    lacking = [name for name in names if not our_columns(name, results)]
+    if len(lacking) > NAMED:
+        return [f"{len(lacking)} of {len(names)} columns"]
+    return [f"the column '{name}'" for name in lacking]
 
 
 def our_columns(name: str, results: Results) -> list[str]:

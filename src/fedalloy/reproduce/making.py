@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedalloy.base.files import make_folder, write_atomically
 from fedalloy.base.text import human_seconds
+from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.sections import Experiment
 from fedalloy.errors import FedalloyError
@@ -37,6 +38,14 @@ class Task:
     job: Job
     folder: Path
     extract: Extract | None = None
+    engine: str = "serial"
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment of the method alone, with its seed."""
+        method = make_method(self.job.experiment, self.job.choice)
+        exp = naming(replace(for_method(self.job.experiment, self.job.choice), seed=self.job.seed), method)
+        return experiment({**exp.to_dict(), "engine": self.engine})
 
     @property
     def place(self) -> Path:
@@ -54,28 +63,20 @@ class Task:
         return ", ".join(filter(None, (self.job.label, self.job.column, f"seed {self.job.seed}")))
 
 
-def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None) -> list[Task]:
+def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None, engine: str = "serial") -> list[Task]:
     """The runs that are not finished yet; a run that several items or columns need is there once."""
     found: dict[str, Task] = {}
     for job in planned:
         place = folder / job.folder
-        done = finished(place) is not None and (extract is None or (place / "extra.json").is_file())
+        done = finished(place, job) is not None and (extract is None or (place / "extra.json").is_file())
         if job.folder not in found and not done:
-            found[job.folder] = Task(job, folder, extract)
+            found[job.folder] = Task(job, folder, extract, engine)
     return list(found.values())
-
-
-def alone(job: Job) -> Experiment:
-    """The experiment of a job on one core: two jobs side by side are faster than one on two."""
-    exp = naming(
-        replace(for_method(job.experiment, job.choice), seed=job.seed), make_method(job.experiment, job.choice)
-    )
-    return replace(exp, engine="serial")
 
 
 def make(task: Task, say: Say = lambda _: None) -> Run:
     """Make one run, or resume it; keep its records and drop its checkpoints."""
-    exp, method, place = alone(task.job), make_method(task.job.experiment, task.job.choice), task.workplace
+    exp, method, place = task.experiment, make_method(task.job.experiment, task.job.choice), task.workplace
     if begun(place):
         run = resume(place, say=say)
     else:
@@ -136,21 +137,21 @@ def estimate(todo: Sequence[Task], processes: int) -> dict[str, float]:
     """The seconds that each run will take, by folder, from two rounds of each kind of run on this machine."""
     kinds: dict[str, Task] = {}
     for task in todo:
-        kinds.setdefault(_kind(task.job), task)
+        kinds.setdefault(_kind(task), task)
     with _pool(processes) as pool:
         seconds = dict(zip(kinds, pool.map(_one_round, kinds.values()), strict=True))
-    return {task.job.folder: task.job.experiment.rounds * seconds[_kind(task.job)] for task in todo}
+    return {task.job.folder: task.job.experiment.rounds * seconds[_kind(task)] for task in todo}
 
 
-def _kind(job: Job) -> str:
+def _kind(task: Task) -> str:
     """Runs with equal words here take about equally long: they differ in how the data is split, or in the seed."""
-    exp = alone(replace(job, seed=0)).to_dict()
+    exp = task.experiment.to_dict()
     return json.dumps([exp["method"], exp["training"], exp["model"], exp["data"], exp["participation"]], sort_keys=True)
 
 
 def _one_round(task: Task) -> float:
     """The seconds of a round: the second one, since the first also warms up."""
-    exp = alone(task.job)
+    exp = task.experiment
     try:
         run = simulate(replace(exp, rounds=2), method=make_method(task.job.experiment, task.job.choice))
     except FedalloyError:
@@ -194,17 +195,20 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
+    engine: str = "serial",
     measure: bool = True,
     only_estimate: bool = False,
 ) -> list[str]:
     """Make every run of an item that is missing; returns the errors of those that failed.
 
-    `measure` tries two rounds of each kind of run first, for an estimate. Without it, all runs count as equally long.
+    `processes` runs are made side by side, each on one core, which is faster than one run on all of them; an engine
+    other than "serial" has workers of its own and needs one process. `measure` tries two rounds of each kind of run
+    first, for an estimate. Without it, all runs count as equally long.
     """
     from fedalloy.reproduce.forms import EXTRACTS
 
     planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
-    todo = tasks(planned, folder, EXTRACTS.get(item.form))
+    todo = tasks(planned, folder, EXTRACTS.get(item.form), engine)
     there = len({job.folder for job in planned}) - len(todo)
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")

@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedalloy.base.text import MISSING, number
+from fedalloy.data.fetch import offline
 from fedalloy.errors import DataError
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.blocks import Block, Heading, Items, Picture, Text, html
@@ -109,8 +110,9 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
     if item.rows and scale.experiment and not results.runs:
         return blocks
     try:
-        parts: Sequence[Figure | Table | None] = FORMS[item.form](results)
-    except DataError:  # a figure of the data itself, which is not here
+        with offline():  # a page about a paper does not download the data of a figure that nobody asked for
+            parts: Sequence[Figure | Table | None] = FORMS[item.form](results)
+    except DataError:
         parts = [None]
     for i, part in enumerate(parts):
         if isinstance(part, Table):

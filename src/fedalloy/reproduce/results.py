@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.errors import DataError
 from fedalloy.federation.metrics import METRICS, rounds_to_target
 from fedalloy.reproduce.catalogue import Item, Row
 from fedalloy.reproduce.plan import Job, jobs, paper_column
+from fedalloy.storage.differences import differing
 from fedalloy.storage.results import Run, read, selected
 from fedalloy.storage.rows import cost, rows
+from fedalloy.storage.store import FREE
 
 TARGET = re.compile(r"rounds to (\w+) (0\.\d+)")
+REMEDY = "remove the folder, and the run can be made again"
 
 
 @dataclass(frozen=True)
@@ -53,16 +61,14 @@ class Results:
 def value_of(run: Run, view: str, metric: str, round: str) -> float:
     """One number of a run: a metric in the reported round, a cost, a note, or the rounds it takes to reach a target.
 
-    It is in the unit that is printed: percent, not shares. A target that is not reached counts as twice the rounds that
-    were run; `not_reached` tells.
+    It is in the unit that is printed: percent, not shares.
 
     >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},))
     >>> value_of(run, "aca", "amp", "last"), value_of(run, "aca", "rounds to amp 0.4", "last")
     (50.0, 1.0)
     """
     if target := TARGET.fullmatch(metric):
-        reached = reached_in(run, view, target[1], float(target[2]))
-        return float(2 * run.rounds[-1]["round"] if reached is None else reached)
+        return rounds_to(run, view, target[1], float(target[2]))
     if metric.startswith("note "):
         rounds, values = run.noted(metric.removeprefix("note "))
         chosen = [float(v) for t, v in zip(rounds, values, strict=True) if t in selected(run, view, round)]
@@ -74,6 +80,16 @@ def value_of(run: Run, view: str, metric: str, round: str) -> float:
     else:
         value = next(row for row in rows(run, round) if row.view == view).values.get(metric)
     return math.nan if value is None else METRICS[metric].factor * value
+
+
+def rounds_to(run: Run, view: str, metric: str, share: float) -> float:
+    """The rounds it takes to reach a share, or twice those that were run; `nan` if the metric was never measured."""
+    if metric in METRICS and METRICS[metric].better != "high":
+        raise DataError(f"rounds are counted to a metric that should be high, and '{metric}' should not")
+    if np.isnan(run.series(view, metric)[1]).all():
+        return math.nan
+    reached = reached_in(run, view, metric, share)
+    return float(2 * run.rounds[-1]["round"] if reached is None else reached)
 
 
 def reached_in(run: Run, view: str, metric: str, share: float) -> int | None:
@@ -88,7 +104,7 @@ def recorded(item: Item, scale: str, folder: Path, seeds: Sequence[int] | None =
     planned = jobs(item, scale, seeds)
     runs, missing = {}, []
     for job in planned:
-        run = finished(folder / job.folder)
+        run = finished(folder / job.folder, job)
         if run is None:
             missing.append(job)
         else:
@@ -103,9 +119,29 @@ def recorded(item: Item, scale: str, folder: Path, seeds: Sequence[int] | None =
     )
 
 
-def finished(place: Path) -> Run | None:
-    """The run in a folder, if it is there and done."""
+def finished(place: Path, job: Job) -> Run | None:
+    """The run in a folder, if it is there and done; a folder that holds another run, or a part of it, is refused."""
     if not (place / "run.json").is_file():
         return None
     run = read(place)
-    return run if run.meta.get("status") == "done" else None
+    if run.meta.get("status") != "done":
+        return None
+    refuse_another(place, run.meta, job)
+    there = len(run.rounds)
+    last = max([record["round"] for record in run.rounds], default=1)
+    wanted = job.experiment.rounds if run.meta.get("stopped_by", "rounds") == "rounds" else last
+    if there != wanted:
+        raise DataError(f"'{place}' has the records of {there} of {wanted} rounds; {REMEDY}")
+    return run
+
+
+def refuse_another(place: Path, meta: Mapping[str, Any], job: Job) -> None:
+    """Refuse the run in a job's folder if its description is not that of the job."""
+    found = meta.get("experiment", {})
+    wanted = json.loads(json.dumps({**job.identity["experiment"], "seed": job.seed}))  # as it would be recorded
+    seeds = [[job.seed, seed] for seed in (meta["seed"], found.get("seed")) if seed != job.seed]
+    differ = {"seed": seeds[0]} if seeds else differing([wanted, found], FREE - {"rounds"})
+    if differ:
+        key, (right, wrong) = next(iter(differ.items()))
+        told = f"{key} is {shown(wrong)} instead of {shown(right)}"
+        raise DataError(f"'{place}' holds another run than its name says: {told}; {REMEDY}")

@@ -54,7 +54,7 @@ def fm_fluctuation(results: Results | None) -> Computed:
 
 def _deviation(run: Run, view: str) -> float:
     values = run.series(view, "fm")[1][-LAST:]
-    return float(METRICS["fm"].factor * stdev(values.tolist()))
+    return float(METRICS["fm"].factor * stdev(values.tolist())) if len(values) > 1 else math.nan
 
 
 def passes(results: Results | None) -> Computed:
@@ -74,6 +74,8 @@ def passes(results: Results | None) -> Computed:
         count += 1
         if any(abs(value - theirs.value) > 0.005 for value in ours):
             wrong.append(f"{label}, {METRICS[metric].heading.lower()}: {fmean(ours):.3g} instead of {theirs.value:g}")
+    if not count:
+        return Computed(None, None, "The paper's text does not hold the counts.")
     if wrong:
         return Computed(None, False, f"{len(wrong)} of {count} counts differ: {'; '.join(wrong[:3])}.")
     return Computed(None, True, f"All {count} counts of Table IX are those of the records.")

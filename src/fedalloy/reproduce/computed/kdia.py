@@ -16,7 +16,7 @@ from fedalloy.report.trifreqs_plot import weights_over_rounds
 from fedalloy.reproduce.catalogue import paper
 from fedalloy.reproduce.computed.answer import Computed
 from fedalloy.reproduce.forms.figures_extract import extra
-from fedalloy.reproduce.results import Results, reached_in
+from fedalloy.reproduce.results import Results, rounds_to
 from fedalloy.storage.results import Run
 
 NONE = Computed(None, None, "No runs are recorded.")
@@ -180,13 +180,14 @@ def _sooner(results: Results | None, others: Sequence[str]) -> Computed:
     return Computed(values, None, text)
 
 
-def _rounds_to_best(results: Results, label: str, column: str, seed: int) -> int | None:
+def _rounds_to_best(results: Results, label: str, column: str, seed: int) -> float | None:
     base, row = results.item.row("FedAvg"), results.item.row(label)
     fedavg, run = (results.run(one, column, seed) for one in (base, row))
     if fedavg is None or run is None:
         return None
-    best = float(np.nanmax(fedavg.series(base.view, "test")[1]))
-    return reached_in(run, row.view, "test", best) or 2 * int(run.rounds[-1]["round"])
+    tested = fedavg.series(base.view, "test")[1]
+    rounds = math.nan if np.isnan(tested).all() else rounds_to(run, row.view, "test", float(np.nanmax(tested)))
+    return None if math.isnan(rounds) else rounds
 
 
 def bytes_to_target(_: Results | None) -> Computed:
