@@ -199,6 +199,16 @@ def test_as_many_right_columns_are_taken_pair_by_pair_and_others_each_with_each(
     assert [one.text for one in each.comparisons] == ["A (x) - B (z)", "A (x) - B (w)"]
 
 
+def test_a_mean_over_pairs_of_columns_leaves_out_both_sides_of_a_pair():
+    """Otherwise the means would be over different data."""
+    mean = claim(right=(), columns=("x", "hard"), right_columns=("y", "hard, too"), over="mean")
+    values = {("A", "x"): HIGH, ("A", "y"): LOW, ("A", "hard"): 10.0}
+    found = told(mean, values, columns=("x", "y", "hard"))
+    assert (found.verdict, [one.text for one in found.comparisons]) == (HOLDS, ["A (x) - A (y)"])
+    assert "Not run at this scale: the column 'hard, too'." in found.reason
+    assert told(mean, values, columns=("x", "hard, too")).verdict == "not tested"
+
+
 def test_few_seeds_missing_runs_and_smoke_test_nothing():
     good = {"A": HIGH, "B": LOW}
     assert told(claim(), good, seeds=(0, 1)).reason == "There are 2 seeds; at least three are needed."

@@ -178,13 +178,20 @@ def _column_pairs(claim: Claim, results: Results) -> list[tuple[list[str], list[
     if not claim.right_columns:
         here = _columns(claim.columns, results)
         return _filled([(here, here)] if claim.over == "mean" else [([column], [column]) for column in here])
-    if claim.over == "mean":
-        return _filled([(_columns(claim.columns, results), _columns(claim.right_columns, results))])
     names = claim.columns or results.columns
     together = len(names) == len(claim.right_columns)
+    if claim.over == "mean":
+        sides = _complete(names, claim.right_columns, results) if together else (names, claim.right_columns)
+        return _filled([(_columns(sides[0], results), _columns(sides[1], results))]) if all(sides) else []
     pairs = zip(names, claim.right_columns, strict=True) if together else product(names, claim.right_columns)
     both = [(our_columns(a, results), our_columns(b, results)) for a, b in pairs]
     return [([a], [b]) for ours, others in both for a, b in product(ours, others) if a != b]
+
+
+def _complete(left: Sequence[str], right: Sequence[str], results: Results) -> tuple[list[str], list[str]]:
+    """The names of both sides whose partner on the other side is run as well."""
+    pairs = [pair for pair in zip(left, right, strict=True) if all(our_columns(name, results) for name in pair)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _filled(pairs: Sequence[tuple[list[str], list[str]]]) -> list[tuple[list[str], list[str]]]:
