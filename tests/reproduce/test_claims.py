@@ -16,7 +16,7 @@ from fedalloy.reproduce.claims import judge
 from fedalloy.reproduce.computed import Computed
 from fedalloy.reproduce.plan import columns as cells
 from fedalloy.reproduce.published import published
-from fedalloy.reproduce.results import TARGET, Results
+from fedalloy.reproduce.results import TARGET, Results, digest
 from fedalloy.storage.results import Run
 
 SEEDS = (0, 1, 2)

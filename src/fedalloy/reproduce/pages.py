@@ -68,8 +68,8 @@ def claim_blocks(found: Judgement, results: Results) -> list[Block]:
         blocks.append(Items(claim.ambiguous, "What the paper leaves open"))
     if found.runs:
         runs = [f"`{source.name}`: `{source.digest}`" for source in found.runs]
-        told = f"The {len(runs)} runs it rests on, with a digest of all their numbers but times and memory"
-        blocks.append(Items(runs, told))
+        which = f"The {len(runs)} runs it rests on, with a digest of all their numbers but times and memory"
+        blocks.append(Items(runs, which))
     return blocks
 
 
