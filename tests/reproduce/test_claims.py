@@ -304,7 +304,7 @@ def test_runs_are_named_by_folder_and_digest(tmp_path):
     placed = {key: replace(run, folder=tmp_path / f"{key[1]}-seed{key[2]}-abc") for key, run in found.runs.items()}
     sources = judge(claim(), replace(found, runs=placed)).runs
     assert [one.name for one in sources] == [f"{method}-seed{seed}-abc" for method in "ab" for seed in SEEDS]
-    assert [one.digest for one in sources] == [digest(run) for run in placed.values()]
+    assert {one.name: one.digest for one in sources} == {run.folder.name: digest(run) for run in placed.values()}
 
 
 # Every claim of every paper, on records made for it.
