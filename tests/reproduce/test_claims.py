@@ -300,11 +300,13 @@ def test_an_unknown_function_is_named():
 
 
 def test_runs_are_named_by_folder_and_digest(tmp_path):
-    found = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0)
+    found = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0 + seed)
     placed = {key: replace(run, folder=tmp_path / f"{key[1]}-seed{key[2]}-abc") for key, run in found.runs.items()}
     sources = judge(claim(), replace(found, runs=placed)).runs
     assert [one.name for one in sources] == [f"{method}-seed{seed}-abc" for method in "ab" for seed in SEEDS]
-    assert {one.name: one.digest for one in sources} == {run.folder.name: digest(run) for run in placed.values()}
+    digests = {run.folder.name: digest(run) for run in placed.values()}
+    assert [one.digest for one in sources] == [digests[one.name] for one in sources]
+    assert len({one.digest for one in sources}) == len(SEEDS)
 
 
 # Every claim of every paper, on records made for it.
