@@ -141,6 +141,15 @@ def test_values_leave_out_seeds_views_and_numbers_that_are_not_there() -> None:
     assert found.values(Row("Alone", "local", "aca"), "elsewhere", "amp") == {}
 
 
+def test_a_claims_round_replaces_the_items() -> None:
+    found = Results(ITEM, "smoke", ("",), (0,), {("", "local", 0): run()})
+    assert found.values(Row("Alone", "local", "aca"), "", "amp", "best by test") == {0: 50.0}
+    by_test = replace(found, item=replace(ITEM, round="best by test"))
+    assert by_test.values(Row("Alone", "local", "aca"), "", "amp") == {0: 50.0}
+    assert by_test.values(Row("Alone", "local", "aca"), "") == {0: 50.0}, "the item's first metric"
+    assert found.values(Row("Alone", "local", "aca"), "") == {0: 75.0}
+
+
 # Folders
 
 
