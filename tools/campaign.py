@@ -28,7 +28,7 @@ QUEUE = [
     "knfu fig1", "dafkd fig3", "kdia text-heterogeneity", "kdia fig5", "kdia table6", "fedkf fig3", "fedkf tableiv",
     "kdia fig8", "kdia fig8d", "kdia text-cifar100", "dafkd fig5", "dafkd fig6", "fedmd-global fig2",
     "fedmd-global fig3", "dafkd epochs", "dafkd local-work", "dafkd svhn-steps", "kdia text-mild", "kdia table5",
-    "kdia fig1a", "kdia fig1", "knfu table2", "fedkf tablevi", "fedkf tablevii",
+    "kdia text-fedgkd", "kdia fig1a", "kdia fig1", "knfu table2", "fedkf tablevi", "fedkf tablevii",
 ]  # fmt: skip
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from fedalloy.reproduce.blocks import Block, markdown
 from fedalloy.reproduce.catalogue import papers
-from fedalloy.reproduce.pages import index_blocks, paper_blocks
+from fedalloy.reproduce.pages import count, index_blocks, paper_blocks
 from fedalloy.reproduce.verdicts import SHIPPED, Told, judged
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs" / "reproduction"
 RUNS = ROOT / "results" / "runs"
+BEGIN, END = "<!-- claims -->", "<!-- /claims -->"  # around the count on the front page
 
 
 def files() -> dict[Path, str]:
@@ -33,15 +34,20 @@ def files() -> dict[Path, str]:
         for paper in papers().values()
         for one in judged(paper, RUNS)
     }
+    front = DOCS.parent / "index.md"
+    counted = count(list(papers().values()), {name: Told(**values) for name, values in told.items()})
+    before, _, rest = front.read_text(encoding="utf-8").partition(BEGIN)
+    found[front] = f"{before}{BEGIN}\n{counted}\n{END}{rest.partition(END)[2]}"
     found[SHIPPED] = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
     return found
 
 
 def main() -> None:
-    """Write the files, and remove those that are no longer generated."""
+    """Write the files, and remove those that no page shows; figures of data that is not here stay as they are."""
     made = files()
+    pages = "".join(text for path, text in made.items() if path.suffix == ".md")
     for old in [*DOCS.glob("*.md"), *DOCS.glob("pictures/*.svg")]:
-        if old not in made:
+        if old not in made and f"pictures/{old.name}" not in pages:
             old.unlink()
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)

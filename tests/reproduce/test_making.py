@@ -18,7 +18,7 @@ from fedalloy.config.sections import Choice
 from fedalloy.errors import DataError, FedalloyError, StorageError, UsageError
 from fedalloy.reproduce import making
 from fedalloy.reproduce.catalogue import Item, Row, Scale
-from fedalloy.reproduce.making import UNFINISHED, Task, alone, estimate, make, make_all, make_item, tasks
+from fedalloy.reproduce.making import UNFINISHED, Task, estimate, make, make_all, make_item, tasks
 from fedalloy.reproduce.plan import Job, jobs
 from fedalloy.reproduce.results import finished
 from fedalloy.storage.results import Run, read
@@ -83,7 +83,7 @@ def test_only_records_are_kept_of_a_finished_run(tmp_path: Path) -> None:
 
 def test_a_run_is_the_jobs_experiment_on_one_core() -> None:
     for job in planned():
-        exp = alone(replace(job, experiment=replace(job.experiment, engine="pool", workers=2)))
+        exp = Task(replace(job, experiment=replace(job.experiment, engine="pool", workers=2)), Path()).experiment
         assert (exp.engine, exp.seed) == ("serial", job.seed)
         assert exp.method.name == make_name(job)
 

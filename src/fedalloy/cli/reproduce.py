@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,13 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
 @click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")
 @click.option("--out", "-o", default="results", show_default=True, metavar="FOLDER", help="Where runs are kept.")
 @click.option("--processes", "-p", type=click.IntRange(1), help="Runs at a time. Default: one for each core.")
+@click.option(
+    "--engine",
+    type=click.Choice(("serial", "auto", "pool", "threads", "flower")),
+    default="serial",
+    show_default=True,
+    help="With another than serial, one run at a time. flower: on a Ray cluster. All have the same bits.",
+)
 @click.option("--estimate", is_flag=True, help="Say how long it would take, and stop.")
 def reproduce(
     paper: str | None,
@@ -38,6 +45,7 @@ def reproduce(
     seeds: str | None,
     out: str,
     processes: int | None,
+    engine: str,
     estimate: bool,
 ) -> None:
     """Reproduce the papers' tables, figures and claims.
@@ -48,6 +56,7 @@ def reproduce(
     """
     from fedalloy.reproduce.catalogue import paper as find
     from fedalloy.reproduce.catalogue import papers
+    from fedalloy.reproduce.making import cores
 
     chosen = [find(paper)] if paper else list(papers().values())
     if not names and scale is None:
@@ -61,7 +70,9 @@ def reproduce(
     words = [word for name, given in options if given for word in (name, given)]
     again = ["reproduce", *filter(None, [paper]), *names, "--scale", scale or "cpu", *words, "--out", out]
     with resumable(*again):
-        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), processes, estimate, show=bool(names))
+        at_once = processes or (1 if scale == "smoke" or engine != "serial" else cores())
+        how = {"processes": at_once, "engine": engine, "only_estimate": estimate}
+        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), how, show=bool(names))
     if failed:
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again")
@@ -74,15 +85,13 @@ def _make(
     columns: str | None,
     seeds: str | None,
     out: Path,
-    processes: int | None,
-    estimate: bool,
+    how: dict[str, Any],
     show: bool,
 ) -> list[str]:
     """Make what is missing of each item, and write it; show its tables, too, if it was named."""
-    from fedalloy.reproduce.making import cores, make_item
+    from fedalloy.reproduce.making import make_item
     from fedalloy.reproduce.outputs import write_item, write_pages
 
-    at_once = processes or (1 if scale == "smoke" else cores())
     failed = []
     wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
     for item, of_item in zip(items, wanted, strict=True):
@@ -92,19 +101,18 @@ def _make(
             item,
             scale,
             out / "runs",
-            processes=at_once,
             say=say,
             chosen=of_item,
             seeds=numbers,
             measure=scale != "smoke",
-            only_estimate=estimate,
+            **how,
         )
-        if not estimate:
+        if not how["only_estimate"]:
             shown, files = write_item(item, scale, out, numbers)
-            for table in shown if show else ():
-                screen().print(table)
+            for part in (part for table in shown if show for part in table.fitted(screen().width)):
+                screen().print(part.rich())
             say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
-    if not estimate:
+    if not how["only_estimate"]:
         for file in write_pages(sorted({item.paper for item in items}), out, scale):
             say(f"written: {file}")
     return failed

@@ -7,12 +7,34 @@ system, fedalloy's cache, the publishers' addresses. The hash is always checked.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
 import pooch  # type: ignore[import-untyped]
 
 from fedalloy.errors import DataError
+
+_OFFLINE: ContextVar[bool] = ContextVar("offline", default=False)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Use only files that are on this computer: a file that would be downloaded is a DataError.
+
+    >>> with offline():
+    ...     fetch(RemoteFile("data.zip", "somewhere", "md5:0", ("https://example.org/data.zip",)))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: data.zip is not on this computer
+    """
+    token = _OFFLINE.set(True)
+    try:
+        yield
+    finally:
+        _OFFLINE.reset(token)
 
 
 @dataclass(frozen=True)
@@ -77,6 +99,8 @@ def _check(path: Path, file: RemoteFile) -> None:
 
 
 def _download(file: RemoteFile) -> Path:
+    if _OFFLINE.get():
+        raise DataError(f"{file.name} is not on this computer")
     import requests  # imported here, as in pooch: only a download needs it
 
     folder = cache_folder() / file.home

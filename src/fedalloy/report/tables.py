@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -58,6 +58,7 @@ class Table:
     words: int = 1  # how many of the first columns hold words
     rules: Sequence[int] = ()  # the indices of rows that are followed by a line
     groups: Sequence[tuple[str, int]] = ()  # headings over the headings: their text and how many columns they span
+    aside: bool = False  # belongs to another table: on pages and in files, but not in a terminal
 
     def __post_init__(self) -> None:
         width = len(self.headings)
@@ -72,6 +73,40 @@ class Table:
         """One heading for each column, which begins with that of its group."""
         above = [text for text, span in self.groups for _ in range(span)] or [""] * len(self.headings)
         return [": ".join(filter(None, pair)) for pair in zip(above, self.headings, strict=True)]
+
+    def fitted(self, width: int) -> list[Table]:
+        """The same table in parts, by groups of columns, so that each fits into a terminal of this width.
+
+        >>> wide = Table("Accuracy", ("", "a", "b"), [("x", "1" * 30, "2" * 30)], groups=[("", 1), ("A", 1), ("B", 1)])
+        >>> [part.headings for part in wide.fitted(80)], [part.headings for part in wide.fitted(50)]
+        ([['', 'a', 'b']], [['', 'a'], ['', 'b']])
+        """
+        texts = [[*column, heading] for heading, *column in zip(self.headings, *self.rows, strict=True)]
+        widths = [max(map(len, column)) + 2 for column in texts]
+        first, fixed = self.groups[:1], sum(widths[: self.words])
+        if len(self.groups) < 3 or first[0][1] != self.words:
+            return [self]
+        parts: list[tuple[list[int], list[tuple[str, int]]]] = []
+        place, room = self.words, 0
+        for text, span in self.groups[1:]:
+            needed = max(sum(widths[place : place + span]), len(text) + 2)
+            if not parts or needed > room:
+                parts.append(([*range(self.words)], list(first)))
+                room = width - fixed
+            parts[-1][0].extend(range(place, place + span))
+            parts[-1][1].append((text, span))
+            place, room = place + span, room - needed
+        return [
+            replace(
+                self,
+                headings=[self.headings[i] for i in chosen],
+                rows=[[row[i] for i in chosen] for row in self.rows],
+                groups=groups,
+                title=self.title if not number else f"{self.title}, continued",
+                notes=self.notes if number == len(parts) - 1 else (),
+            )
+            for number, (chosen, groups) in enumerate(parts)
+        ]
 
     def rich(self) -> Terminal:
         """For a terminal; on a narrow one cells wrap, so that no digit is hidden."""

@@ -39,9 +39,9 @@ class Items:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its file name, without ending, and what it shows in words."""
+    """A figure with its file name, without ending, and what it shows in words; None if its data is not here."""
 
-    figure: Figure
+    figure: Figure | None
     name: str
     caption: str
 
@@ -55,7 +55,8 @@ def markdown(blocks: Sequence[Block], pictures: str = "pictures") -> tuple[str, 
     >>> markdown([Heading("One", 1), Text("Two."), Items(["three"])])
     ('# One\\n\\nTwo.\\n\\n- three\\n', {})
     """
-    parts, files = [], {}
+    parts: list[str] = []
+    files: dict[str, str] = {}
     for block in blocks:
         match block:
             case Heading():
@@ -67,7 +68,7 @@ def markdown(blocks: Sequence[Block], pictures: str = "pictures") -> tuple[str, 
                 told = f"{block.summary}\n\n" if block.summary else ""
                 parts.append(told + "\n".join(f"- {text}" for text in block.texts))
             case Picture():
-                files[f"{block.name}.svg"] = to_svg(block.figure)
+                files |= {f"{block.name}.svg": to_svg(block.figure)} if block.figure is not None else {}
                 parts.append(f"![{block.caption}]({pictures}/{block.name}.svg)\n\n{block.caption}")
             case Table():
                 parts.append(block.markdown().rstrip())
@@ -94,7 +95,10 @@ def html(blocks: Sequence[Block], title: str) -> str:
                 told = f"<details><summary>{_inline(block.summary)}</summary>{whole}</details>"
                 parts.append(told if block.summary else whole)
             case Picture():
-                drawn = f"{to_svg(block.figure)}<figcaption>{_inline(block.caption)}</figcaption>"
+                picture = (
+                    to_svg(block.figure) if block.figure is not None else "<p>Its data is not on this computer.</p>"
+                )
+                drawn = f"{picture}<figcaption>{_inline(block.caption)}</figcaption>"
                 parts.append(f'<figure role="img" aria-label="{escape(block.caption)}">{drawn}</figure>')
             case Table():
                 parts.append(f'<div class="scroll" tabindex="0">{block.html()}</div>')

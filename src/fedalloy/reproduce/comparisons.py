@@ -15,7 +15,7 @@ from fedalloy.base.text import number
 from fedalloy.report.statistics import Interval, rounded, t_interval
 from fedalloy.reproduce.catalogue import Claim, Item
 from fedalloy.reproduce.plan import columns, paper_column
-from fedalloy.reproduce.published import Figures, figure_of
+from fedalloy.reproduce.published import Figures, figure_of, same_round
 from fedalloy.reproduce.results import Results
 
 NAMED = 3  # more columns than that are counted, not named
@@ -87,7 +87,8 @@ def compare(difference: Difference, claim: Claim, results: Results, recorded: Re
     seeds = [seed for seed in results.seeds if all(seed in values for values in here.values())]
     values = {seed: difference.of({place: found[seed] for place, found in here.items()}) for seed in seeds}
     metric = claim.metric or results.item.metrics[0]
-    printed = {place: figure_of(figures, place[0], results.paper_column(place[1]), metric) for place in here}
+    there = figures if same_round(claim.round or results.item.round, results.item.round) else {}
+    printed = {place: figure_of(there, place[0], results.paper_column(place[1]), metric) for place in here}
     known = {place: figure for place, figure in printed.items() if figure is not None}
     interval = t_interval(list(values.values())) if len(values) > 1 and claim.kind != "exact" else None
     return Comparison(difference.text, values, interval, difference.of(known) if len(known) == len(printed) else None)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedalloy.base.files import locked, make_folder, write_atomically
 from fedalloy.base.text import human_seconds
+from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.sections import Experiment
 from fedalloy.errors import CheckpointError, FedalloyError
@@ -37,6 +38,14 @@ class Task:
     job: Job
     folder: Path
     extract: Extract | None = None
+    engine: str = "serial"
+
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment of the method alone, with its seed."""
+        method = make_method(self.job.experiment, self.job.choice)
+        exp = naming(replace(for_method(self.job.experiment, self.job.choice), seed=self.job.seed), method)
+        return experiment({**exp.to_dict(), "engine": self.engine})
 
     @property
     def place(self) -> Path:
@@ -59,10 +68,10 @@ class Task:
         return ", ".join(filter(None, (self.job.label, self.job.column, f"seed {self.job.seed}")))
 
 
-def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None) -> list[Task]:
+def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None, engine: str = "serial") -> list[Task]:
     """The runs that are not finished yet; a run that several items or columns need is there once."""
     found: dict[str, Task] = {}
-    for task in (Task(job, folder, extract) for job in planned):
+    for task in (Task(job, folder, extract, engine) for job in planned):
         if task.job.folder not in found and made(task) is None:
             found[task.job.folder] = task
     return list(found.values())
@@ -72,14 +81,6 @@ def made(task: Task) -> Run | None:
     """The finished run, if it is there with all that is to be taken from its last checkpoint."""
     run = finished(task.place, task.job)
     return run if task.extract is None or (task.place / "extra.json").is_file() else None
-
-
-def alone(job: Job) -> Experiment:
-    """The experiment of a job on one core: two jobs side by side are faster than one on two."""
-    exp = naming(
-        replace(for_method(job.experiment, job.choice), seed=job.seed), make_method(job.experiment, job.choice)
-    )
-    return replace(exp, engine="serial")
 
 
 def make(task: Task, say: Say = lambda _: None) -> Run:
@@ -99,7 +100,7 @@ def _make(task: Task, say: Say) -> Run:
             raise CheckpointError(f"{error}: remove '{place}'") from error
     else:
         method = make_method(task.job.experiment, task.job.choice)
-        run = simulate(alone(task.job), place, method=method, label=task.job.label, say=say)
+        run = simulate(task.experiment, place, method=method, label=task.job.label, say=say)
     if task.extract is not None:
         write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
     if task.place.exists():  # it lacked what is taken from its last checkpoint
@@ -160,21 +161,21 @@ def estimate(todo: Sequence[Task], processes: int) -> dict[str, float]:
     """The seconds that each run will take, by folder, from two rounds of each kind of run on this machine."""
     kinds: dict[str, Task] = {}
     for task in todo:
-        kinds.setdefault(_kind(task.job), task)
+        kinds.setdefault(_kind(task), task)
     with _pool(processes) as pool:
         seconds = dict(zip(kinds, pool.map(_one_round, kinds.values()), strict=True))
-    return {task.job.folder: task.job.experiment.rounds * seconds[_kind(task.job)] for task in todo}
+    return {task.job.folder: task.job.experiment.rounds * seconds[_kind(task)] for task in todo}
 
 
-def _kind(job: Job) -> str:
+def _kind(task: Task) -> str:
     """Runs with equal words here take about equally long: they differ in how the data is split, or in the seed."""
-    exp = alone(replace(job, seed=0)).to_dict()
+    exp = task.experiment.to_dict()
     return json.dumps([exp["method"], exp["training"], exp["model"], exp["data"], exp["participation"]], sort_keys=True)
 
 
 def _one_round(task: Task) -> float:
     """The seconds of a round: the second one, since the first also warms up."""
-    exp = alone(task.job)
+    exp = task.experiment
     try:
         run = simulate(replace(exp, rounds=2), method=make_method(task.job.experiment, task.job.choice))
     except FedalloyError:
@@ -218,17 +219,20 @@ def make_item(
     say: Say,
     chosen: Callable[[Job], bool] = lambda _: True,
     seeds: Sequence[int] | None = None,
+    engine: str = "serial",
     measure: bool = True,
     only_estimate: bool = False,
 ) -> list[str]:
     """Make every run of an item that is missing; returns the errors of those that failed.
 
-    `measure` tries two rounds of each kind of run first, for an estimate. Without it, all runs count as equally long.
+    `processes` runs are made side by side, each on one core, which is faster than one run on all of them; an engine
+    other than "serial" has workers of its own and needs one process. `measure` tries two rounds of each kind of run
+    first, for an estimate. Without it, all runs count as equally long.
     """
     from fedalloy.reproduce.forms import EXTRACTS
 
     planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
-    todo = tasks(planned, folder, EXTRACTS.get(item.form))
+    todo = tasks(planned, folder, EXTRACTS.get(item.form), engine)
     for job in planned:
         if job.folder not in {task.job.folder for task in todo}:
             tidy(folder / job.folder)  # a process that was killed may have left its checkpoints there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -18,12 +17,12 @@ from fedalloy.reproduce.pages import index_page, paper_page, verdict_table
 from fedalloy.reproduce.results import recorded
 
 
-def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = None) -> tuple[list[Any], list[Path]]:
-    """Write an item as it came out at a scale; returns what a terminal shows, and the files."""
+def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = None) -> tuple[list[Table], list[Path]]:
+    """Write an item as it came out at a scale; returns the tables that a terminal shows, and the files."""
     results = recorded(item, scale, out / "runs", seeds)
     place = out / scale / item.paper
     make_folder(place)
-    shown: list[Any] = []
+    shown: list[Table] = []
     files: list[Path] = []
     parts = FORMS[item.form](results)
     for i, part in enumerate(parts):
@@ -33,11 +32,11 @@ def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = 
                 files.append(place / f"{name}.{ending}")
                 save(part, files[-1])
         else:
-            shown.append(part.rich())
+            shown += [part] if not part.aside else []
             files += write_table(part, place / name)
     judgements = [judge(claim, results) for claim in paper(item.paper).claims if claim.item == item.id]
     if judgements and scale != "smoke":
-        shown.append(verdict_table(judgements).rich())
+        shown.append(verdict_table(judgements))
     return shown, files
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fedalloy.base.text import MISSING, number
+from fedalloy.data.fetch import offline
+from fedalloy.errors import DataError
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.blocks import Block, Heading, Items, Picture, Text, html
 from fedalloy.reproduce.catalogue import Item, Paper
@@ -65,8 +67,9 @@ def claim_blocks(found: Judgement, results: Results) -> list[Block]:
     if claim.ambiguous:
         blocks.append(Items(claim.ambiguous, "What the paper leaves open"))
     if found.runs:
-        runs = [f"`{source.name}` sha256 `{source.sha256[:16]}`" for source in found.runs]
-        blocks.append(Items(runs, f"The {len(runs)} runs it rests on"))
+        runs = [f"`{source.name}`: `{source.digest}`" for source in found.runs]
+        which = f"The {len(runs)} runs it rests on, with a digest of all their numbers but times and memory"
+        blocks.append(Items(runs, which))
     return blocks
 
 
@@ -107,12 +110,16 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
     blocks += [Text(" ".join(about)), Text(f"`{command(item, results.scale)}`")]
     if item.rows and scale.experiment and not results.runs:
         return blocks
-    for i, part in enumerate(FORMS[item.form](results)):
-        if isinstance(part, Figure):
-            name = f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}"
-            blocks.append(Picture(part, name, item.heading))
-        else:
+    try:
+        with offline():  # a page about a paper does not download the data of a figure that nobody asked for
+            parts: Sequence[Figure | Table | None] = FORMS[item.form](results)
+    except DataError:
+        parts = [None]
+    for i, part in enumerate(parts):
+        if isinstance(part, Table):
             blocks.append(part)
+        else:
+            blocks.append(Picture(part, f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}", item.heading))
     if results.runs:
         first = jobs(item, results.scale)[0]
         row = next(row.label for row in item.rows if row.method == first.method)

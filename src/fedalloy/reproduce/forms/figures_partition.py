@@ -67,6 +67,8 @@ def _divided(cells: Sequence[Cell], seed: int) -> Iterator[tuple[Counts, Sequenc
     shelf = Shelf()
     for cell in cells:
         values: dict[str, Any] = {key: value for key, value in cell.values.items() if key != "published"}
+        if values.get("public", {}).get("data") not in (None, "own"):  # it takes nothing from the clients
+            values = {key: value for key, value in values.items() if key not in ("public", "methods", "method")}
         exp = replace(experiment(values), seed=seed)
         built = build(exp, given=shelf.take(exp))
         names = built.dataset.label_names or [str(c) for c in range(built.dataset.classes)]

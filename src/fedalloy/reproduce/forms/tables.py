@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from fedalloy.base.text import MISSING, TIMES, number
 from fedalloy.federation.metrics import METRICS
@@ -101,7 +102,7 @@ def _influence(results: Results, block: Sequence[Pair]) -> Table:
         *_notes(results, block, figures=False),
         "A mean of the last 10 is over all evaluated rounds if there are fewer.",
     ]
-    return assembled(results, "the reported round's influence", block, parts, told)
+    return replace(assembled(results, "the reported round's influence", block, parts, told), aside=True)
 
 
 def _best(metric: str) -> str:
