@@ -110,11 +110,14 @@ def columns(item: Item, scale: str) -> list[Cell]:
 
 def jobs(item: Item, scale: str, seeds: Sequence[int] | None = None) -> list[Job]:
     """The runs that an item needs at a scale, in the order of its columns."""
-    return list(_jobs(item, scale, seeds)) if item.scale(scale).experiment and item.rows else []
+    return list(each_job(item, scale, seeds))
 
 
-def _jobs(item: Item, scale: str, seeds: Sequence[int] | None) -> Iterator[Job]:
+def each_job(item: Item, scale: str, seeds: Sequence[int] | None = None) -> Iterator[Job]:
+    """The same, one after the other, for those who may not need all: a plan of a large table takes a while."""
     chosen = item.scale(scale)
+    if not chosen.experiment or not item.rows:
+        return
     rows = [row for row in item.rows if not chosen.rows or row.label in chosen.rows]
     for cell in columns(item, scale):
         exp = experiment({key: value for key, value in cell.values.items() if key != "published"})
