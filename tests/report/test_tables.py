@@ -82,7 +82,7 @@ def test_html_is_well_formed_escaped_and_has_a_cell_for_every_column():
     assert bodies[0][0][1].text == NASTY
     assert page.find("./table/caption").text == NASTY
     assert [row.text for row in page.findall("./p")] == ["2 of 3 seeds", "50 % <of> them"]
-    assert [cell.get("class") for cell in bodies[1][0]] == ["word", None, None, None, None]
+    assert [cell.get("class") for cell in bodies[1][0]] == ["word", "first", None, None, "first"]
 
 
 def columns_of(line: str) -> int:

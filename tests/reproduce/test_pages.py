@@ -12,6 +12,7 @@ from fedalloy.data.fetch import offline
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.blocks import Heading, Items, Picture, Text, html, markdown
 from fedalloy.reproduce.catalogue import papers
+from fedalloy.reproduce.pages import anchor
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +42,8 @@ def test_pages_are_up_to_date() -> None:
 def test_every_claim_and_item_has_its_place() -> None:
     for name, paper in papers().items():
         page = (ROOT / "docs" / "reproduction" / f"{name}.md").read_text(encoding="utf-8")
-        for part in (*paper.items, *paper.claims):
-            assert page.count(f'<a id="{part.id}"></a>') == 1, part.id
+        for place in (*(item.id for item in paper.items), *(anchor(claim) for claim in paper.claims)):
+            assert page.count(f'<a id="{place}"></a>') == 1, place
 
 
 @pytest.mark.parametrize("text", ["a <script> & `code`", "[link](target.md#place)"])

@@ -11,11 +11,10 @@ from fedalloy.base.files import make_folder, write_atomically
 from fedalloy.report.svg import save
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Item, paper, papers
-from fedalloy.reproduce.claims import judge
 from fedalloy.reproduce.forms import FORMS
 from fedalloy.reproduce.pages import index_page, paper_page
 from fedalloy.reproduce.results import recorded
-from fedalloy.reproduce.verdicts import Told
+from fedalloy.reproduce.verdicts import Told, told_of
 
 
 def write_item(
@@ -40,8 +39,7 @@ def write_item(
     told: dict[str, Told] = {}
     for claim in paper(item.paper).claims:
         if claim.item == item.id and scale != "smoke":
-            found = judge(claim, results)
-            told[claim.name] = Told(found.verdict, found.scale, found.reason)
+            told[claim.name] = told_of(claim, results)
     return shown, told, files
 
 

@@ -22,7 +22,7 @@ from fedalloy.reproduce.forms import EXTRACTS, FORMS
 from fedalloy.reproduce.forms.tables_layout import axes_note, is_of_a_round, setting
 from fedalloy.reproduce.plan import jobs
 from fedalloy.reproduce.results import Results, recorded
-from fedalloy.reproduce.verdicts import Told, counted, papers_table, reached
+from fedalloy.reproduce.verdicts import Told, counted, papers_table, reached, told_of
 from fedalloy.storage.results import Run
 
 SECTION = re.compile(r"(^|[,;] )(?=\d|[IVX]+\b)")  # before the number of a section
@@ -190,9 +190,8 @@ def index_blocks(
         results = _results(paper, folder, scale)
         body = []
         for claim in paper.claims:
-            found = judge(claim, results[claim.item])
-            told[claim.name] = Told(found.verdict, found.scale, found.reason)
-            body.append([f"{claim.says}{' *' if claim.ours else ''}", found.verdict])
+            told[claim.name] = told_of(claim, results[claim.item])
+            body.append([f"{claim.says}{' *' if claim.ours else ''}", told[claim.name].verdict])
         links = [f"{to[paper.id]}#{anchor(claim)}" for claim in paper.claims] if paper.id in to else []
         notes = ["* A control of ours, which the paper leaves out."] if any(one.ours for one in paper.claims) else []
         named = f"[{paper.name}]({to[paper.id]})" if paper.id in to else paper.name

@@ -39,12 +39,19 @@ def known(papers: Sequence[Paper], folder: Path) -> tuple[dict[str, Told], bool]
         results = {item.id: reached(item, folder) for item in paper.items}
         for claim in paper.claims:
             if results[claim.item].runs or claim.name not in shipped:
-                found = judge(claim, results[claim.item])
-                told[claim.name] = Told(found.verdict, found.scale, found.reason)
+                told[claim.name] = told_of(claim, results[claim.item])
     here = {name for name, found in told.items() if found.verdict != "not tested" or name not in shipped}
     names = {claim.name for paper in papers for claim in paper.claims} - here
     others = any(shipped[name].scale and shipped[name].verdict != "not tested" for name in names & shipped.keys())
     return {name: told[name] if name in here else shipped[name] for name in here | shipped.keys()}, others
+
+
+def told_of(claim: Claim, results: Results) -> Told:
+    """The verdict on a claim in words; quick if there are no runs to judge it by."""
+    if not results.runs and claim.kind != "computed":
+        return Told("not tested", results.scale if results.columns else "", "No runs are recorded.")
+    found = judge(claim, results)
+    return Told(found.verdict, found.scale, found.reason)
 
 
 def _shipped() -> Mapping[str, Any]:

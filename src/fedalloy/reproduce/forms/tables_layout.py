@@ -13,7 +13,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.table import in_words
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Item, Row
-from fedalloy.reproduce.forms.figures_columns import labels_of
+from fedalloy.reproduce.forms.figures_columns import axes_of
 from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import Results
 
@@ -161,7 +161,7 @@ def axes_note(results: Results) -> list[str]:
     """What the columns are named by, if the item has axes."""
     if not results.item.scale(results.scale).experiment or not any(results.columns):
         return []
-    names = labels_of(results.item, results.scale)[0]
+    names = axes_of(results.item, results.scale)
     return [f"Columns are named by {listed(names)}."] if names else []
 
 
