@@ -120,8 +120,8 @@ def test_every_file_of_experiments_can_be_read() -> None:
 
 
 def test_every_recorded_run_has_an_experiment_that_can_still_be_read() -> None:
-    files = sorted((Path(__file__).parents[1] / "results").glob("**/run.json"))
-    assert len(files) > 100
+    files = sorted((Path(__file__).parents[1] / "results" / "runs").glob("*/run.json"))
+    assert files
     for file in files:
         meta = json.loads(file.read_text())
         assert config.recorded(meta).rounds == meta["experiment"]["rounds"], file

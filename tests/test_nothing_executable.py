@@ -153,6 +153,8 @@ ALLOWED: Mapping[tuple[str, str, str], str] = {
     ("engine/pool.py", "can_cross", "pickle.PicklingError"): "the answer no",
     ("engine/pool.py", "_Worker.__init__", "a pipe that pickles"): PIPE,
     ("engine/worker.py", "main", "a pipe that pickles"): PIPE,
+    ("reproduce/making.py", "", "import multiprocessing"): PIPE,
+    ("campaign.py", "main", "os.execvpe"): "starts itself again in the work tree that it has pinned",
     ("base/plugins.py", "load_file", "importlib.util.spec_from_file_location"): ASKED_FOR,
     ("base/plugins.py", "load_file", "importlib.util.module_from_spec"): ASKED_FOR,
     ("base/plugins.py", "load_file", ".exec_module"): ASKED_FOR,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import replace
 from itertools import product
@@ -18,7 +16,7 @@ from fedalloy.reproduce.claims import judge
 from fedalloy.reproduce.computed import Computed
 from fedalloy.reproduce.plan import columns as cells
 from fedalloy.reproduce.published import published
-from fedalloy.reproduce.results import TARGET, Results
+from fedalloy.reproduce.results import TARGET, Results, digest
 from fedalloy.storage.results import Run
 
 SEEDS = (0, 1, 2)
@@ -199,6 +197,16 @@ def test_as_many_right_columns_are_taken_pair_by_pair_and_others_each_with_each(
     assert [one.text for one in each.comparisons] == ["A (x) - B (z)", "A (x) - B (w)"]
 
 
+def test_a_mean_over_pairs_of_columns_leaves_out_both_sides_of_a_pair():
+    """Otherwise the means would be over different data."""
+    mean = claim(right=(), columns=("x", "hard"), right_columns=("y", "hard, too"), over="mean")
+    values = {("A", "x"): HIGH, ("A", "y"): LOW, ("A", "hard"): 10.0}
+    found = told(mean, values, columns=("x", "y", "hard"))
+    assert (found.verdict, [one.text for one in found.comparisons]) == (HOLDS, ["A (x) - A (y)"])
+    assert "Not run at this scale: the column 'hard, too'." in found.reason
+    assert told(mean, values, columns=("x", "hard, too")).verdict == "not tested"
+
+
 def test_few_seeds_missing_runs_and_smoke_test_nothing():
     good = {"A": HIGH, "B": LOW}
     assert told(claim(), good, seeds=(0, 1)).reason == "There are 2 seeds; at least three are needed."
@@ -292,15 +300,13 @@ def test_an_unknown_function_is_named():
 
 
 def test_runs_are_named_by_folder_and_digest(tmp_path):
-    found = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0)
-    for (_, method, seed), run in found.runs.items():
-        (tmp_path / f"{method}-seed{seed}-abc").mkdir()
-        (tmp_path / f"{method}-seed{seed}-abc" / "rounds.jsonl").write_text(json.dumps(run.rounds))
+    found = results(ITEM, "cpu", ("x",), lambda label, column, seed: 50.0 + seed)
     placed = {key: replace(run, folder=tmp_path / f"{key[1]}-seed{key[2]}-abc") for key, run in found.runs.items()}
     sources = judge(claim(), replace(found, runs=placed)).runs
     assert [one.name for one in sources] == [f"{method}-seed{seed}-abc" for method in "ab" for seed in SEEDS]
-    text = (tmp_path / "a-seed0-abc" / "rounds.jsonl").read_bytes()
-    assert sources[0].sha256 == hashlib.sha256(text).hexdigest()
+    digests = {run.folder.name: digest(run) for run in placed.values()}
+    assert [one.digest for one in sources] == [digests[one.name] for one in sources]
+    assert len({one.digest for one in sources}) == len(SEEDS)
 
 
 # Every claim of every paper, on records made for it.

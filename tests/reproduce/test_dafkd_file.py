@@ -121,4 +121,5 @@ def test_published_rows_are_complete() -> None:
 
 def test_points_that_are_only_in_a_plot_have_no_figure() -> None:
     assert {column for _, column, _ in published(paper("dafkd").item("fig5"))} == {"SVHN, 0.4", "FMNIST, 0.4"}
-    assert {column for _, column, _ in published(paper("dafkd").item("fig6"))} == {"E = 20", "B = 32"}
+    for name in ("fig4", "fig6"):  # curves; SVHN, where the reduced scale has other data
+        assert not published(paper("dafkd").item(name))

@@ -50,6 +50,18 @@ def test_items_share_their_runs() -> None:
     assert len(set().union(*keys.values())) == 54
 
 
+def test_tables_of_one_setting_share_their_runs_at_full_scale() -> None:
+    """FedAvg, KDIA and the control on three data sets in Tables 2 and 7; the column N = 100, C = 0.1 of Table 5."""
+    keys = {item: {job.key for job in jobs(KDIA.item(item), "full", [0])} for item in ("table2", "table5", "table7")}
+    assert len(keys["table7"] & keys["table2"]) == 9
+    assert len(keys["table5"] & keys["table2"]) == 7
+
+
+def test_cifar_100_at_reduced_scale_has_10000_images_wherever_it_is_run() -> None:
+    for cell in columns(KDIA.item("text-cifar100"), "cpu"):
+        assert 100 * cell.values["data"]["per_class"] == 10_000
+
+
 def test_claims_name_columns_of_the_full_scale() -> None:
     for claim in KDIA.claims:
         item = KDIA.item(claim.item)

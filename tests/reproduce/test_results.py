@@ -28,7 +28,7 @@ ITEM = Item(
     full=Scale(),
     cpu=Scale(),
     smoke=Scale(experiment="knfu-mnist", columns=("50, 0.1",), seeds=(0, 1)),
-    rows=(Row("Alone", "local", "personal"), Row("FedMD", "fedmd", "personal")),
+    rows=(Row("Alone", "local", "personal"), Row("FedMD", "FedMD", "personal")),
     metrics=("alma",),
     paper="knfu",
 )
@@ -137,7 +137,7 @@ def test_values_leave_out_seeds_views_and_numbers_that_are_not_there() -> None:
     assert found.values(Row("Alone", "local", "aca"), "", "amp") == {0: 62.5, 2: 50.0}
     assert found.values(Row("Alone", "local", "personal"), "", "amp") == {0: 50.0}
     assert found.values(Row("Alone", "local", "teacher"), "", "amp") == {}
-    assert found.values(Row("Alone", "fedmd", "aca"), "", "amp") == {}
+    assert found.values(Row("Alone", "FedMD", "aca"), "", "amp") == {}
     assert found.values(Row("Alone", "local", "aca"), "elsewhere", "amp") == {}
 
 
@@ -173,7 +173,7 @@ def edit(place: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def test_recorded_finds_what_is_there_and_names_what_is_missing(made: Path) -> None:
     found = recorded(ITEM, "smoke", made)
     assert set(found.runs) == {("50, 0.1", "local", 0), ("50, 0.1", "local", 1)}
-    assert [(one.method, one.seed) for one in found.missing] == [("fedmd", 0), ("fedmd", 1)]
+    assert [(one.method, one.seed) for one in found.missing] == [("FedMD", 0), ("FedMD", 1)]
     assert (found.columns, found.seeds) == (("50, 0.1",), (0, 1))
     assert recorded(ITEM, "smoke", made, seeds=[1]).seeds == (1,)
     assert recorded(ITEM, "cpu", made) == Results(ITEM, "cpu", (), (), {})

@@ -9,7 +9,6 @@ differences have the paper's sign but are further from the published ones than i
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fedalloy.reproduce.catalogue import Claim
 from fedalloy.reproduce.comparisons import Comparison, Place, Recorded, Spoken, compare, differences, values_at
 from fedalloy.reproduce.computed import FUNCTIONS
 from fedalloy.reproduce.published import published
-from fedalloy.reproduce.results import TARGET, Results, reached_in
+from fedalloy.reproduce.results import TARGET, Results, digest, reached_in
 from fedalloy.storage.results import Run
 
 Verdict = Literal["reproduced", "holds at reduced scale", "not shown", "contradicted", "not tested"]
@@ -36,10 +35,10 @@ NAMED = 3  # more missing runs than that are counted, not named
 
 @dataclass(frozen=True)
 class Source:
-    """A run that a judgement rests on: its folder, which ends in its key, and the digest of its `rounds.jsonl`."""
+    """A run that a judgement rests on: its folder, which ends in its key, and a digest of its records."""
 
     name: str
-    sha256: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -243,10 +242,8 @@ def _sources(places: Sequence[Place], results: Results) -> list[Source]:
 
 def _source(run: Run) -> Source:
     """A run by its folder; one that has none is named by its label and seed."""
-    if run.folder is None:
-        return Source(f"{run.label}, seed {run.seed}", "")
-    with (run.folder / "rounds.jsonl").open("rb") as file:
-        return Source(run.folder.name, hashlib.file_digest(file, "sha256").hexdigest())
+    name = f"{run.label}, seed {run.seed}" if run.folder is None else run.folder.name
+    return Source(name, digest(run))
 
 
 def _written(text: str, interval: Interval) -> str:

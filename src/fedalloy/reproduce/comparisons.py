@@ -15,7 +15,7 @@ from fedalloy.base.text import number
 from fedalloy.report.statistics import Interval, rounded, t_interval
 from fedalloy.reproduce.catalogue import Claim, Item
 from fedalloy.reproduce.plan import columns, paper_column
-from fedalloy.reproduce.published import Figures, figure_of
+from fedalloy.reproduce.published import Figures, figure_of, same_round
 from fedalloy.reproduce.results import Results
 
 NAMED = 3  # more columns than that are counted, not named
@@ -87,7 +87,8 @@ def compare(difference: Difference, claim: Claim, results: Results, recorded: Re
     seeds = [seed for seed in results.seeds if all(seed in values for values in here.values())]
     values = {seed: difference.of({place: found[seed] for place, found in here.items()}) for seed in seeds}
     metric = claim.metric or results.item.metrics[0]
-    printed = {place: figure_of(figures, place[0], results.paper_column(place[1]), metric) for place in here}
+    there = figures if same_round(claim.round or results.item.round, results.item.round) else {}
+    printed = {place: figure_of(there, place[0], results.paper_column(place[1]), metric) for place in here}
     known = {place: figure for place, figure in printed.items() if figure is not None}
     interval = t_interval(list(values.values())) if len(values) > 1 and claim.kind != "exact" else None
     return Comparison(difference.text, values, interval, difference.of(known) if len(known) == len(printed) else None)
@@ -177,13 +178,20 @@ def _column_pairs(claim: Claim, results: Results) -> list[tuple[list[str], list[
     if not claim.right_columns:
         here = _columns(claim.columns, results)
         return _filled([(here, here)] if claim.over == "mean" else [([column], [column]) for column in here])
-    if claim.over == "mean":
-        return _filled([(_columns(claim.columns, results), _columns(claim.right_columns, results))])
     names = claim.columns or results.columns
     together = len(names) == len(claim.right_columns)
+    if claim.over == "mean":
+        sides = _complete(names, claim.right_columns, results) if together else (names, claim.right_columns)
+        return _filled([(_columns(sides[0], results), _columns(sides[1], results))]) if all(sides) else []
     pairs = zip(names, claim.right_columns, strict=True) if together else product(names, claim.right_columns)
     both = [(our_columns(a, results), our_columns(b, results)) for a, b in pairs]
     return [([a], [b]) for ours, others in both for a, b in product(ours, others) if a != b]
+
+
+def _complete(left: Sequence[str], right: Sequence[str], results: Results) -> tuple[list[str], list[str]]:
+    """The names of both sides whose partner on the other side is run as well."""
+    pairs = [pair for pair in zip(left, right, strict=True) if all(our_columns(name, results) for name in pair)]
+    return [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _filled(pairs: Sequence[tuple[list[str], list[str]]]) -> list[tuple[list[str], list[str]]]:

@@ -13,17 +13,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedalloy.base.files import make_folder, write_atomically
+from fedalloy.base.files import locked, make_folder, write_atomically
 from fedalloy.base.text import human_seconds
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.sections import Experiment
-from fedalloy.errors import FedalloyError
+from fedalloy.errors import CheckpointError, FedalloyError
 from fedalloy.reproduce.catalogue import Item
 from fedalloy.reproduce.plan import Job, jobs
-from fedalloy.reproduce.results import finished
+from fedalloy.reproduce.results import finished, refuse_another
 from fedalloy.run.runner import resume, simulate
-from fedalloy.storage.results import Run
+from fedalloy.storage.results import Run, read_meta
 from fedalloy.storage.store import Say, begun
 
 UNFINISHED = "unfinished"  # the folder of runs that are being made
@@ -58,6 +58,11 @@ class Task:
         return self.folder / UNFINISHED / self.job.folder
 
     @property
+    def lock(self) -> Path:
+        """The file that is locked by the process that makes it."""
+        return self.workplace.with_name(f"{self.job.folder}.lock")
+
+    @property
     def name(self) -> str:
         """The run in a line of progress."""
         return ", ".join(filter(None, (self.job.label, self.job.column, f"seed {self.job.seed}")))
@@ -66,31 +71,50 @@ class Task:
 def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None, engine: str = "serial") -> list[Task]:
     """The runs that are not finished yet; a run that several items or columns need is there once."""
     found: dict[str, Task] = {}
-    for job in planned:
-        place = folder / job.folder
-        done = finished(place, job) is not None and (extract is None or (place / "extra.json").is_file())
-        if job.folder not in found and not done:
-            found[job.folder] = Task(job, folder, extract, engine)
+    for task in (Task(job, folder, extract, engine) for job in planned):
+        if task.job.folder not in found and made(task) is None:
+            found[task.job.folder] = task
     return list(found.values())
+
+
+def made(task: Task) -> Run | None:
+    """The finished run, if it is there with all that is to be taken from its last checkpoint."""
+    run = finished(task.place, task.job)
+    return run if task.extract is None or (task.place / "extra.json").is_file() else None
 
 
 def make(task: Task, say: Say = lambda _: None) -> Run:
     """Make one run, or resume it; keep its records and drop its checkpoints."""
-    exp, method, place = task.experiment, make_method(task.job.experiment, task.job.choice), task.workplace
+    make_folder(task.workplace.parent)
+    with locked(task.lock):
+        return made(task) or _make(task, say)  # another process may have made it since
+
+
+def _make(task: Task, say: Say) -> Run:
+    place = task.workplace
     if begun(place):
-        run = resume(place, say=say)
+        refuse_another(place, read_meta(place / "run.json"), task.job)
+        try:
+            run = resume(place, say=say)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}: remove '{place}'") from error
     else:
-        make_folder(place.parent)
-        run = simulate(exp, place, method=method, label=task.job.label, say=say)
+        method = make_method(task.job.experiment, task.job.choice)
+        run = simulate(task.experiment, place, method=method, label=task.job.label, say=say)
     if task.extract is not None:
         write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
     if task.place.exists():  # it lacked what is taken from its last checkpoint
         shutil.rmtree(task.place)
     place.rename(task.place)
-    for path in task.place.iterdir():
+    tidy(task.place)
+    return replace(run, folder=task.place)
+
+
+def tidy(place: Path) -> None:
+    """Remove all but the records from the folder of a finished run."""
+    for path in place.iterdir():
         if path.name not in KEPT:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return run
 
 
 def make_all(todo: Sequence[Task], *, processes: int, expected: Mapping[str, float], say: Say) -> list[str]:
@@ -102,7 +126,7 @@ def make_all(todo: Sequence[Task], *, processes: int, expected: Mapping[str, flo
     ahead, failed = sum(expected.values()), []
     for task, result in _each(todo, processes):
         ahead -= expected.get(task.job.folder, 0.0)
-        if isinstance(result, FedalloyError):
+        if isinstance(result, Exception):
             failed.append(f"{task.name}: {result}")
             say(failed[-1])
             continue
@@ -112,7 +136,7 @@ def make_all(todo: Sequence[Task], *, processes: int, expected: Mapping[str, flo
     return failed
 
 
-def _each(todo: Sequence[Task], processes: int) -> Iterator[tuple[Task, float | FedalloyError]]:
+def _each(todo: Sequence[Task], processes: int) -> Iterator[tuple[Task, float | Exception]]:
     """Each run with its seconds, or with its error, as it finishes; a single process needs no pool."""
     if processes == 1:
         for task in todo:
@@ -124,11 +148,11 @@ def _each(todo: Sequence[Task], processes: int) -> Iterator[tuple[Task, float | 
             yield running[future], future.result()
 
 
-def _timed(task: Task) -> float | FedalloyError:
+def _timed(task: Task) -> float | Exception:
     start = time.perf_counter()
     try:
         make(task)
-    except FedalloyError as error:
+    except (FedalloyError, OSError) as error:  # such as a full disk
         return error
     return time.perf_counter() - start
 
@@ -209,6 +233,9 @@ def make_item(
 
     planned = [job for job in jobs(item, scale, seeds) if chosen(job)]
     todo = tasks(planned, folder, EXTRACTS.get(item.form), engine)
+    for job in planned:
+        if job.folder not in {task.job.folder for task in todo}:
+            tidy(folder / job.folder)  # a process that was killed may have left its checkpoints there
     there = len({job.folder for job in planned}) - len(todo)
     if not todo:
         say(f"all {there} runs are there" if there else "it needs no runs")

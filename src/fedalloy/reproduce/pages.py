@@ -99,8 +99,9 @@ def claim_blocks(found: Judgement, results: Results) -> list[Block]:
     if claim.ambiguous:
         blocks.append(Items(claim.ambiguous, "What the paper leaves open"))
     if found.runs:
-        runs = [f"`{source.name}` sha256 `{source.sha256[:16]}`" for source in found.runs]
-        blocks.append(Items(runs, f"The {len(runs)} runs it rests on" if len(runs) > 1 else "The run it rests on"))
+        runs = [f"`{source.name}`: `{source.digest}`" for source in found.runs]
+        which = f"The {len(runs)} runs it rests on" if len(runs) > 1 else "The run it rests on"
+        blocks.append(Items(runs, f"{which}, with a digest of all numbers but times and memory"))
     return blocks
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fedalloy.config.grid import Cell, cells
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.overrides import SHIPPED, put, read_toml
 from fedalloy.config.sections import Choice, Experiment
-from fedalloy.errors import UsageError
+from fedalloy.errors import DataError, UsageError
 from fedalloy.reproduce.catalogue import Item
 from fedalloy.reproduce.smoke import small
 from fedalloy.run.comparison import label_of, slug
@@ -100,12 +100,17 @@ def columns(item: Item, scale: str) -> list[Cell]:
     axes = own if chosen.axes is None else list(chosen.axes)
     found = cells({**values, "axes": axes})[1] if axes else [Cell((), values)]
     if chosen.columns:
-        names = [cell.name for cell in found]
-        for name in chosen.columns:
-            if name not in names:
-                raise UsageError(f"{item.paper} {item.id} has no column '{name}' at {scale}; {suggest(name, names)}")
+        _check(chosen.columns, found, item, scale)
         found = [cell for cell in found if cell.name in chosen.columns]
+    _check(chosen.stands_for or (), found, item, scale)
     return [replace(cell, values=small(cell.values)) for cell in found] if scale == "smoke" else found
+
+
+def _check(wanted: Iterable[str], found: Sequence[Cell], item: Item, scale: str) -> None:
+    names = [cell.name for cell in found]
+    for name in wanted:
+        if name not in names:
+            raise UsageError(f"{item.paper} {item.id} has no column '{name}' at {scale}; {suggest(name, names)}")
 
 
 def jobs(item: Item, scale: str, seeds: Sequence[int] | None = None) -> list[Job]:
@@ -118,10 +123,15 @@ def each_job(item: Item, scale: str, seeds: Sequence[int] | None = None) -> Iter
     chosen = item.scale(scale)
     if not chosen.experiment or not item.rows:
         return
-    rows = [row for row in item.rows if not chosen.rows or row.label in chosen.rows]
+    only = [item.row(label) for label in chosen.rows] or item.rows
+    rows = [row for row in item.rows if row in only]
     for cell in columns(item, scale):
         exp = experiment({key: value for key, value in cell.values.items() if key != "published"})
-        choices = {row.method: exp.methods.get(row.method, Choice(name=row.method)) for row in rows}
+        for row in rows:
+            if row.method not in exp.methods:  # a method of that name with its defaults may be another one
+                told = f"names the method '{row.method}', which {chosen.experiment} lacks"
+                raise DataError(f"{item.paper} {item.id} {told}; {suggest(row.method, list(exp.methods))}")
+        choices = {row.method: exp.methods[row.method] for row in rows}
         kinds = {key: identity(exp, choice) for key, choice in choices.items()}
         for seed in seeds or chosen.seeds:
             for key, choice in choices.items():

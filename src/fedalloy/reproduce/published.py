@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 
 from fedalloy.config.experiment import experiment
 from fedalloy.errors import DataError
-from fedalloy.report.published import holding
+from fedalloy.report.published import holding, reported
 from fedalloy.reproduce.catalogue import Item, Published, papers
 from fedalloy.reproduce.plan import columns, paper_column
 from fedalloy.run.comparison import chosen, label_of, planned
+from fedalloy.storage.results import averaged_rounds
 
 Figures = Mapping[tuple[str, str, str], Published]
 """Published figures by the row's label, the paper's column and the metric."""
@@ -20,7 +21,7 @@ Figures = Mapping[tuple[str, str, str], Published]
 def published(item: Item) -> Figures:
     """What the paper prints: the item's own figures, else those of the full-scale experiment's published tables.
 
-    A figure that the paper's text does not hold is left out.
+    A figure that the paper's text does not hold, or that is of another round, is left out.
     """
     known = papers().get(item.paper)
     if known is not None and any(item is one for one in known.items):
@@ -61,7 +62,7 @@ def _derived(item: Item) -> Iterator[tuple[tuple[str, str, str], Published]]:
         exp = experiment(cell.values)
         labels = {key: label_of(key, choice) for key, choice in chosen(exp).items()}
         for table in holding(planned(exp)):
-            if not _names(table["source"], item):
+            if not _names(table["source"], item) or not same_round(reported(table), item.round):
                 continue
             printed = {(label, view): texts for label, view, *texts in table["rows"]}
             for row in item.rows:
@@ -86,6 +87,15 @@ def _names(source: str, item: Item) -> bool:
         part for found in re.findall(r"Tables? ([^,]*)", source) for part in re.findall(r"\b(?:\d+|[IVX]+)\b", found)
     ]
     return number[1] in [part.lower() for part in named]
+
+
+def same_round(one: str, other: str) -> bool:
+    """Whether figures of two selections compare: means of the last rounds do, however many rounds.
+
+    >>> same_round("mean of last 5", "mean of last 10"), same_round("last", "best by test")
+    (True, False)
+    """
+    return one == other or (averaged_rounds(one) is not None and averaged_rounds(other) is not None)
 
 
 def figure_of(figures: Figures, label: str, column: str, metric: str) -> float | None:

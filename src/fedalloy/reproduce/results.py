@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from fedalloy.storage.results import Run, read, selected
 from fedalloy.storage.rows import cost, rows
 from fedalloy.storage.store import FREE
 
+MEASURED = ("seconds", "memory")  # differ each time
 TARGET = re.compile(r"rounds to (\w+) (0\.\d+)")
 REMEDY = "remove the folder, and the run can be made again"
 
@@ -117,6 +119,17 @@ def recorded(item: Item, scale: str, folder: Path, seeds: Sequence[int] | None =
         runs,
         tuple(missing),
     )
+
+
+def digest(run: Run) -> str:
+    """A digest of all that a run has recorded but times and memory: who repeats it on the same kind of machine has it.
+
+    >>> one, other = (Run({}, ({"round": 1, "seconds": {"total": s}, "views": {}},)) for s in (1.0, 2.0))
+    >>> digest(one) == digest(other)
+    True
+    """
+    records = [{key: value for key, value in record.items() if key not in MEASURED} for record in run.rounds]
+    return hashlib.sha256(json.dumps(records, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def finished(place: Path, job: Job) -> Run | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedalloy.reproduce.computed import fedkf, kdia, theory
+from fedalloy.reproduce.computed import fedkf, fedmd_global, kdia, theory
 from fedalloy.reproduce.computed.answer import Computed, Function
 
 __all__ = ["FUNCTIONS", "Computed", "Function"]
@@ -18,6 +18,9 @@ FUNCTIONS: dict[str, Function] = {
     "fedkf_time_to_target": fedkf.time_to_target,
     "fedkf_table2": fedkf.example,
     "fedkf_wlp_is_joint": fedkf.worst_and_fair,
+    "fedmd_global_parameters": fedmd_global.parameters,
+    "fedmd_global_dropping_by_alpha": fedmd_global.dropping_by_alpha,
+    "fedmd_global_lwof_gain_by_alpha": fedmd_global.lwof_gain_by_alpha,
     "kdia_participation_variance": kdia.participation_variance,
     "kdia_interval_variance": kdia.interval_variance,
     "kdia_more_even": kdia.more_even,
