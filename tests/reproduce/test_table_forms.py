@@ -87,6 +87,7 @@ def test_scores_are_ours_the_papers_and_the_gap(figures):
     assert list(found.notes) == [
         "Ours: from the last round; 2 seeds (0 and 1).",
         "Scale: cpu.",
+        "Columns are named by alpha.",
         "* A control, which the paper does not have.",
         "Smaller data.",
     ]
@@ -101,7 +102,7 @@ def test_the_other_rounds_show_what_selection_does():
     _, influence = FORMS["scores"](results(best))
     assert list(influence.headings) == ["Method", "best by test (paper)", "last", "mean of last 10"]
     fair = item("scores", metrics=("fm",))
-    assert "best by amp" in FORMS["scores"](results(fair))[1].headings  # no round is selected by FM
+    assert "best by AMP" in FORMS["scores"](results(fair))[1].headings  # no round is selected by FM
 
 
 def test_columns_are_groups_and_many_of_them_are_several_tables(figures):

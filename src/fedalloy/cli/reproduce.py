@@ -98,10 +98,10 @@ def _make(
 
     failed = []
     wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
+    chosen = [chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None for item in items]
     if not how["only_estimate"]:
         make_folder(out / "runs")
-    for item, of_item in zip(items, wanted, strict=True):
-        numbers = chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None
+    for item, of_item, numbers in zip(items, wanted, chosen, strict=True):
         say(f"{item.paper} {item.id}: {item.title}")
         failed += make_item(
             item,
@@ -177,4 +177,5 @@ def _print_claims(claims: Sequence[Claim], found: Mapping[str, Told]) -> None:
         screen().print(Text(f"\n{verdict}", style="bold"))
         for line in lines:
             screen().print(Padding(Text(line), (0, 0, 0, 2)))
-    screen().print()
+    if claims:
+        screen().print()

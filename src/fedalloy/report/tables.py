@@ -34,6 +34,7 @@ LATEX = {
     "τ": r"$\tau$", "ω": r"$\omega$",
 }  # fmt: skip
 NEGATIVE = re.compile(r"(?<![\w.)-])-(?=\d)")  # a minus sign, not a hyphen
+OPENING = re.compile(r'(?<![^\s(])"(?=\S)')  # a quotation mark before a word
 MARKED = re.compile(r"([\\|*_`<>\[\]])")  # what Markdown reads as markup
 
 
@@ -229,7 +230,7 @@ def _marked(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    plain = NEGATIVE.sub("−", " ".join(printable(text).split()))  # noqa: RUF001
+    plain = NEGATIVE.sub("−", OPENING.sub("``", " ".join(printable(text).split())))  # noqa: RUF001
     return "".join(LATEX.get(sign, sign) for sign in plain)
 
 

@@ -134,6 +134,7 @@ body {{ margin: 0 auto; max-width: 1140px; padding: 24px; color: var(--ink); bac
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }}
 h1 {{ line-height: 1.2; }} h2 {{ margin-top: 48px; }} h3 {{ margin-top: 32px; }}
 a {{ color: var(--link); }}
+th a {{ font-weight: normal; text-decoration: none; }} th a:hover {{ text-decoration: underline; }}
 code {{ font-size: 0.9em; overflow-wrap: anywhere; }}
 .scroll {{ overflow-x: auto; margin: 12px 0; }}
 table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}

@@ -30,9 +30,10 @@ SECTION = re.compile(r"(^|[,;] )(?=\d|[IVX]+\b)")  # before the number of a sect
 MEANINGS = {
     "reproduced": "at the paper's own size, the difference is there and as large as the paper has it; or it is a count "
     "or a theorem, which does not depend on the size",
-    "holds at reduced scale": "in a smaller setting the 95 % interval lies on the paper's side",
-    "not shown": "the interval includes zero",
-    "contradicted": "the interval lies on the other side",
+    "holds at reduced scale": "in a smaller setting, the 95 % intervals lie on the paper's side",
+    "not shown": "an interval includes zero, or the claim's margin; or, at the paper's own size, a difference is "
+    "further from the published one than the claim's tolerance",
+    "contradicted": "an interval lies on the other side",
     "not tested": "runs are missing, or there are fewer than three seeds",
 }
 
@@ -195,8 +196,8 @@ def index_blocks(
             body.append([f"{claim.says}{' *' if claim.ours else ''}", told[claim.name].verdict])
         links = [f"{to[paper.id]}#{anchor(claim)}" for claim in paper.claims] if paper.id in to else []
         notes = ["* A control of ours, which the paper leaves out."] if any(one.ours for one in paper.claims) else []
-        named = f"[{paper.name}]({to[paper.id]})" if paper.id in to else paper.name
-        claims += [Heading(paper.name), Text(f"{named}: {paper.title}")]
+        title = f"[{paper.title}]({to[paper.id]})" if paper.id in to else paper.title
+        claims += [Heading(paper.name), Text(f"{title}. {paper.venue}.")]
         claims.append(Table("", ["Claim", "Verdict"], body, notes, words=2, links=links))
     counts = papers_table(papers, told)
     lines = [to.get(paper.id, "") for paper in papers] + [""] * (len(counts.rows) - len(papers))
