@@ -130,7 +130,7 @@ def test_several_metrics_of_a_column_stand_side_by_side():
 
 def test_a_column_that_stands_for_another_says_so(figures):
     figures[("FedAvg", "CIFAR-10, 0.1", "test")] = "50.00"
-    scale = Scale(experiment="any", axes=(), stands_for={"0.1": "CIFAR-10, 0.1"})
+    scale = Scale(experiment="any", axes=({"name": "alpha"},), stands_for={"0.1": "CIFAR-10, 0.1"})
     found, _ = FORMS["scores"](results(item("scores", cpu=scale)))
     assert found.title == "Table 2: Accuracy (0.1 for CIFAR-10, 0.1, Test %)"
     assert lines(found)[0][1:] == ["51.00 ± 1.41", "50.00", "+1.00"]
@@ -185,7 +185,7 @@ def test_targets_may_be_those_of_the_metrics_or_of_each_column():
     (found,) = FORMS["targets"](results(item("targets", metrics=("rounds to test 0.5",))))
     assert lines(found)[0] == ["FedAvg", "2", f"1.0{TIMES}"]
     options = {"targets": {"0.1": ["test 0.5"], "CIFAR-10": ["test 0.4", "amp 0.25"]}}
-    scale = Scale(experiment="any", axes=(), stands_for={"1": "CIFAR-10"})
+    scale = Scale(experiment="any", axes=({"name": "alpha"},), stands_for={"1": "CIFAR-10"})
     (found,) = FORMS["targets"](results(item("targets", options=options, cpu=scale), columns=("0.1", "1")))
     assert [text for text, _ in found.groups] == [
         "", "0.1, Test 50 %", "1 for CIFAR-10, Test 40 %", "1 for CIFAR-10, AMP 25 %",

@@ -23,7 +23,9 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
 @click.command("reproduce")
 @click.argument("paper", required=False)
 @click.argument("names", metavar="[ITEM]...", nargs=-1)
-@click.option("--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: an hour or two; smoke: seconds.")
+@click.option(
+    "--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: up to hours an item; smoke: seconds."
+)
 @click.option("--rows", help="Only these rows, separated by semicolons.")
 @click.option("--columns", help="Only these columns, separated by semicolons.")
 @click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")

@@ -13,7 +13,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.table import in_words
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Item, Row
-from fedalloy.reproduce.forms.figures_columns import axes_of
+from fedalloy.reproduce.forms.figures_columns import NUMBER, axes_of
 from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import Results
 
@@ -158,11 +158,10 @@ def is_of_a_round(metric: str) -> bool:
 
 
 def axes_note(results: Results) -> list[str]:
-    """What the columns are named by, if the item has axes."""
-    if not results.item.scale(results.scale).experiment or not any(results.columns):
+    """What the columns are named by, if a name has bare numbers."""
+    if not any(NUMBER.fullmatch(label) for column in results.columns for label in column.split(", ")):
         return []
-    names = axes_of(results.item, results.scale)
-    return [f"Columns are named by {listed(names)}."] if names else []
+    return [f"Columns are named by {listed(axes_of(results.item, results.scale))}."]
 
 
 def setting(results: Results) -> list[str]:
