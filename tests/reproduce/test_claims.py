@@ -231,6 +231,55 @@ def test_reproduced_needs_the_published_difference_where_there_is_one():
     assert told(claim(right=("C",), tolerance=3.0), {"A": 75.0, "C": 50.0}, scale="full").verdict == "reproduced"
 
 
+def test_ours_may_be_no_further_below_than_above_the_published_difference():
+    one = claim(columns=("x",), tolerance=3.0)
+    assert told(one, {"A": 52.0, "B": 50.0}, scale="full").verdict == "not shown"
+    assert told(one, {"A": 58.0, "B": 50.0}, scale="full").verdict == "reproduced"
+
+
+def test_the_difference_that_is_furthest_from_the_published_one_counts():
+    figures = (PublishedColumn("x", (("A", "60"), ("B", "50"))), PublishedColumn("large", (("A", "60"), ("B", "40"))))
+    item = replace(ITEM, published=figures, full=Scale(stands_for={"small": "large"}))
+    values = {("A", "x"): 61.0, ("B", "x"): 50.0, ("A", "small"): 70.0, ("B", "small"): 40.0}
+    found = told(claim(tolerance=3.0), values, scale="full", columns=("x", "small"), item=item)
+    assert [one.published for one in found.comparisons] == [10.0, 20.0]
+    assert found.verdict == "not shown"
+    assert "A - B, small is 30.00, but 20.00 in the paper" in found.reason
+    near = told(claim(tolerance=3.0), {**values, ("A", "small"): 61.0}, scale="full", columns=("x", "small"), item=item)
+    assert near.verdict == "reproduced"
+
+
+def test_the_published_difference_has_the_claims_sign():
+    less = told(claim("less", left=("B",), right=("A",), columns=("x",)), {"A": 61.0, "B": 50.0}, scale="full")
+    assert [one.published for one in less.comparisons] == [10.0]
+    turned = told(claim(left=("B",), right=("A",), columns=("x",)), {}, scale="full")
+    assert [one.published for one in turned.comparisons] == [-10.0]
+
+
+def test_an_infinite_value_tests_nothing():
+    found = told(claim(metric="loss"), {"A": (3.0, float("inf"), 3.0), "B": 1.0})
+    assert (found.verdict, found.reason[:40]) == ("not tested", "Missing runs: A, x, seed 1 (no loss); A,")
+
+
+def test_several_rows_in_other_columns_are_each_compared_with_themselves():
+    both = claim(left=("A", "B"), right=(), columns=("x",), right_columns=("y",))
+    found = told(both, {("A", "x"): HIGH, ("A", "y"): LOW, ("B", "x"): 30.0, ("B", "y"): 20.0})
+    assert [one.text for one in found.comparisons] == ["A (x) - A (y)", "B (x) - B (y)"]
+    assert found.verdict == HOLDS
+    assert [one.text for one in told(replace(both, right=("A", "B")), {}).comparisons] == [
+        "A (x) - A (y)",
+        "B (x) - B (y)",
+    ]
+
+
+def test_a_computed_number_must_exceed_its_margin(monkeypatch):
+    answer = Computed({0: 1.0, 1: 1.1, 2: 0.9}, None, "left - right")
+    monkeypatch.setitem(computed.FUNCTIONS, "lemma", lambda results: answer)
+    one = claim("computed", left=(), right=(), function="lemma")
+    verdicts = [judge(replace(one, margin=margin), None).verdict for margin in (0.5, 0.9, 2.0)]
+    assert verdicts == ["reproduced", "not shown", "not shown"]
+
+
 def test_targets_that_are_not_reached_are_counted():
     found = told(claim("less", metric="rounds to test 0.7"), {"A": 3, "B": 99})
     assert found.verdict == HOLDS
@@ -244,6 +293,7 @@ def test_exact_counts_at_any_scale_and_with_one_seed():
     assert told(one, right, seeds=(0,)).verdict == told(one, right, scale="full").verdict == "reproduced"
     assert told(one, wrong).verdict == "contradicted"
     assert told(one, wrong).reason == "B, x: 60.00, but 50.00 in the paper."
+    assert told(one, {**right, "A": (60.0, 60.0, 61.0)}).verdict == "contradicted", "in every seed"
     assert told(one, right, scale="smoke").verdict == "not tested"
     assert told(replace(one, left=("C",)), right).reason == "The paper's text does not hold the figures."
 

@@ -1,17 +1,13 @@
-"""DaFKD's file: every item plans its runs at every scale, its smoke runs work, and its figures are the paper's."""
+"""DaFKD's file: every item plans its runs at every scale, and its figures are the paper's."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from fedalloy.config.experiment import experiment
 from fedalloy.reproduce.catalogue import SCALES, Item, paper
-from fedalloy.reproduce.making import make, tasks
 from fedalloy.reproduce.plan import columns, jobs
 from fedalloy.reproduce.published import published
-from fedalloy.reproduce.results import recorded
 
 ITEMS = paper("dafkd").items
 
@@ -38,27 +34,6 @@ def test_the_usual_settings_of_figure_6_are_one_run(scale: str) -> None:
     usual = [key for column, key in found.items() if column in ("E = 20", "steps = 120", "B = 32", "d = 100")]
     assert len(usual) == 3
     assert len(set(usual)) == 1
-
-
-def test_smoke_runs_give_every_value(tmp_path: Path) -> None:
-    for item in ITEMS:
-        for task in tasks(jobs(item, "smoke"), tmp_path):
-            make(task)
-        results = recorded(item, "smoke", tmp_path)
-        assert not results.missing
-        for row in item.rows:
-            for column in results.columns:
-                assert results.values(row, column), (item.id, row.label, column)
-
-
-def test_smoke_runs_have_the_note_that_a_claim_reads(tmp_path: Path) -> None:
-    claim = next(claim for claim in paper("dafkd").claims if claim.metric.startswith("note "))
-    item = paper("dafkd").item(claim.item)
-    for task in tasks([job for job in jobs(item, "smoke") if job.method == item.row(claim.left[0]).method], tmp_path):
-        make(task)
-    results = recorded(item, "smoke", tmp_path)
-    for column in results.columns:
-        assert results.values(item.row(claim.left[0]), column, claim.metric)
 
 
 @pytest.mark.parametrize("item", [item for item in ITEMS if item.rows], ids=lambda item: item.id)

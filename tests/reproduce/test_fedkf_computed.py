@@ -165,6 +165,12 @@ def test_a_single_other_count_contradicts(method: str, kind: int) -> None:
     assert found.text.startswith("1 of 28 counts differ: ")
 
 
+def test_a_single_run_with_another_count_contradicts() -> None:
+    whole, other = table9(PASSES), table9({**PASSES, "fedkf": (4, 4, 1, 1)})
+    odd = {**whole.runs, ("EMNIST", "fedkf", 2): other.runs["EMNIST", "fedkf", 2]}
+    assert FUNCTIONS["fedkf_passes"](replace(whole, runs=odd)).holds is False
+
+
 def test_passes_need_runs_of_each_method_and_figures_to_compare_with() -> None:
     whole = table9(PASSES)
     some = replace(whole, runs={key: run for key, run in whole.runs.items() if key[1] != "fedgen"})

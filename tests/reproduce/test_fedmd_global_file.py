@@ -1,16 +1,12 @@
-"""FedMD+Global's file: every item plans its runs at every scale, smoke runs work, and its figures are the paper's."""
+"""FedMD+Global's file: every item plans its runs at every scale, and its figures are the paper's."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from fedalloy.reproduce.catalogue import SCALES, Item, paper
-from fedalloy.reproduce.making import make, tasks
 from fedalloy.reproduce.plan import jobs
 from fedalloy.reproduce.published import figure_of, published
-from fedalloy.reproduce.results import recorded
 
 ITEMS = paper("fedmd-global").items
 
@@ -28,18 +24,6 @@ def test_tables_2_and_3_share_the_runs_without_lwof() -> None:
             for name in ("table2", "table3")
         ]
         assert runs[0] == runs[1]
-
-
-def test_smoke_runs_give_each_method_the_rows_of_its_own(tmp_path: Path) -> None:
-    for item in ITEMS:
-        for task in tasks(jobs(item, "smoke", seeds=[0]), tmp_path):
-            make(task)
-        results = recorded(item, "smoke", tmp_path, seeds=[0])
-        assert not results.missing
-        for row in item.rows:
-            for column in results.columns:
-                own = (row.label == "FedAvg") == column.startswith("FedAvg")
-                assert bool(results.values(row, column)) == own, (item.id, row.label, column)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedalloy.reproduce.catalogue import paper
-from fedalloy.reproduce.computed import FUNCTIONS, kdia
+from fedalloy.reproduce.computed import FUNCTIONS, Function, kdia
 from fedalloy.reproduce.results import Results
 from fedalloy.storage.results import Run
 
@@ -42,6 +43,24 @@ def test_counts_become_even_and_intervals_do_not() -> None:
     assert intervals is not None
     assert all(0.5 < value < 1 for value in counts.values())
     assert all(value > 0 for value in intervals.values())
+
+
+@pytest.mark.parametrize(
+    ("function", "curve", "value"),
+    [
+        # Twenty rounds: a tenth of them is the third value, and the second half begins with the eleventh.
+        (kdia.participation_variance, [9.0, 7.0, 4.0, *[5.0] * 16, 1.0], 1 - 1 / 4),
+        (kdia.participation_variance, [9.0, 7.0, 1.0, *[5.0] * 16, 4.0], 1 - 4),
+        (kdia.interval_variance, [2.0, *[50.0] * 9, *[3.0] * 10], 3 / 2 - 1),
+        (kdia.interval_variance, [2.0, *[50.0] * 9, *[1.0] * 10], 1 / 2 - 1),
+    ],
+)
+def test_which_rounds_variances_are_compared(
+    monkeypatch: pytest.MonkeyPatch, function: Function, curve: list[float], value: float
+) -> None:
+    two = np.array([[-(variance**0.5), variance**0.5] for variance in curve])  # with this variance over two clients
+    monkeypatch.setattr(kdia, "weights", lambda run, use: two)
+    assert function(fig5({"0.5": EQUAL})).values == dict.fromkeys(SEEDS, pytest.approx(value))
 
 
 def test_weights_by_data_are_even_for_equal_clients_and_not_for_unequal_ones() -> None:
@@ -107,6 +126,37 @@ def test_rounds_to_fedavgs_best() -> None:
     assert kdia.fewer_rounds(table4({**rivals, "MOON": fast, "Ours": slow})).values == dict.fromkeys(SEEDS, -2.0)
     assert kdia.fewer_rounds(table4({**rivals, "Ours": slow})).values == dict.fromkeys(SEEDS, 0.0)
     assert kdia.fewer_rounds(table4({"FedAvg": slow, "Ours": fast})).values is None
+
+
+def in_columns(parts: dict[str, Results]) -> Results:
+    """Records of several columns in one."""
+    (first, *_) = parts.values()
+    runs = {(name, *key[1:]): run for name, part in parts.items() for key, run in part.runs.items()}
+    return replace(first, columns=tuple(parts), runs=runs)
+
+
+def test_rounds_count_where_the_lead_is_least_and_at_beta_a_tenth_only() -> None:
+    slow, fast, soon = [0.1, 0.2, 0.3, 0.4], [0.4, 0.4, 0.3, 0.3], [0.1, 0.4, 0.4, 0.4]
+    rivals = dict.fromkeys(("FedAvg", "MOON", "FedGKD", "FedDisco"), slow)
+    far, near = table4({**rivals, "Ours": fast}), table4({**rivals, "Ours": soon})
+    behind = table4({**rivals, "MOON": fast, "Ours": slow})
+    found = in_columns({"CIFAR-10, 0.1": far, "CIFAR-100, 0.1": near, "CIFAR-10, 0.5": behind})
+    assert kdia.fewer_rounds(replace(found, scale="full")).values == dict.fromkeys(SEEDS, 2.0)
+
+
+def test_the_best_round_of_fedavg_need_not_be_its_last() -> None:
+    falls, ours = [0.1, 0.4, 0.2, 0.2], [0.2, 0.2, 0.2, 0.4]
+    found = table4({**dict.fromkeys(("FedAvg", "MOON", "FedGKD", "FedDisco"), falls), "Ours": ours})
+    assert kdia.fewer_rounds(found).values == dict.fromkeys(SEEDS, -2.0)
+
+
+@pytest.mark.parametrize("label", ["FedAvg", "MOON", "Ours"])
+def test_a_row_without_a_test_set_has_not_missed_the_target(label: str) -> None:
+    slow, fast = [0.1, 0.2, 0.3, 0.4], [0.1, 0.4, 0.3, 0.3]
+    rows = {**dict.fromkeys(("FedAvg", "MOON", "FedGKD", "FedDisco"), slow), "Ours": fast}
+    found = kdia.fewer_rounds(table4({**rows, label: [float("nan")] * 4}))
+    assert found.values is None
+    assert label in found.text
 
 
 def test_bytes_to_the_target_by_hand() -> None:

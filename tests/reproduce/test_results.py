@@ -130,6 +130,13 @@ def test_a_run_without_a_test_set_has_not_failed_to_reach_a_target() -> None:
     assert reached_in(untested(), "aca", "test", 0.5) is None
 
 
+def test_a_method_that_ends_after_a_round_has_missed_the_target_by_as_much_as_any() -> None:
+    """Twice the one round that it had would be the fewest rounds of all."""
+    once = replace(run(), meta={**run().meta, "experiment": {"rounds": 50}}, rounds=run().rounds[:1])
+    assert value_of(once, "aca", "rounds to amp 0.5", "last") == 1.0
+    assert value_of(once, "aca", "rounds to amp 0.9", "last") == 100.0
+
+
 def test_values_leave_out_seeds_views_and_numbers_that_are_not_there() -> None:
     runs = {("", "local", 0): run(), ("", "local", 2): untested()}
     found = Results(ITEM, "smoke", ("",), (0, 1, 2), runs)
@@ -139,6 +146,15 @@ def test_values_leave_out_seeds_views_and_numbers_that_are_not_there() -> None:
     assert found.values(Row("Alone", "local", "teacher"), "", "amp") == {}
     assert found.values(Row("Alone", "FedMD", "aca"), "", "amp") == {}
     assert found.values(Row("Alone", "local", "aca"), "elsewhere", "amp") == {}
+
+
+def test_a_claims_round_replaces_the_items() -> None:
+    found = Results(ITEM, "smoke", ("",), (0,), {("", "local", 0): run()})
+    assert found.values(Row("Alone", "local", "aca"), "", "amp", "best by test") == {0: 50.0}
+    by_test = replace(found, item=replace(ITEM, round="best by test"))
+    assert by_test.values(Row("Alone", "local", "aca"), "", "amp") == {0: 50.0}
+    assert by_test.values(Row("Alone", "local", "aca"), "") == {0: 50.0}, "the item's first metric"
+    assert found.values(Row("Alone", "local", "aca"), "") == {0: 75.0}
 
 
 # Folders

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,6 +33,12 @@ def test_everything_runs_and_nothing_is_skipped(name: str, tmp_path: Path, capfd
         found = recorded(item, "smoke", tmp_path / "runs")
         assert not found.missing
         assert bool(found.runs) == bool(item.rows and item.smoke.experiment)
+        for row, column, metric in product(item.rows, found.columns, item.metrics):
+            own = name != "fedmd-global" or (row.label == "FedAvg") == column.startswith("FedAvg")
+            assert bool(found.values(row, column, metric)) == own, (item.id, row.label, column, metric)
+        for claim in (claim for claim in paper.claims if claim.item == item.id and claim.metric):
+            for row in map(item.row, claim.left):
+                assert any(found.values(row, column, claim.metric) for column in found.columns), (claim.id, row.label)
         files = [path for path in (tmp_path / "smoke" / name).iterdir() if path.stem in (item.id, f"{item.id}-1")]
         assert {path.suffix for path in files} in ({".md", ".csv", ".tex", ".json"}, {".svg", ".pdf"}), item.id
         for path in files:

@@ -85,13 +85,14 @@ def value_of(run: Run, view: str, metric: str, round: str) -> float:
 
 
 def rounds_to(run: Run, view: str, metric: str, share: float) -> float:
-    """The rounds it takes to reach a share, or twice those that were run; `nan` if the metric was never measured."""
+    """The rounds it takes to reach a share, or twice those of the experiment; `nan` if it was never measured."""
     if metric in METRICS and METRICS[metric].better != "high":
         raise DataError(f"rounds are counted to a metric that should be high, and '{metric}' should not")
     if np.isnan(run.series(view, metric)[1]).all():
         return math.nan
     reached = reached_in(run, view, metric, share)
-    return float(2 * run.rounds[-1]["round"] if reached is None else reached)
+    rounds = run.meta.get("experiment", {}).get("rounds", run.rounds[-1]["round"])  # it may have ended sooner
+    return float(2 * rounds if reached is None else reached)
 
 
 def reached_in(run: Run, view: str, metric: str, share: float) -> int | None:
