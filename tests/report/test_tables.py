@@ -82,7 +82,7 @@ def test_html_is_well_formed_escaped_and_has_a_cell_for_every_column():
     assert bodies[0][0][1].text == NASTY
     assert page.find("./table/caption").text == NASTY
     assert [row.text for row in page.findall("./p")] == ["2 of 3 seeds", "50 % <of> them"]
-    assert [cell.get("class") for cell in bodies[1][0]] == ["word", None, None, None, None]
+    assert [cell.get("class") for cell in bodies[1][0]] == ["word", "first", None, None, "first"]
 
 
 def columns_of(line: str) -> int:
@@ -158,3 +158,18 @@ def test_a_table_may_have_neither_title_nor_notes():
     assert bare.markdown().startswith("| Method")
     assert "caption" not in bare.html() + bare.latex()
     check_latex(bare.latex())
+
+
+def test_on_pages_the_first_cells_may_be_links():
+    linked = Table("", ["a", "b"], [["x & [y]", "1"], ["z", "2"]], links=["page.html#x", ""], rules=(0,))
+    assert "| [x & \\[y\\]](page.html#x) | 1 |\n| z | 2 |" in linked.markdown()
+    assert '<a href="page.html#x">x &amp; [y]</a>' in linked.html()
+    assert linked.html().count("<a ") == 1
+    assert "page.html" not in linked.csv() + linked.latex() + linked.json()
+    with pytest.raises(UsageError, match="1 links for 2 rows"):
+        Table("", ["a"], [["x"], ["y"]], links=["#x"])
+
+
+def test_quotation_marks_open_and_close_in_latex():
+    text = Table('"One" ("two")', ["a"], [["x"]]).latex()
+    assert r"\caption{``One'' (``two'')}" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,6 +13,7 @@ import pytest
 
 from fedalloy.cli.main import main
 from fedalloy.reproduce.catalogue import papers
+from fedalloy.reproduce.pages import anchor
 from fedalloy.reproduce.results import recorded
 
 
@@ -42,8 +44,11 @@ def test_everything_runs_and_nothing_is_skipped(name: str, tmp_path: Path, capfd
         for path in files:
             check(path)
     page = (tmp_path / "smoke" / f"{name}.html").read_text(encoding="utf-8")
-    assert all(f'id="{part.id}"' in page for part in (*paper.items, *paper.claims))
-    assert (tmp_path / "smoke" / "index.html").is_file()
+    places = [*(item.id for item in paper.items), *(anchor(claim) for claim in paper.claims)]
+    assert all(page.count(f'id="{place}"') == 1 for place in places)
+    index = (tmp_path / "smoke" / "index.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'href="([^"#]+)', index)) == {f"{name}.html"}  # the pages that are there
+    assert set(re.findall(rf'href="{name}.html#([^"]+)', index)) == set(places[len(paper.items) :])
     assert not list((tmp_path / "runs").rglob("*.safetensors"))  # checkpoints are dropped
 
 
@@ -82,7 +87,13 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, capfd: pytest.CaptureFi
         (["kdia", "table22"], "KDIA has no 'table22'; did you mean 'table2'?"),
         (["knfu", "table1", "--rows", "KnFuu"], "--rows: knfu table1 has no 'KnFuu'; did you mean 'KnFu'?"),
         (["knfu", "table1", "--columns", "50, 0.2"], "--columns: knfu table1 has no '50, 0.2'"),
+        (
+            ["knfu", "table1", "--columns", " ; "],
+            "--columns names nothing; knfu table1 has: 50, 0.1; 50, 0.5; 100, 0.1",
+        ),
         (["knfu", "--seeds", "3"], "--seeds has no effect on a list"),
+        (["--estimate"], "--estimate has no effect on a list"),
+        (["--engine", "pool"], "--engine has no effect on a list"),
         (["knfu", "table1", "--seeds", "x"], "--seeds x must be a number of seeds"),
     ],
 )

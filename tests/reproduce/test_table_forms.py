@@ -31,7 +31,7 @@ def figures(monkeypatch) -> dict[tuple[str, str, str], str]:
 
 
 def item(form: str, **changes: Any) -> Item:
-    scale = Scale(experiment="any", differs="Smaller data.")
+    scale = Scale(experiment="any", axes=({"name": "alpha"},), differs="Smaller data.")
     parts: dict[str, Any] = {"form": form, "full": scale, "cpu": scale, "smoke": scale, "rows": ROWS, "paper": "kdia"}
     return Item(id="table2", title="Accuracy", section="6", **{**parts, **changes})
 
@@ -87,10 +87,11 @@ def test_scores_are_ours_the_papers_and_the_gap(figures):
     assert list(found.notes) == [
         "Ours: from the last round; 2 seeds (0 and 1).",
         "Scale: cpu.",
+        "Columns are named by alpha.",
         "* A control, which the paper does not have.",
         "Smaller data.",
     ]
-    assert influence.title == "Table 2: the reported round's influence (Test %)"
+    assert influence.title == "Table 2: how much the reported round matters (Test %)"
 
 
 def test_the_other_rounds_show_what_selection_does():
@@ -101,7 +102,7 @@ def test_the_other_rounds_show_what_selection_does():
     _, influence = FORMS["scores"](results(best))
     assert list(influence.headings) == ["Method", "best by test (paper)", "last", "mean of last 10"]
     fair = item("scores", metrics=("fm",))
-    assert "best by amp" in FORMS["scores"](results(fair))[1].headings  # no round is selected by FM
+    assert "best by AMP" in FORMS["scores"](results(fair))[1].headings  # no round is selected by FM
 
 
 def test_columns_are_groups_and_many_of_them_are_several_tables(figures):
@@ -115,8 +116,8 @@ def test_columns_are_groups_and_many_of_them_are_several_tables(figures):
     assert "Published figures: for 1 of 6 cells." in two.notes
     assert ("Smaller data." in one.notes, "Smaller data." in two.notes) == (True, False)  # said once
     assert [table.title for table in influence] == [
-        "Table 2: the reported round's influence (A)",
-        "Table 2: the reported round's influence (B)",
+        "Table 2: how much the reported round matters (A)",
+        "Table 2: how much the reported round matters (B)",
     ]
 
 
@@ -129,7 +130,7 @@ def test_several_metrics_of_a_column_stand_side_by_side():
 
 def test_a_column_that_stands_for_another_says_so(figures):
     figures[("FedAvg", "CIFAR-10, 0.1", "test")] = "50.00"
-    scale = Scale(experiment="any", stands_for={"0.1": "CIFAR-10, 0.1"})
+    scale = Scale(experiment="any", axes=({"name": "alpha"},), stands_for={"0.1": "CIFAR-10, 0.1"})
     found, _ = FORMS["scores"](results(item("scores", cpu=scale)))
     assert found.title == "Table 2: Accuracy (0.1 for CIFAR-10, 0.1, Test %)"
     assert lines(found)[0][1:] == ["51.00 ± 1.41", "50.00", "+1.00"]
@@ -184,7 +185,7 @@ def test_targets_may_be_those_of_the_metrics_or_of_each_column():
     (found,) = FORMS["targets"](results(item("targets", metrics=("rounds to test 0.5",))))
     assert lines(found)[0] == ["FedAvg", "2", f"1.0{TIMES}"]
     options = {"targets": {"0.1": ["test 0.5"], "CIFAR-10": ["test 0.4", "amp 0.25"]}}
-    scale = Scale(experiment="any", stands_for={"1": "CIFAR-10"})
+    scale = Scale(experiment="any", axes=({"name": "alpha"},), stands_for={"1": "CIFAR-10"})
     (found,) = FORMS["targets"](results(item("targets", options=options, cpu=scale), columns=("0.1", "1")))
     assert [text for text, _ in found.groups] == [
         "", "0.1, Test 50 %", "1 for CIFAR-10, Test 40 %", "1 for CIFAR-10, AMP 25 %",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from fedalloy.cli.terminal import as_typed, chosen_seeds, resumable, say, screen
 from fedalloy.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from fedalloy.reproduce.catalogue import Item, Paper
+    from fedalloy.reproduce.catalogue import Claim, Item, Paper
     from fedalloy.reproduce.plan import Job
+    from fedalloy.reproduce.verdicts import Told
 
 SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which is slow to import
 
@@ -22,7 +23,9 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
 @click.command("reproduce")
 @click.argument("paper", required=False)
 @click.argument("names", metavar="[ITEM]...", nargs=-1)
-@click.option("--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: an hour or two; smoke: seconds.")
+@click.option(
+    "--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: up to hours an item; smoke: seconds."
+)
 @click.option("--rows", help="Only these rows, separated by semicolons.")
 @click.option("--columns", help="Only these columns, separated by semicolons.")
 @click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")
@@ -60,14 +63,15 @@ def reproduce(
 
     chosen = [find(paper)] if paper else list(papers().values())
     if not names and scale is None:
-        for name, given in (("--rows", rows), ("--columns", columns), ("--seeds", seeds)):
+        options = {"--rows": rows, "--columns": columns, "--seeds": seeds, "--processes": processes}
+        for name, given in {**options, "--estimate": estimate, "--engine": engine != "serial"}.items():
             if given:
                 raise UsageError(f"{name} has no effect on a list; name a table or figure, or add --scale cpu")
         _list(chosen, Path(out), alone=paper is not None)
         return
     items = [chosen[0].item(name) for name in names] if names else [item for one in chosen for item in one.items]
-    options = [("--rows", rows), ("--columns", columns), ("--seeds", seeds)]
-    words = [word for name, given in options if given for word in (name, given)]
+    parts = [("--rows", rows), ("--columns", columns), ("--seeds", seeds)]
+    words = [word for name, given in parts if given for word in (name, given)]
     again = ["reproduce", *filter(None, [paper]), *names, "--scale", scale or "cpu", *words, "--out", out]
     with resumable(*again):
         at_once = processes or (1 if scale == "smoke" or engine != "serial" else cores())
@@ -89,13 +93,17 @@ def _make(
     show: bool,
 ) -> list[str]:
     """Make what is missing of each item, and write it; show its tables, too, if it was named."""
+    from fedalloy.base.files import make_folder
+    from fedalloy.reproduce.catalogue import paper
     from fedalloy.reproduce.making import make_item
     from fedalloy.reproduce.outputs import write_item, write_pages
 
     failed = []
     wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
-    for item, of_item in zip(items, wanted, strict=True):
-        numbers = chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None
+    chosen = [chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None for item in items]
+    if not how["only_estimate"]:
+        make_folder(out / "runs")
+    for item, of_item, numbers in zip(items, wanted, chosen, strict=True):
         say(f"{item.paper} {item.id}: {item.title}")
         failed += make_item(
             item,
@@ -108,9 +116,11 @@ def _make(
             **how,
         )
         if not how["only_estimate"]:
-            shown, files = write_item(item, scale, out, numbers)
+            shown, told, files = write_item(item, scale, out, numbers)
             for part in (part for table in shown if show for part in table.fitted(screen().width)):
                 screen().print(part.rich())
+            if show:
+                _print_claims([claim for claim in paper(item.paper).claims if claim.name in told], told)
             say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
     if not how["only_estimate"]:
         for file in write_pages(sorted({item.paper for item in items}), out, scale):
@@ -122,8 +132,10 @@ def _wanted(item: Item, scale: str, rows: str | None, columns: str | None) -> Ca
     """Whether a job belongs to the rows and columns that were asked for."""
     from fedalloy.reproduce.plan import columns as cells
 
+    if not item.rows or not item.scale(scale).experiment:
+        return lambda _: True  # there are no runs to choose from
     methods = {row.label: row.method for row in item.rows}
-    names = [cell.name for cell in cells(item, scale)] if item.scale(scale).experiment else []
+    names = [cell.name for cell in cells(item, scale)]
     keys = {methods[label] for label in _named("--rows", rows, item, list(methods))}
     places = set(_named("--columns", columns, item, names))
     return lambda job: job.method in keys and job.column in places
@@ -133,6 +145,8 @@ def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> S
     if text is None:
         return known
     wanted = [part.strip() for part in text.split(";") if part.strip()]
+    if not wanted:
+        raise UsageError(f"{option} names nothing; {item.paper} {item.id} has: {'; '.join(known)}")
     for name in wanted:
         if name not in known:
             raise UsageError(f"{option}: {item.paper} {item.id} has no '{name}'; {suggest(name, list(known))}")
@@ -141,15 +155,29 @@ def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> S
 
 def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
     """Print the papers' verdicts; of a single paper, all items and claims."""
-    from rich.padding import Padding
+    from fedalloy.reproduce.verdicts import items_table, known, papers_table
 
-    from fedalloy.reproduce.verdicts import claim_lines, items_table, known, papers_table
-
-    found = known(papers, out / "runs")
+    found, others = known(papers, out / "runs")
     if alone:
         screen().print(items_table(papers[0], out / "runs").rich())
-        for line in claim_lines(papers[0], found):
-            screen().print(Padding(line.strip(), (0, 0, 0, 2 * line.startswith(" "))), markup=False, highlight=False)
+        _print_claims(papers[0].claims, found)
     screen().print(papers_table(papers, found).rich())
+    if others:
+        say(f"Where {out / 'runs'} has no runs, the verdict is the one that comes with fedalloy.")
     words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
     say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")
+
+
+def _print_claims(claims: Sequence[Claim], found: Mapping[str, Told]) -> None:
+    """Print claims with their verdicts, an empty line before each."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from fedalloy.reproduce.verdicts import claim_lines
+
+    for verdict, *lines in claim_lines(claims, found):
+        screen().print(Text(f"\n{verdict}", style="bold"))
+        for line in lines:
+            screen().print(Padding(Text(line), (0, 0, 0, 2)))
+    if claims:
+        screen().print()

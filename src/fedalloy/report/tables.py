@@ -34,6 +34,7 @@ LATEX = {
     "τ": r"$\tau$", "ω": r"$\omega$",
 }  # fmt: skip
 NEGATIVE = re.compile(r"(?<![\w.)-])-(?=\d)")  # a minus sign, not a hyphen
+OPENING = re.compile(r'(?<![^\s(])"(?=\S)')  # a quotation mark before a word
 MARKED = re.compile(r"([\\|*_`<>\[\]])")  # what Markdown reads as markup
 
 
@@ -59,6 +60,7 @@ class Table:
     rules: Sequence[int] = ()  # the indices of rows that are followed by a line
     groups: Sequence[tuple[str, int]] = ()  # headings over the headings: their text and how many columns they span
     aside: bool = False  # belongs to another table: on pages and in files, but not in a terminal
+    links: Sequence[str] = ()  # where the first cell of each row leads to, on pages
 
     def __post_init__(self) -> None:
         width = len(self.headings)
@@ -67,6 +69,8 @@ class Table:
         for row in self.rows:
             if len(row) != width:
                 raise UsageError(f"a row of '{self.title}' has {len(row)} cells, but there are {width} headings: {row}")
+        if self.links and len(self.links) != len(self.rows):
+            raise UsageError(f"'{self.title}' has {len(self.links)} links for {len(self.rows)} rows; give each row one")
 
     @property
     def flat(self) -> list[str]:
@@ -118,7 +122,7 @@ class Table:
             table.caption, table.caption_justify = Text(notes, style="dim"), "left"
         above = [part for text, span in self.groups for part in (text, *[""] * (span - 1))]
         for i, heading in enumerate(self.headings):
-            lines = [above[i], heading] if self.groups else [heading]
+            lines = [*([above[i]] if self.groups else []), *heading.split("\n")]
             justify: Literal["left", "right"] = "left" if i < self.words else "right"
             table.add_column(Text("\n".join(map(printable, lines))), justify=justify, overflow="fold")
         for number, row in enumerate(self.rows):
@@ -129,6 +133,8 @@ class Table:
         """For a page in Markdown; groups are written into the headings of their columns."""
         sides = [":--" if i < self.words else "--:" for i in range(len(self.headings))]
         lines = [[_marked(text) for text in line] for line in (self.flat, *self.rows)]
+        for line, link in zip(lines[1:], self.links, strict=False):
+            line[0] = f"[{line[0]}]({link})" if link else line[0]
         table = [f"| {' | '.join(line)} |" for line in (lines[0], sides, *lines[1:])]
         notes = ["", *(f"- {_marked(note)}" for note in self.notes)] if self.notes else []
         title = [f"**{_marked(self.title)}**", ""] if self.title else []
@@ -182,11 +188,13 @@ class Table:
             lines.append(f"<tr>{''.join(_html_group(text, span) for text, span in self.groups)}</tr>")
         headings = [f'<th scope="col"{self._word(i)}>{_html(text)}</th>' for i, text in enumerate(self.headings)]
         lines += [f"<tr>{''.join(headings)}</tr>", "</thead>"]
+        links = iter(self.links)
         for part in self._parts():
             lines.append("<tbody>")
             for first, *others in part:
                 cells = [f"<td{self._word(i)}>{_html(text)}</td>" for i, text in enumerate(others, start=1)]
-                lines.append(f'<tr><th scope="row"{self._word(0)}>{_html(first)}</th>{"".join(cells)}</tr>')
+                name = f'<a href="{_html(link)}">{_html(first)}</a>' if (link := next(links, "")) else _html(first)
+                lines.append(f'<tr><th scope="row"{self._word(0)}>{name}</th>{"".join(cells)}</tr>')
             lines.append("</tbody>")
         lines += ["</table>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
         return "\n".join(lines) + "\n"
@@ -212,7 +220,9 @@ class Table:
         return [self.rows[a:b] for a, b in pairwise([0, *inner, len(self.rows)])]
 
     def _word(self, column: int) -> str:
-        return ' class="word"' if column < self.words else ""
+        """The class of a cell: of a column of words, or of the first column of a group."""
+        starts = accumulate(span for _, span in self.groups)
+        return ' class="word"' if column < self.words else ' class="first"' if column in starts else ""
 
 
 def _marked(text: str) -> str:
@@ -220,7 +230,7 @@ def _marked(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    plain = NEGATIVE.sub("−", " ".join(printable(text).split()))  # noqa: RUF001
+    plain = NEGATIVE.sub("−", OPENING.sub("``", " ".join(printable(text).split())))  # noqa: RUF001
     return "".join(LATEX.get(sign, sign) for sign in plain)
 
 

@@ -24,14 +24,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `code` in backquotes, and links as [text](target)."""
+    """A paragraph; `code` in backquotes, **bold** between stars, and links as [text](target)."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Items:
-    """A list of short texts; folded away on an HTML page if it has a summary."""
+    """A list of short texts; folded away if it has a summary."""
 
     texts: Sequence[str]
     summary: str = ""
@@ -39,11 +39,14 @@ class Items:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its file name, without ending, and what it shows in words; None if its data is not here."""
+    """A figure with its file name, without ending, and what it shows in words; None if its data is not here.
+
+    The words are for those who do not see it; a page has them in a heading, too.
+    """
 
     figure: Figure | None
     name: str
-    caption: str
+    words: str
 
 
 Block = Heading | Text | Items | Picture | Table
@@ -65,11 +68,12 @@ def markdown(blocks: Sequence[Block], pictures: str = "pictures") -> tuple[str, 
             case Text():
                 parts.append(block.text)
             case Items():
-                told = f"{block.summary}\n\n" if block.summary else ""
-                parts.append(told + "\n".join(f"- {text}" for text in block.texts))
+                whole = "\n".join(f"- {text}" for text in block.texts)
+                folded = f"<details>\n<summary>{escape(block.summary)}</summary>\n\n{whole}\n\n</details>"
+                parts.append(folded if block.summary else whole)
             case Picture():
                 files |= {f"{block.name}.svg": to_svg(block.figure)} if block.figure is not None else {}
-                parts.append(f"![{block.caption}]({pictures}/{block.name}.svg)\n\n{block.caption}")
+                parts.append(f"![{block.words}]({pictures}/{block.name}.svg)")
             case Table():
                 parts.append(block.markdown().rstrip())
     return "\n\n".join(parts) + "\n", files
@@ -98,16 +102,15 @@ def html(blocks: Sequence[Block], title: str) -> str:
                 picture = (
                     to_svg(block.figure) if block.figure is not None else "<p>Its data is not on this computer.</p>"
                 )
-                drawn = f"{picture}<figcaption>{_inline(block.caption)}</figcaption>"
-                parts.append(f'<figure role="img" aria-label="{escape(block.caption)}">{drawn}</figure>')
+                parts.append(f'<figure role="img" aria-label="{escape(block.words)}">{picture}</figure>')
             case Table():
                 parts.append(f'<div class="scroll" tabindex="0">{block.html()}</div>')
     return PAGE.format(title=escape(title), body="\n".join(parts))
 
 
 def _inline(text: str) -> str:
-    """Text with `code` and [links](target) as HTML."""
-    safe = escape(text)
+    """Text with `code`, **bold** and [links](target) as HTML."""
+    safe = re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", escape(text))
     safe = re.sub(r"`([^`]+)`", r"<code>\1</code>", safe)
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", r'<a href="\2">\1</a>', safe)
 
@@ -131,14 +134,17 @@ body {{ margin: 0 auto; max-width: 1140px; padding: 24px; color: var(--ink); bac
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }}
 h1 {{ line-height: 1.2; }} h2 {{ margin-top: 48px; }} h3 {{ margin-top: 32px; }}
 a {{ color: var(--link); }}
+th a {{ font-weight: normal; text-decoration: none; }} th a:hover {{ text-decoration: underline; }}
 code {{ font-size: 0.9em; overflow-wrap: anywhere; }}
 .scroll {{ overflow-x: auto; margin: 12px 0; }}
 table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; }}
 caption {{ text-align: left; font-weight: 600; padding: 4px 0; }}
 th, td {{ padding: 4px 10px 4px 0; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }}
-th.word, td.word {{ text-align: left; }}
+th.word, td.word {{ text-align: left; }} td:not(.word) {{ white-space: nowrap; }}
+th[scope=colgroup], .first {{ padding-left: 16px; }}
+p.note {{ margin: 4px 0; color: var(--quiet); font-size: 14px; }}
 figure {{ margin: 16px 0; }} figure svg {{ max-width: 100%; height: auto; background: #ffffff; border-radius: 6px; }}
-figcaption, summary {{ color: var(--quiet); }}
+summary {{ color: var(--quiet); }}
 </style>
 </head>
 <body>

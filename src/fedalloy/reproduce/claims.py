@@ -109,7 +109,7 @@ def _compared(claim: Claim, results: Results, found: Sequence[Comparison], spoke
     if claim.tolerance is not None and known:
         text, ours, theirs = max(known, key=lambda one: abs(one[1] - one[2]))
         if abs(ours - theirs) > claim.tolerance:
-            far = f"{text} is {_digits(ours)}, but {_digits(theirs)} in the paper"
+            far = f"{text} is {digits(ours)}, but {digits(theirs)} in the paper"
             return "not shown", f"The order is the paper's, but {far}: further apart than {claim.tolerance:g}."
     return "reproduced", reason
 
@@ -154,10 +154,10 @@ def _exact(claim: Claim, found: Sequence[Comparison]) -> tuple[Verdict, str]:
             if abs(value - (one.published or 0.0)) > tolerance * (1 + 1e-9):
                 return (
                     "contradicted",
-                    f"{one.text}: {_digits(value)}, but {_digits(one.published or 0.0)} in the paper.",
+                    f"{one.text}: {digits(value)}, but {digits(one.published or 0.0)} in the paper.",
                 )
     which = "The count is" if len(known) == 1 else f"All {len(known)} counts are"
-    text = f"{known[0].text}: {_digits(known[0].published or 0.0)}"
+    text = f"{known[0].text}: {digits(known[0].published or 0.0)}"
     return "reproduced", f"{which} the published one{'' if len(known) == 1 else 's'} within {tolerance:g}, as {text}."
 
 
@@ -247,10 +247,10 @@ def _source(run: Run) -> Source:
 
 
 def _written(text: str, interval: Interval) -> str:
-    bounds = f"[{_digits(interval.low)}, {_digits(interval.high)}]"
-    return f"{text} is {_digits(interval.mean)} {bounds} over {interval.n} seeds"
+    bounds = f"[{digits(interval.low)}, {digits(interval.high)}]"
+    return f"{text} is {digits(interval.mean)} {bounds} over {interval.n} seeds"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """A number with two decimals, or with three digits if these would show nothing of it."""
     return f"{value:.2f}" if value == 0 or 0.1 <= abs(value) < 1e6 else f"{value:.3g}"

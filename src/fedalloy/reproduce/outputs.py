@@ -11,14 +11,16 @@ from fedalloy.base.files import make_folder, write_atomically
 from fedalloy.report.svg import save
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Item, paper, papers
-from fedalloy.reproduce.claims import judge
 from fedalloy.reproduce.forms import FORMS
-from fedalloy.reproduce.pages import index_page, paper_page, verdict_table
+from fedalloy.reproduce.pages import index_page, paper_page
 from fedalloy.reproduce.results import recorded
+from fedalloy.reproduce.verdicts import Told, told_of
 
 
-def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = None) -> tuple[list[Table], list[Path]]:
-    """Write an item as it came out at a scale; returns the tables that a terminal shows, and the files."""
+def write_item(
+    item: Item, scale: str, out: Path, seeds: Sequence[int] | None = None
+) -> tuple[list[Table], dict[str, Told], list[Path]]:
+    """Write an item as it came out at a scale; returns what a terminal shows, tables and verdicts, and the files."""
     results = recorded(item, scale, out / "runs", seeds)
     place = out / scale / item.paper
     make_folder(place)
@@ -34,10 +36,11 @@ def write_item(item: Item, scale: str, out: Path, seeds: Sequence[int] | None = 
         else:
             shown += [part] if not part.aside else []
             files += write_table(part, place / name)
-    judgements = [judge(claim, results) for claim in paper(item.paper).claims if claim.item == item.id]
-    if judgements and scale != "smoke":
-        shown.append(verdict_table(judgements))
-    return shown, files
+    told: dict[str, Told] = {}
+    for claim in paper(item.paper).claims:
+        if claim.item == item.id and scale != "smoke":
+            told[claim.name] = told_of(claim, results)
+    return shown, told, files
 
 
 def write_table(table: Table, path: Path) -> list[Path]:
@@ -55,7 +58,8 @@ def write_pages(names: Sequence[str], out: Path, scale: str) -> list[Path]:
     place = out / scale
     make_folder(place)
     pages = {f"{name}.html": paper_page(paper(name), out / "runs", scale) for name in names}
-    pages["index.html"] = index_page(list(papers().values()), out / "runs", scale)
+    there = [name for name in papers() if name in names or (place / f"{name}.html").is_file()]
+    pages["index.html"] = index_page(list(papers().values()), out / "runs", scale, there)
     for name, text in pages.items():
         write_atomically(place / name, text.encode())
     return [place / name for name in pages]

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fedalloy.base.text import MISSING, number
+from fedalloy.base.text import MISSING
 from fedalloy.data.fetch import offline
 from fedalloy.errors import DataError
+from fedalloy.report.table import in_words
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.blocks import Block, Heading, Items, Picture, Text, html
-from fedalloy.reproduce.catalogue import Item, Paper
-from fedalloy.reproduce.claims import VERDICTS, Judgement, judge
-from fedalloy.reproduce.forms import FORMS
+from fedalloy.reproduce.catalogue import Claim, Item, Paper
+from fedalloy.reproduce.claims import VERDICTS, Judgement, digits, judge
+from fedalloy.reproduce.forms import EXTRACTS, FORMS
+from fedalloy.reproduce.forms.tables_layout import axes_note, is_of_a_round, setting
 from fedalloy.reproduce.plan import jobs
 from fedalloy.reproduce.results import Results, recorded
-from fedalloy.reproduce.verdicts import Told, counted, papers_table, reached
+from fedalloy.reproduce.verdicts import Told, counted, papers_table, reached, told_of
+from fedalloy.storage.results import Run
+
+SECTION = re.compile(r"(^|[,;] )(?=\d|[IVX]+\b)")  # before the number of a section
 
 MEANINGS = {
     "reproduced": "at the paper's own size, the difference is there and as large as the paper has it; or it is a count "
     "or a theorem, which does not depend on the size",
-    "holds at reduced scale": "in a smaller setting the 95 % interval lies on the paper's side",
-    "not shown": "the interval includes zero",
-    "contradicted": "the interval lies on the other side",
+    "holds at reduced scale": "in a smaller setting, the 95 % intervals lie on the paper's side",
+    "not shown": "an interval includes zero, or the claim's margin; or, at the paper's own size, a difference is "
+    "further from the published one than the claim's tolerance",
+    "contradicted": "an interval lies on the other side",
     "not tested": "runs are missing, or there are fewer than three seeds",
 }
 
 
 def paper_blocks(paper: Paper, folder: Path, scale: str | None = None) -> list[Block]:
     """A paper's page: its claims, then its tables and figures, at a scale or at the largest that is recorded."""
-    results = {item.id: recorded(item, scale, folder) if scale else reached(item, folder) for item in paper.items}
+    results = _results(paper, folder, scale)
     judgements = [judge(claim, results[claim.item]) for claim in paper.claims]
     blocks: list[Block] = [
         Heading(f"{paper.name}: what holds", 1),
@@ -41,7 +49,9 @@ def paper_blocks(paper: Paper, folder: Path, scale: str | None = None) -> list[B
     for title, ours in (("The paper's claims", False), ("Controls of ours", True)):
         chosen = [one for one in judgements if one.claim.ours == ours]
         if chosen:
-            blocks += [Heading(title), verdict_table(chosen)]
+            links = [f"#{anchor(one.claim)}" for one in chosen]
+            body = [[one.claim.says, one.verdict] for one in chosen]
+            blocks += [Heading(title), Table("", ["Claim", "Verdict"], body, words=2, links=links)]
             blocks += [block for one in chosen for block in claim_blocks(one, results[one.claim.item])]
     blocks.append(Heading("Tables and figures"))
     for item in paper.items:
@@ -49,17 +59,40 @@ def paper_blocks(paper: Paper, folder: Path, scale: str | None = None) -> list[B
     return blocks
 
 
+def _results(paper: Paper, folder: Path, scale: str | None) -> dict[str, Results]:
+    return {item.id: recorded(item, scale, folder) if scale else reached(item, folder) for item in paper.items}
+
+
+def anchor(claim: Claim) -> str:
+    """The place of a claim on its paper's page; an item's place is its id."""
+    return f"claim-{claim.id}"
+
+
+def place(section: str) -> str:
+    """Where something is in a paper.
+
+    >>> place("IV-B, Fig. 3"), place("Abstract, 6.2"), place("not in the paper"), place("Tables 1 and 3 (a)")
+    ('Section IV-B, Fig. 3', 'Abstract, Section 6.2', 'Not in the paper', 'Tables 1 and 3 (a)')
+    """
+    found = SECTION.sub(r"\1Section ", section, count=1)
+    return found[:1].upper() + found[1:]
+
+
 def claim_blocks(found: Judgement, results: Results) -> list[Block]:
     """A claim: what is said, the verdict, the differences behind it, the runs, and what differs from the paper."""
     claim, item = found.claim, results.item
-    scale = item.scale(found.scale) if found.scale else None
-    told = [f"Section {claim.section}; from [{item.name or item.title}](#{item.id})."]
-    told += [f"In the paper: {claim.paper_says}"] if claim.paper_says else []
-    told += [f"Here: {scale.differs}"] if scale is not None and scale.differs and found.comparisons else []
-    told += [f"Round: {found.round}."] if found.round and found.comparisons else []
+    theirs = place(claim.section)
+    theirs = theirs if theirs.startswith("Not in") else f"In the paper, {theirs}"
+    here, differs = f"Here, [{item.name or item.title}](#{item.id})", ""
+    if found.scale and found.comparisons:
+        of_a_round = found.round and is_of_a_round(claim.metric or item.metrics[0])
+        here += f" at the scale `{found.scale}`{f', {in_words(found.round)}' if of_a_round else ''}"
+        differs = item.scale(found.scale).differs
+    told = [f"{theirs}: {claim.paper_says}" if claim.paper_says else f"{theirs}."]
+    told += [f"{here}: {differs}" if differs else f"{here}.", *(axes_note(results) if found.comparisons else [])]
     blocks: list[Block] = [
-        Heading(f"{claim.says.rstrip('.')}: {found.verdict}", 3, claim.id),
-        Text(found.reason),
+        Heading(claim.says.rstrip("."), 3, anchor(claim)),
+        Text(f"**{found.verdict.capitalize()}.** {found.reason}"),
         Items(told),
     ]
     if any(one.values for one in found.comparisons):
@@ -68,8 +101,8 @@ def claim_blocks(found: Judgement, results: Results) -> list[Block]:
         blocks.append(Items(claim.ambiguous, "What the paper leaves open"))
     if found.runs:
         runs = [f"`{source.name}`: `{source.digest}`" for source in found.runs]
-        which = f"The {len(runs)} runs it rests on, with a digest of all their numbers but times and memory"
-        blocks.append(Items(runs, which))
+        which = f"The {len(runs)} runs it rests on" if len(runs) > 1 else "The run it rests on"
+        blocks.append(Items(runs, f"{which}, with a digest of all numbers but times and memory"))
     return blocks
 
 
@@ -79,13 +112,13 @@ def differences_table(found: Judgement) -> Table:
     body = [
         [
             one.text,
-            *(number(one.values.get(seed), 2) for seed in seeds),
+            *(_digits(one.values.get(seed)) for seed in seeds),
             *(
-                [number(one.interval.mean, 2), f"{number(one.interval.low, 2)} to {number(one.interval.high, 2)}"]
+                [_digits(one.interval.mean), f"{_digits(one.interval.low)} to {_digits(one.interval.high)}"]
                 if one.interval is not None
                 else [MISSING, MISSING]
             ),
-            number(one.published, 2),
+            _digits(one.published),
         ]
         for one in found.comparisons
     ]
@@ -93,31 +126,34 @@ def differences_table(found: Judgement) -> Table:
     return Table("", headings, body, words=1)
 
 
-def verdict_table(judgements: Sequence[Judgement]) -> Table:
-    """One line for each claim: what is said, and the verdict."""
-    body = [[one.claim.id, one.claim.says, one.verdict, one.reason] for one in judgements]
-    return Table("", ["Id", "Claim", "Verdict", "Why"], body, words=4)
+def _digits(value: float | None) -> str:
+    return MISSING if value is None else digits(value)
 
 
 def item_blocks(item: Item, results: Results) -> list[Block]:
     """A table or figure as it came out, with how it was made and the command that makes it."""
     blocks: list[Block] = [Heading(item.heading, 3, item.id)]
     scale = item.scale(results.scale)
-    about = [f"Section {item.section}.", *([item.note] if item.note else [])]
+    about = [f"{place(item.section)}.", *([item.note] if item.note else [])]
     if scale.experiment and item.rows:
         runs = len(results.runs) + len(results.missing)
         about.append(f"{len(results.runs)} of {runs} runs at the scale `{results.scale}`. {scale.differs}".strip())
     blocks += [Text(" ".join(about)), Text(f"`{command(item, results.scale)}`")]
     if item.rows and scale.experiment and not results.runs:
         return blocks
+    if item.form in EXTRACTS and item.rows and not any(_extracted(run) for run in results.runs.values()):
+        return [*blocks, Text("What the figure draws was not kept of these runs; the command makes it.")]
     try:
         with offline():  # a page about a paper does not download the data of a figure that nobody asked for
             parts: Sequence[Figure | Table | None] = FORMS[item.form](results)
     except DataError:
         parts = [None]
+    told = {f"Scale: {results.scale}.", *setting(results)}  # what the page has said
     for i, part in enumerate(parts):
         if isinstance(part, Table):
-            blocks.append(part)
+            title = part.title.removeprefix(item.heading).strip(" ()")
+            blocks.append(replace(part, title=title, notes=[note for note in part.notes if note not in told]))
+            told |= set(part.notes)
         else:
             blocks.append(Picture(part, f"{item.paper}-{item.id}{f'-{i + 1}' if i else ''}", item.heading))
     if results.runs:
@@ -125,8 +161,12 @@ def item_blocks(item: Item, results: Results) -> list[Block]:
         row = next(row.label for row in item.rows if row.method == first.method)
         where = ["--columns", first.column] if first.column else []
         words = ["--rows", row, *where, "--seeds", "1"]
-        blocks.append(Text(f"One cell again: `{command(item, results.scale)} {shlex.join(words)} --out again`"))
+        blocks.append(Text(f"To make one cell again: `{command(item, results.scale)} {shlex.join(words)} --out again`"))
     return blocks
+
+
+def _extracted(run: Run) -> bool:
+    return run.folder is not None and (run.folder / "extra.json").is_file()
 
 
 def command(item: Item, scale: str) -> str:
@@ -134,41 +174,61 @@ def command(item: Item, scale: str) -> str:
     return f"fedalloy reproduce {item.paper} {item.id} --scale {scale}"
 
 
-def index_blocks(papers: Sequence[Paper], folder: Path, scale: str | None = None, ending: str = "md") -> list[Block]:
-    """The page about all papers: the count of verdicts, what they mean, and every claim."""
+def index_blocks(
+    papers: Sequence[Paper],
+    folder: Path,
+    scale: str | None = None,
+    ending: str = "md",
+    pages: Collection[str] | None = None,
+) -> list[Block]:
+    """The page about all papers: the count of verdicts, what they mean, and every claim.
+
+    It leads to the pages of these papers, by default of all.
+    """
     told: dict[str, Told] = {}
-    lines = []
+    claims: list[Block] = []
+    to = {paper.id: f"{paper.id}.{ending}" for paper in papers if pages is None or paper.id in pages}
     for paper in papers:
-        results = {item.id: recorded(item, scale, folder) if scale else reached(item, folder) for item in paper.items}
+        results = _results(paper, folder, scale)
+        body = []
         for claim in paper.claims:
-            found = judge(claim, results[claim.item])
-            told[claim.name] = Told(found.verdict, found.scale, found.reason)
-            lines.append([paper.name, claim.id, claim.says, found.verdict, "ours" if claim.ours else "paper"])
+            told[claim.name] = told_of(claim, results[claim.item])
+            body.append([f"{claim.says}{' *' if claim.ours else ''}", told[claim.name].verdict])
+        links = [f"{to[paper.id]}#{anchor(claim)}" for claim in paper.claims] if paper.id in to else []
+        notes = ["* A control of ours, which the paper leaves out."] if any(one.ours for one in paper.claims) else []
+        title = f"[{paper.title}]({to[paper.id]})" if paper.id in to else paper.title
+        claims += [Heading(paper.name), Text(f"{title}. {paper.venue}.")]
+        claims.append(Table("", ["Claim", "Verdict"], body, notes, words=2, links=links))
+    counts = papers_table(papers, told)
+    lines = [to.get(paper.id, "") for paper in papers] + [""] * (len(counts.rows) - len(papers))
     return [
         Heading("Do the papers' claims hold?", 1),
         Text(count(papers, told)),
-        papers_table(papers, told),
-        Items([f"{word}: {meaning}." for word, meaning in MEANINGS.items()]),
+        replace(counts, title="", notes=counts.notes[:1], links=lines),
+        Items([f"**{word.capitalize()}**: {meaning}." for word, meaning in MEANINGS.items()]),
         Text(
             "The unit is the seed: differences are taken between runs of the same seed, and intervals are Student's "
             "over at least three seeds. A claim about several differences holds if all of their intervals do; it is "
             "contradicted by any that lies on the other side, corrected for their number. Predicates and tolerances "
             "were committed before the runs that they judge."
         ),
-        Table("All claims", ["Paper", "Id", "Claim", "Verdict", "Whose"], lines, words=5),
-        Items([f"[{paper.name}]({paper.id}.{ending}): {paper.title}" for paper in papers]),
+        *claims,
     ]
 
 
 def count(papers: Sequence[Paper], told: Mapping[str, Told]) -> str:
-    """How many claims have each verdict, in a sentence; controls of ours are counted apart."""
+    """How many claims have each verdict, in two sentences; controls of ours are counted apart."""
     sentences = []
-    for what, ours in (("claims", False), ("controls of ours", True)):
+    for what, ours in ((f"claims of {len(papers)} papers", False), ("controls of ours", True)):
         chosen = [claim for paper in papers for claim in paper.claims if claim.ours == ours]
         counts = counted(told, chosen)
-        sums = ", ".join(f"{counts[word]} {word}" for word in VERDICTS if counts[word])
-        sentences.append(f"{len(chosen)} {what}: {sums}.")
-    return f"Of {len(papers)} papers, {' '.join(sentences)}"
+        sums = [f"{counts[word]} {_agreeing(word, counts[word])}" for word in VERDICTS if counts[word]]
+        sentences.append(f"{len(chosen)} {what}: {', '.join(sums)}.")
+    return " ".join(sentences)
+
+
+def _agreeing(verdict: str, number: int) -> str:
+    return verdict if number == 1 else verdict.replace("holds", "hold")
 
 
 def paper_page(paper: Paper, folder: Path, scale: str) -> str:
@@ -176,6 +236,6 @@ def paper_page(paper: Paper, folder: Path, scale: str) -> str:
     return html(paper_blocks(paper, folder, scale), f"{paper.name}: what holds")
 
 
-def index_page(papers: Sequence[Paper], folder: Path, scale: str) -> str:
-    """The page about all papers as HTML."""
-    return html(index_blocks(papers, folder, scale, "html"), "Do the papers' claims hold?")
+def index_page(papers: Sequence[Paper], folder: Path, scale: str, pages: Collection[str]) -> str:
+    """The page about all papers as HTML; it leads to the pages of some of them."""
+    return html(index_blocks(papers, folder, scale, "html", pages), "Do the papers' claims hold?")

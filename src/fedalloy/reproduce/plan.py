@@ -115,11 +115,14 @@ def _check(wanted: Iterable[str], found: Sequence[Cell], item: Item, scale: str)
 
 def jobs(item: Item, scale: str, seeds: Sequence[int] | None = None) -> list[Job]:
     """The runs that an item needs at a scale, in the order of its columns."""
-    return list(_jobs(item, scale, seeds)) if item.scale(scale).experiment and item.rows else []
+    return list(each_job(item, scale, seeds))
 
 
-def _jobs(item: Item, scale: str, seeds: Sequence[int] | None) -> Iterator[Job]:
+def each_job(item: Item, scale: str, seeds: Sequence[int] | None = None) -> Iterator[Job]:
+    """The same, one after the other, for those who may not need all: a plan of a large table takes a while."""
     chosen = item.scale(scale)
+    if not chosen.experiment or not item.rows:
+        return
     only = [item.row(label) for label in chosen.rows] or item.rows
     rows = [row for row in item.rows if row in only]
     for cell in columns(item, scale):

@@ -13,7 +13,8 @@ from fedalloy.base.text import MISSING
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Claim, Item, Paper
 from fedalloy.reproduce.claims import VERDICTS, Judgement, judge
-from fedalloy.reproduce.results import Results, recorded
+from fedalloy.reproduce.plan import each_job
+from fedalloy.reproduce.results import Results, finished, recorded
 
 SHIPPED = Path(__file__).with_name("verdicts.json")  # written by tools/make_reproduction.py
 
@@ -27,14 +28,30 @@ class Told:
     reason: str
 
 
-def known(papers: Sequence[Paper], folder: Path) -> dict[str, Told]:
-    """The verdict on each claim: from the runs in a folder, or, where it has none, from those of the library."""
-    told = {name: Told(**values) for name, values in _shipped().items()}
-    if folder.is_dir():
-        for found in (judgement for paper in papers for judgement in judged(paper, folder)):
-            if found.verdict != "not tested" or found.claim.name not in told:
-                told[found.claim.name] = Told(found.verdict, found.scale, found.reason)
-    return told
+def known(papers: Sequence[Paper], folder: Path) -> tuple[dict[str, Told], bool]:
+    """The verdict on each claim: from the runs in a folder, or, where it has none, the one that comes with the library.
+
+    Also whether any verdict but "not tested" is the library's and rests on runs that are not in the folder.
+    """
+    shipped = {name: Told(**values) for name, values in _shipped().items()}
+    told: dict[str, Told] = {}
+    for paper in papers if folder.is_dir() else ():
+        results = {item.id: reached(item, folder) for item in paper.items}
+        for claim in paper.claims:
+            if results[claim.item].runs or claim.name not in shipped:
+                told[claim.name] = told_of(claim, results[claim.item])
+    here = {name for name, found in told.items() if found.verdict != "not tested" or name not in shipped}
+    names = {claim.name for paper in papers for claim in paper.claims} - here
+    others = any(shipped[name].scale and shipped[name].verdict != "not tested" for name in names & shipped.keys())
+    return {name: told[name] if name in here else shipped[name] for name in here | shipped.keys()}, others
+
+
+def told_of(claim: Claim, results: Results) -> Told:
+    """The verdict on a claim in words; quick if there are no runs to judge it by."""
+    if not results.runs and claim.kind != "computed":
+        return Told("not tested", results.scale if results.columns else "", "No runs are recorded.")
+    found = judge(claim, results)
+    return Told(found.verdict, found.scale, found.reason)
 
 
 def _shipped() -> Mapping[str, Any]:
@@ -49,8 +66,11 @@ def judged(paper: Paper, folder: Path) -> list[Judgement]:
 
 def reached(item: Item, folder: Path) -> Results:
     """An item at the largest scale of which a folder holds all; else at the scale `cpu`, as far as it goes."""
-    full = recorded(item, "full", folder)
-    return full if full.runs and not full.missing else recorded(item, "cpu", folder)
+    first = None
+    for first in each_job(item, "full"):
+        if finished(folder / first.folder, first) is None:
+            return recorded(item, "cpu", folder)
+    return recorded(item, "cpu" if first is None else "full", folder)
 
 
 def counted(told: Mapping[str, Told], claims: Sequence[Claim]) -> Counter[str]:
@@ -59,28 +79,34 @@ def counted(told: Mapping[str, Told], claims: Sequence[Claim]) -> Counter[str]:
 
 
 def papers_table(papers: Sequence[Paper], told: Mapping[str, Told]) -> Table:
-    """One line for each paper: how many of its claims have each verdict."""
-    body = []
-    for paper in papers:
-        counts = counted(told, paper.claims)
-        sizes = [f"{len(paper.items)}", f"{len(paper.claims)}"]
-        body.append([paper.id, *sizes, *(f"{counts[word] or MISSING}" for word in VERDICTS)])
-    every = counted(told, [claim for paper in papers for claim in paper.claims])
-    sums = [f"{sum(len(getattr(paper, part)) for paper in papers)}" for part in ("items", "claims")]
-    body.append(["all", *sums, *(f"{every[word] or MISSING}" for word in VERDICTS)])
-    short = [word.removesuffix(" at reduced scale").capitalize() for word in VERDICTS]
-    headings = ["Paper", "Items", "Claims", *short]
-    note = "Items: tables and figures. Holds: at a reduced scale. Not shown: the interval includes zero."
-    return Table("The papers' claims", headings, body, notes=[note], rules=(len(papers) - 1,))
+    """One line for each paper: how many of its claims have each verdict; the controls of ours are counted apart."""
+    every = [claim for paper in papers for claim in paper.claims]
+    lines = [(paper.id, f"{len(paper.items)}", [claim for claim in paper.claims if not claim.ours]) for paper in papers]
+    if len(papers) > 1:
+        items = sum(len(paper.items) for paper in papers)
+        lines.append(("all", f"{items}", [claim for claim in every if not claim.ours]))
+    lines.append(("our controls", MISSING, [claim for claim in every if claim.ours]))
+    body = [[name, items, f"{len(chosen)}", *_counts(told, chosen)] for name, items, chosen in lines if chosen]
+    headings = ["Paper", "Items", "Claims", "Reproduced", "Holds", "Not\nshown", "Contradicted", "Not\ntested"]
+    notes = [
+        "Items: tables and figures. Our controls: claims that the papers leave out.",
+        "Holds: at a reduced scale. Not shown: an interval includes zero.",
+    ]
+    rules = (len(papers) - 1, len(papers)) if len(papers) > 1 else (0,)
+    return Table("The papers' claims", headings, body, notes, rules=rules)
 
 
-def claim_lines(paper: Paper, told: Mapping[str, Told]) -> Iterator[str]:
-    """Each claim of a paper in a few lines: its verdict and id, what the paper says, and why the verdict is so."""
-    for claim in paper.claims:
+def _counts(told: Mapping[str, Told], claims: Sequence[Claim]) -> list[str]:
+    counts = counted(told, claims)
+    return [f"{counts[word] or MISSING}" for word in VERDICTS]
+
+
+def claim_lines(claims: Sequence[Claim], told: Mapping[str, Told]) -> Iterator[tuple[str, str, str]]:
+    """Each claim in three lines: its verdict and id, what the paper says, and why the verdict is so."""
+    for claim in claims:
         found = told.get(claim.name, Told("not tested", "", "No runs are recorded."))
-        yield f"{found.verdict.upper()}  {claim.id} ({claim.item}{', a control of ours' if claim.ours else ''})"
-        yield f"  {claim.says}"
-        yield f"  {found.reason}"
+        whose = ", a control of ours" if claim.ours else ""
+        yield f"{found.verdict.upper()}  {claim.id} ({claim.item}{whose})", claim.says, found.reason
 
 
 def items_table(paper: Paper, folder: Path) -> Table:

@@ -36,10 +36,16 @@ class Spot:
 
 def labels_of(item: Item, scale: str) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The names of the axes of an item at a scale, and every column's labels along them."""
+    return axes_of(item, scale), {cell.name: cell.labels for cell in columns(item, scale)}
+
+
+def axes_of(item: Item, scale: str) -> list[str]:
+    """The names of the axes of an item at a scale: its own, or the experiment's."""
     chosen = item.scale(scale)
-    own = read_toml(SHIPPED / f"{chosen.experiment}.toml").get("axes", [])
-    names = [str(axis["name"]) for axis in (own if chosen.axes is None else chosen.axes)]
-    return names, {cell.name: cell.labels for cell in columns(item, scale)}
+    axes = chosen.axes
+    if axes is None:
+        axes = read_toml(SHIPPED / f"{chosen.experiment}.toml").get("axes", ())
+    return [str(axis["name"]) for axis in axes]
 
 
 def spots(results: Results, *, along: int = 1) -> list[Spot]:

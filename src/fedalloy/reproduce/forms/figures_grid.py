@@ -67,11 +67,12 @@ def grid(results: Results) -> list[Figure]:
 
 
 def _table(results: Results, row: Row, here: Sequence[Spot], across: Sequence[str], ups: Sequence[str]) -> Floats:
-    """Mean and deviation in every cell."""
+    """Mean and deviation in every cell; a single seed has no deviation."""
     table = np.full((len(ups), len(across), 2), np.nan)
     for spot in here:
         found = measured(results, row, spot.column, results.item.metrics[0])
-        table[ups.index(spot.y), across.index(spot.x)] = mean_and_deviation(found)
+        mean, deviation = mean_and_deviation(found)
+        table[ups.index(spot.y), across.index(spot.x)] = mean, deviation if len(found) > 1 else np.nan
     return table
 
 
@@ -95,7 +96,8 @@ def _map(axes: Axes, table: Floats, norm: Normalize) -> None:
         shade = float(norm(mean)) if np.isfinite(mean) else 0.0
         dark = abs(shade - 0.5) > 0.3 if centred else shade > 0.55
         text = f"{mean:+.2f}".replace("-", "\u2212") if centred else f"{mean:.2f}"
-        text = f"{text}\n± {deviation:.2f}" if np.isfinite(mean) else "no runs"
+        spread = f"\n± {deviation:.2f}" if np.isfinite(deviation) else ""
+        text = f"{text}{spread}" if np.isfinite(mean) else "no runs"
         axes.text(
             x, y, text, ha="center", va="center", fontsize=8, color="white" if dark and np.isfinite(mean) else INK
         )

@@ -17,6 +17,7 @@ from fedalloy.reproduce.forms.tables_layout import (
     assembled,
     blocks,
     heading_of,
+    is_of_a_round,
     metric_heading,
     notes,
     paper_text,
@@ -37,7 +38,7 @@ def scores(results: Results) -> list[Table]:
         parts = [_beside(results, pair) for pair in block]
         told = [*_notes(results, block, round=results.item.round), *([] if found else setting(results))]
         found.append(assembled(results, "", block, parts, told))
-    chosen = [(column, metric) for column, metric in _pairs(results) if _of_a_round(metric)]
+    chosen = [(column, metric) for column, metric in _pairs(results) if is_of_a_round(metric)]
     return found + [_influence(results, block) for block in blocks(chosen)]
 
 
@@ -92,7 +93,7 @@ def _influence(results: Results, block: Sequence[Pair]) -> Table:
     for pair in block:
         rounds = dict.fromkeys([item.round, _best(pair[1]), "last", "mean of last 10"])
         columns = {
-            f"{round} (paper)" if round == item.round else round: [
+            _round_heading(round, item.round): [
                 written(pair[1], list(results.values(row, *pair, round).values()), spread=False) for row in item.rows
             ]
             for round in rounds
@@ -102,16 +103,22 @@ def _influence(results: Results, block: Sequence[Pair]) -> Table:
         *_notes(results, block, figures=False),
         "A mean of the last 10 is over all evaluated rounds if there are fewer.",
     ]
-    return replace(assembled(results, "the reported round's influence", block, parts, told), aside=True)
+    return replace(assembled(results, "how much the reported round matters", block, parts, told), aside=True)
+
+
+def _round_heading(round: str, papers: str) -> str:
+    """A selection of rounds above its column.
+
+    >>> _round_heading("best by amp", "best by amp"), _round_heading("last", "best by amp")
+    ('best by AMP (paper)', 'last')
+    """
+    shown = round.replace("by amp", "by AMP")
+    return f"{shown} (paper)" if round == papers else shown
 
 
 def _best(metric: str) -> str:
     """The selection of the best round by a metric; by AMP, if rounds are not selected by it."""
     return f"best by {metric}" if is_selection(f"best by {metric}") else "best by amp"
-
-
-def _of_a_round(metric: str) -> bool:
-    return metric.startswith("note ") or (metric in METRICS and METRICS[metric].source == "view")
 
 
 def _heading(results: Results, pair: Pair) -> str:

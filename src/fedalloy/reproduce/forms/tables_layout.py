@@ -13,6 +13,7 @@ from fedalloy.federation.metrics import METRICS
 from fedalloy.report.table import in_words
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.catalogue import Item, Row
+from fedalloy.reproduce.forms.figures_columns import NUMBER, axes_of
 from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import Results
 
@@ -147,6 +148,22 @@ def notes(
     return list(filter(None, _notes(results, counts, figures, round)))
 
 
+def is_of_a_round(metric: str) -> bool:
+    """Whether a metric is measured in a round, and not over a whole run.
+
+    >>> is_of_a_round("amp"), is_of_a_round("bytes_total"), is_of_a_round("rounds to amp 0.75")
+    (True, False, False)
+    """
+    return metric.startswith("note ") or (metric in METRICS and METRICS[metric].source == "view")
+
+
+def axes_note(results: Results) -> list[str]:
+    """What the columns are named by, if a name has bare numbers."""
+    if not any(NUMBER.fullmatch(label) for column in results.columns for label in column.split(", ")):
+        return []
+    return [f"Columns are named by {listed(axes_of(results.item, results.scale))}."]
+
+
 def setting(results: Results) -> list[str]:
     """How the scale differs from the paper, and what the item's note says."""
     return list(filter(None, [results.item.scale(results.scale).differs, results.item.note]))
@@ -162,6 +179,7 @@ def _notes(
     yield f"Ours: {f'{in_words(round)}; ' if round else ''}{over}."
     smoke = "; data, networks and rounds are tiny, so that the figures show only that it runs"
     yield f"Scale: {results.scale}{smoke if results.scale == 'smoke' else ''}."
+    yield from axes_note(results)
     yield from _gaps(counts, len(seeds))
     known = sum(text != MISSING for text in figures)
     if known < len(figures):
