@@ -263,9 +263,9 @@ def test_an_item_is_made_in_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert said == ["2 runs to make, 0 are there; about 3.0 min, measured on two rounds of each"]
     assert not list(tmp_path.iterdir())
     assert make_item(ITEM, "smoke", tmp_path, **more, measure=False, seeds=[1]) == []
-    assert said[1] == "1 runs to make, 0 are there"
+    assert said[1] == "1 run to make, 0 are there"
     assert make_item(ITEM, "smoke", tmp_path, **more, measure=False) == []
-    assert said[3] == "1 runs to make, 1 are there"
+    assert said[3] == "1 run to make, 1 is there"
     assert make_item(ITEM, "smoke", tmp_path, **more) == []
     assert said[-1] == "all 2 runs are there"
     assert make_item(ITEM, "cpu", tmp_path, **more) == []

@@ -133,7 +133,8 @@ def _decided(found: Sequence[Comparison], margin: float) -> tuple[Verdict, str]:
     if above == len(found):
         if above == 1:
             return "holds at reduced scale", f"{_written(text, lowest)}: above {bound}."
-        told = f"The intervals of all {above} differences lie above {bound}"
+        every = "both" if above == 2 else f"all {above}"
+        told = f"The intervals of {every} differences lie above {bound}"
         return "holds at reduced scale", f"{told}; the lowest: {_written(text, lowest)}."
     if len(found) == 1:
         return "not shown", f"{_written(text, lowest)}: not above {bound}."

@@ -243,5 +243,6 @@ def make_item(
     known = estimate(todo, processes) if measure else {task.job.folder: 1.0 for task in todo}
     total = human_seconds(sum(known.values()) / processes)
     about = f"; about {total}, measured on two rounds of each" if measure else ""
-    say(f"{len(todo)} runs to make, {there} are there{about}")
+    runs = "1 run" if len(todo) == 1 else f"{len(todo)} runs"
+    say(f"{runs} to make, {there} {'is' if there == 1 else 'are'} there{about}")
     return [] if only_estimate else make_all(todo, processes=processes, expected=known, say=say)
