@@ -162,6 +162,7 @@ ELSEWHERE = {  # the tests that run them
     "bench/distillation.py": "test_distillation_cost.py",
     **{path: "test_chaos.py" for path in PROGRAMS if path.startswith("chaos/")},
     "tools/make_docs.py": "test_docs.py",
+    "tools/campaign.py": "reproduce/test_campaign.py",
 }
 IMPORTED_ONLY = {
     "bench/flower.py": "Ray takes half a minute to start",

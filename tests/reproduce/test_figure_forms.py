@@ -370,9 +370,7 @@ def test_average_images_are_kept_and_drawn(tmp_path: Path) -> None:
 def test_similarity_is_that_of_the_drawing_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The product of two kept means is the mean over all pairs of features."""
     rows = (Row("KDIA", "kdia", "student"), Row("Centralised", "centralised", "global", control=True))
-    item = make_item(
-        "similarity", rows, Scale("kdia-ablations", columns=("0.1",), seeds=(0,)), options={"level": 0.75}
-    )
+    item = make_item("similarity", rows, Scale("kdia-ablations", columns=("0.1",), seeds=(0,)), options={"level": 0.75})
     results = run_all(item, tmp_path)
     (figure,) = FIGURES["similarity"](results)
     heights = [patch.get_height() for patch in figure.axes[0].patches]  # type: ignore[attr-defined]

@@ -34,14 +34,16 @@ PAPER = Paper("knfu", "KnFu", "t", "a", "v", (ITEM,), CLAIMS)
 def test_the_full_scale_counts_only_if_it_is_complete(
     monkeypatch: pytest.MonkeyPatch, full: int, cpu: int, scale: str
 ) -> None:
-    there = {"full": full, "cpu": cpu}
+    there = {job.folder for name, count in (("full", full), ("cpu", cpu)) for job in jobs(ITEM, name)[:count]}
 
     def found(item: Item, scale: str, folder: Path) -> Results:
         planned = jobs(item, scale)
-        runs = {(job.column, job.method, job.seed): Run({}, ()) for job in planned[: there[scale]]}
-        return Results(item, scale, (planned[0].column,), (0, 1, 2), runs, tuple(planned[there[scale] :]))
+        runs = {(job.column, job.method, job.seed): Run({}, ()) for job in planned if job.folder in there}
+        missing = tuple(job for job in planned if job.folder not in there)
+        return Results(item, scale, (planned[0].column,), (0, 1, 2), runs, missing)
 
     monkeypatch.setattr(verdicts, "recorded", found)
+    monkeypatch.setattr(verdicts, "finished", lambda place, _: Run({}, ()) if place.name in there else None)
     assert reached(ITEM, Path()).scale == scale
 
 
@@ -67,26 +69,23 @@ def test_own_runs_replace_the_librarys_verdicts_if_they_test_the_claim(
 ) -> None:
     theirs = {"knfu/a": {"verdict": "reproduced", "scale": "full", "reason": "theirs"}}
     monkeypatch.setattr(verdicts, "_shipped", lambda: theirs)
-    monkeypatch.setattr(verdicts, "judged", lambda paper, _: [said(claim, ours) for claim in paper.claims])
-    found = known([PAPER], tmp_path)
+    some = Results(ITEM, "cpu", ("50, 0.1",), (0,), {("50, 0.1", "knfu", 0): Run({}, ())})
+    monkeypatch.setattr(verdicts, "reached", lambda *_: some)
+    monkeypatch.setattr(verdicts, "judge", lambda claim, _: said(claim, ours))
+    found, others = known([PAPER], tmp_path)
     assert found["knfu/a"] == expected
     assert found["knfu/b"].verdict == ours
-    assert known([PAPER], tmp_path / "no such folder") == {"knfu/a": Told("reproduced", "full", "theirs")}
+    assert others == (ours == "not tested")  # some verdicts are the library's
+    alone = {"knfu/a": Told("reproduced", "full", "theirs")}
+    assert known([PAPER], tmp_path / "no such folder") == (alone, True)
 
 
 def test_claims_are_counted_by_verdict_and_listed() -> None:
     told = {"knfu/a": Told("contradicted", "cpu", "because"), "fedkf/z": Told("reproduced", "full", "of another paper")}
     assert counted(told, CLAIMS) == {"contradicted": 1, "not tested": 1}
-    assert papers_table([PAPER], told).rows == [
-        ["knfu", "1", "2", MISSING, MISSING, MISSING, "1", "1"],
-        ["all", "1", "2", MISSING, MISSING, MISSING, "1", "1"],
-    ]
-    lines = list(claim_lines(replace(PAPER, claims=(replace(CLAIMS[0], ours=True), CLAIMS[1])), told))
-    assert lines == [
-        "CONTRADICTED  a (table1, a control of ours)",
-        "  a holds",
-        "  because",
-        "NOT TESTED  b (table1)",
-        "  b holds",
-        "  No runs are recorded.",
+    assert papers_table([PAPER], told).rows == [["knfu", "1", "2", MISSING, MISSING, MISSING, "1", "1"]]
+    assert papers_table([PAPER, PAPER], told).rows[-1] == ["all", "2", "4", MISSING, MISSING, MISSING, "2", "2"]
+    assert list(claim_lines((replace(CLAIMS[0], ours=True), CLAIMS[1]), told)) == [
+        ("CONTRADICTED  a (table1, a control of ours)", "a holds", "because"),
+        ("NOT TESTED  b (table1)", "b holds", "No runs are recorded."),
     ]
