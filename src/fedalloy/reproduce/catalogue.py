@@ -79,7 +79,7 @@ class Item:
 
     @property
     def name(self) -> str:
-        """As the paper writes it: "Table 2", "Table VIII", "Fig. 5"; what is no table or figure has no name."""
+        """As the paper writes it: "Table 2", "Table VIII", "Fig. 5"; other items have none."""
         for start, word in (("table", "Table"), ("fig", "Fig.")):
             if self.id.startswith(start):
                 number = self.id.removeprefix(start)

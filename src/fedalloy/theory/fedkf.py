@@ -75,7 +75,7 @@ def chance_below(accuracy: Fraction, samples: int = FRESH) -> float:
 
 
 def fedkf_lemma1() -> Finding:
-    """Evaluate a model on every mixture of three clients in exact fractions, and on what is no mixture.
+    """Evaluate a model on every mixture of three clients in exact fractions, and on a domain outside them.
 
     >>> fedkf_lemma1().holds
     True
