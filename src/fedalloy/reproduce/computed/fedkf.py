@@ -190,7 +190,8 @@ def _by_seed(
             runs = {label: results.run(results.item.row(label), column, seed) for label in labels}
             there = {label: run for label, run in runs.items() if run is not None}
             if len(there) < len(runs):
-                return Computed(None, None, f"Missing runs with seed {seed}: {', '.join(set(runs) - set(there))}.")
+                absent = ", ".join(label for label in labels if label not in there)
+                return Computed(None, None, f"Missing runs with seed {seed}: {absent}.")
             value = of(there)  # `nan` stays: min keeps it only if it comes first
             values[seed] = value if math.isnan(value) else min(values.get(seed, math.inf), value)
     return Computed(values, None, text)
