@@ -14,7 +14,6 @@ from fedalloy import check_method, simulate
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce
 
 CARD = Card(paper="Yin et al., ICML 2018", up="model", down="model", leaves_client="model weights")
 
@@ -42,7 +41,7 @@ class Median(Method):
     @action
     def train(self, me: Client, msg: Message) -> Reply:
         net = me.net(msg["model"])
-        fit(net, me, lambda x, y: ce(net(x), y))
+        fit(net, me, lambda x, y: me.loss(net(x), y))
         return reply(model=params(net))
 
     def models(self, s: State) -> Mapping[str, Tree]:

@@ -202,7 +202,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"methods": {"mine": {}}}, "there is no method 'mine'; choose one of: "),
     ({"methods": {"fedprox": 0.1}}, "methods.fedprox must be a table; write [methods.fedprox]"),
     ({"methods": ["fedprox"]}, "methods = ['fedprox'] must be a table; write [methods]"),
-    ({"training": {"learning_rate": 0.1}}, "training has no key 'learning_rate'; choose one of: batch, clip, "),
+    ({"training": {"learning_rate": 0.1}}, "training has no key 'learning_rate'; choose one of: batch, "),
     ({"training": {"epoch": 1}}, "training has no key 'epoch'; did you mean 'epochs'?"),
     ({"participation": {"fractoin": 0.1}}, "participation has no key 'fractoin'; did you mean 'fraction'?"),
     ({"stop": {"patiense": 3}}, "stop has no key 'patiense'; did you mean 'patience'?"),

@@ -183,7 +183,9 @@ def check_command(words: list[str]) -> None:
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:
-    file, changes = given["file"], list(given["overrides"])
+    file, changes = given.get("file"), list(given["overrides"])
+    if "data" in given and not given["data"].endswith(".toml"):  # `advise` takes data, or an experiment
+        changes = [f"data={given['data']}", *changes]
     if file is not None and "=" in file:
         file, changes = None, [file, *changes]
     there = file is not None and (ROOT / file).is_file()

@@ -19,6 +19,7 @@ from fedalloy.base.text import listed
 from fedalloy.config.sections import CLOSED, DataPart, Experiment, PartitionPart, PublicPart
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Method
 from fedalloy.federation.metrics import METRICS
 from fedalloy.methods import methods
@@ -94,7 +95,24 @@ def methods_page() -> str:
     ]
     runs = compared()
     sections = [section(name, cls, runs.get(name, [])) for name, cls in shown.items()]
-    return "\n\n".join([INTRODUCTION, table(heading, lines), *sections]) + "\n"
+    return "\n\n".join([INTRODUCTION, table(heading, lines), TASKS_SECTION, tasks_table(shown), *sections]) + "\n"
+
+
+TASKS_SECTION = """\
+## Tasks
+
+What a method can learn: one class for each sample, several labels for each sample (`task="labels"`), or numbers
+(`task="numbers"`, regression). A method that cannot learn what the data holds is refused before any work, with the
+names of those that can. A client's loss on its own samples is cross-entropy, binary cross-entropy (mean over the
+labels) or squared error. What methods exchange beyond classes is ours, not their papers': probabilities of each label,
+which are learned by binary KL, or predictions, which are learned by squared error. An option that makes no sense for a
+task is refused."""
+
+
+def tasks_table(shown: Mapping[str, type[Method]]) -> str:
+    """Which method can learn which task, from the cards."""
+    rows = [[f"[`{name}`](#{name})", *(yes(task in cls.card.tasks) for task in TASKS)] for name, cls in shown.items()]
+    return table(("Method", *(task.capitalize() for task in TASKS)), rows)
 
 
 INTRODUCTION = """\

@@ -174,7 +174,7 @@ def test_a_site_that_does_not_come_ends_a_run_before_it_begins(tmp_path: Path, m
     monkeypatch.setattr(app, "PATIENCE", 0.5)
     grid = grid_of(made)
     del grid.nodes[max(grid.nodes)]
-    with pytest.raises(QuorumError, match=r"sites 2 of 3"):
+    with pytest.raises(QuorumError, match="site-2 of 3"):
         app.conducted(grid, made, said.append)
     assert not (made.run / "run.json").exists()
 
@@ -185,7 +185,7 @@ def test_a_site_that_agreed_to_another_experiment_takes_no_part(
     made, said = init(TINY, tmp_path / "lab", 3), list[str]()
     monkeypatch.setattr(app, "PATIENCE", 0.5)
     (made.site(0) / "experiment.toml").write_text(tomli_w.dumps({**TINY, "seed": 7}))
-    with pytest.raises(QuorumError, match="sites 0 of 3"):
+    with pytest.raises(QuorumError, match="site-0 of 3"):
         app.conducted(grid_of(made), made, said.append)
     assert "(seed)" in said[0]
 

@@ -207,7 +207,7 @@ def test_a_server_that_is_not_there_yet_is_waited_for(made: Deployment) -> None:
 
 def test_a_run_needs_all_sites(made: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "registered"})
-    with pytest.raises(UsageError, match="site 1 is registered"):
+    with pytest.raises(UsageError, match="site-1 is registered"):
         control.submitted(made, lambda _: None)
 
 

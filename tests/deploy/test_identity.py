@@ -160,10 +160,10 @@ def test_a_site_that_stays_away_does_not_keep_a_run_from_being_resumed(
     monkeypatch.setattr(link, "site_states", lambda _: {0: "online", 1: "offline", 2: "online"})
     monkeypatch.setattr(link, "submit", lambda _: "7")
     assert control.submitted(made, said.append) == "7"
-    assert "site 1 is offline" in said[0]
+    assert "site-1 is offline" in said[0]
     monkeypatch.setattr(link, "site_states", lambda _: dict.fromkeys(range(3), "offline"))
     monkeypatch.setattr(link, "run_status", lambda *_: ("finished", ""))
-    with pytest.raises(UsageError, match="site 0 is offline"):
+    with pytest.raises(UsageError, match="site-0 is offline"):
         control.submitted(made, said.append)
 
 

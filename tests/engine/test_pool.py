@@ -194,6 +194,9 @@ def unusual():
         privacy=Privacy(noise_multiplier=1.5),
         secret_noise=True,
         amp_weights="train",
+        task="labels",
+        threshold=0.25,
+        names=[f"clinic {k}" for k in setting.ids],
     )
 
 

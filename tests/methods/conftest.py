@@ -41,6 +41,7 @@ class FakeFederation:
     round: int = 1
     seed: int = 0
     classes: int = 2
+    task: str = "classes"
     public: None = None
     meter: Meter = field(default_factory=Meter)
     asked: list[tuple[str, list[int], dict[str, Any]]] = field(default_factory=list)

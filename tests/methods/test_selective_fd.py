@@ -69,7 +69,7 @@ class Mean(SoftLabels):
         mean = torch.stack([r["soft"] for r in replies]).double().mean(0).float()
         return {r.client: {"soft": mean} for r in replies}, {}
 
-    def distance(self, fused, logits):
+    def distance(self, fused, logits, task="classes"):
         return soft_ce(fused, logits)
 
 

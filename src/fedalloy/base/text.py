@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 MISSING = "\N{EN DASH}"  # shown in a cell when nothing was measured
 TIMES = "\N{MULTIPLICATION SIGN}"
+LONGEST_NAME = 100  # characters of a client's name
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -129,3 +130,50 @@ def listed(words: Sequence[str]) -> str:
     ('a', 'a, b and c')
     """
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def client_label(names: Sequence[str], client: int) -> str:
+    """A client as sentences speak of it: by its name, or else by its number.
+
+    >>> client_label(["North clinic", "Lakeside"], 1), client_label([], 1)
+    ('Lakeside', 'client 1')
+    """
+    return names[client] if 0 <= client < len(names) else f"client {client}"
+
+
+def client_labels(names: Sequence[str], clients: Iterable[int]) -> str:
+    """Several clients in a sentence, by their names or by their numbers.
+
+    >>> client_labels(["North clinic", "Lakeside"], [0, 1]), client_labels([], [0, 2]), client_labels([], [2])
+    ('North clinic and Lakeside', 'clients 0 and 2', 'client 2')
+    """
+    ids = list(clients)
+    if names:
+        return listed([client_label(names, k) for k in ids])
+    return f"client{'' if len(ids) == 1 else 's'} {listed([str(k) for k in ids])}"
+
+
+def client_ticks(names: Sequence[str], clients: Iterable[int], most: int = 18) -> list[str]:
+    """Each client as a narrow table or picture shows it: its name, shortened, or else its number.
+
+    >>> client_ticks(["North clinic", "The clinic by the long lake"], [0, 1], 16), client_ticks([], [0, 1])
+    (['North clinic', 'The clini…g lake'], ['0', '1'])
+    """
+    return [shortened(names[k], most) if k < len(names) else str(k) for k in clients]
+
+
+def name_fault(names: Sequence[str]) -> str | None:
+    """What is wrong with these clients' names, if anything: they are text of the user, and must tell clients apart.
+
+    >>> name_fault(["North", "South"]), name_fault(["North", "North"])
+    (None, "two clients have the name 'North'")
+    """
+    for name in names:
+        if not name.strip() or name != name.strip():
+            return f"the name {name[:LONGEST_NAME]!r} is empty, or begins or ends with a space"
+        if len(name) > LONGEST_NAME:
+            return f"the name {shortened(name)!r} has {len(name)} characters, but {LONGEST_NAME} are the most"
+        if not name.isprintable():
+            return f"the name {shortened(name)!r} has control characters"
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    return f"two clients have the name {twice[0]!r}" if twice else None

@@ -29,7 +29,7 @@ from fedalloy.config.sections import Choice, Experiment
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import UsageError
-from fedalloy.federation import metrics
+from fedalloy.federation import across
 from fedalloy.federation.core import Method, run
 from fedalloy.report.progress import Display
 from fedalloy.run.comparison import Begin, chosen, trained_alike
@@ -224,7 +224,7 @@ def _reached(method: Method, engine: Attacked, rounds: int, hostile: Sequence[in
     honest = np.setdiff1d(engine.setting.ids, hostile)
     accuracy = np.array([math.nan if a is None else a for a in found["accuracy"]])
     weights = np.where(np.isnan(accuracy), 0, engine.setting.counted_by(found["size"]))
-    return view, metrics.amp(accuracy[honest], weights[honest])
+    return view, across.amp(accuracy[honest], weights[honest])
 
 
 def attack_table(scores: Iterable[Score], attackers: str = "") -> Table:

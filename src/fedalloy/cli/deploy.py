@@ -132,6 +132,37 @@ def down_command(folder: str) -> None:
     down(read_deployment(folder), say)
 
 
+@click.command("audit")
+@click.argument("path", metavar="PATH", default=".")
+@click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
+def audit_command(path: str, as_text: bool) -> None:
+    """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
+
+    The exit status is 1 if a line was changed, removed or inserted.
+    """
+    import json
+
+    from fedalloy.deploy.audit import audited, rows, table
+    from fedalloy.errors import FedalloyError
+
+    found = audited(Path(path))
+    if as_text:
+        told = [
+            {"site": folder.name, "client": number, "intact": one.fault is None, "fault": one.fault, "head": one.head,
+             "notes": one.notes, "rows": rows(one.entries)}
+            for (folder, number), one in found.items()
+        ]  # fmt: skip
+        click.echo(json.dumps(told, indent=1))
+    else:
+        for (folder, number), one in found.items():
+            screen().print(table(f"{folder.name}, client {number}", one).rich())
+    if not found:
+        say("no site here has an audit log yet; it begins with the first message")
+    for (folder, _), one in found.items():
+        if one.fault is not None:
+            raise FedalloyError(f"the audit log of {folder.name} is not intact: {one.fault}")
+
+
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
@@ -160,5 +191,5 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
 
 COMMANDS: dict[str, click.Command] = {
     str(each.name): each
-    for each in (init_command, up_command, run_command, status_command, resume_command, down_command)
+    for each in (init_command, up_command, run_command, status_command, resume_command, down_command, audit_command)
 }

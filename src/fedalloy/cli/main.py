@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import click
 
 from fedalloy import __version__
+from fedalloy.cli.advise import advise
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
 from fedalloy.cli.reproduce import reproduce
@@ -517,6 +518,7 @@ def bench_attacks(
     )
 
 
+cli.add_command(advise)
 cli.add_command(reproduce)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")

@@ -23,7 +23,7 @@ from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
 from fedalloy.data.label_space import LabelSpace
-from fedalloy.data.partition import Partition, complete, partitions, split
+from fedalloy.data.partition import Partition, complete, partitions, split, strata
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.errors import UsageError
@@ -127,6 +127,7 @@ def build(
         space,
         network=network,
         holdout=None if everywhere else holdout,
+        names=_names(data, rows, exp.partition),
     )
     if len(aside) or len(held):
         withheld = torch.from_numpy(np.concatenate([aside, held]))
@@ -142,7 +143,7 @@ def build(
         model=exp.model if network is None else Choice(name=_name(network)),
         dataset=data,
         partition=part,
-        card=card(part, data.y[rows], data.classes),
+        card=card(part, data.y[rows], data.classes, data.task),
         digests=digests,
     )
 
@@ -157,6 +158,7 @@ def setting_of(
     *,
     network: Network | None = None,
     holdout: Samples | None = None,
+    names: Sequence[str] = (),
 ) -> Setting:
     """The setting of an experiment with these sites; only the form of a sample matters in `data` and `pool`."""
     outputs = data.classes if space is None else space.outputs
@@ -166,6 +168,7 @@ def setting_of(
         networks=networks_of(exp, data, pool, outputs, len(sites)) if exp.models else [server],
         server=server if exp.models else None,
         classes=data.classes,
+        task=data.task,
         seed=exp.seed,
         work=for_method(exp).training,
         participation=exp.participation,
@@ -178,7 +181,9 @@ def setting_of(
         scale=data.scale,
         space=space,
         amp_weights=exp.amp_weights,
+        threshold=0.5 if exp.threshold is None else exp.threshold,
         private_answers=exp.public is not None and exp.public.answers == "private",
+        names=names,
     )
 
 
@@ -289,6 +294,11 @@ def _created(name: str, **options: Any) -> nn.Module:
         raise UsageError(f"the model '{name}' cannot be built with these options: {reason[:200]}") from error
 
 
+def network_name(network: Network) -> str:
+    """The registered name of a network of [[models]], or that of a function of the user's."""
+    return str(network.args[0]) if isinstance(network, partial) and network.func is _created else _name(network)
+
+
 def _name(network: Network) -> str:
     name = getattr(network, "__name__", "")
     return name if name.isidentifier() else "network"
@@ -344,11 +354,12 @@ def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: i
     if part.test != "local":
         if data.y_test is None:
             raise UsageError(f"partition.test = '{part.test}', but the data set '{data.name}' has no test split")
-        given["test_labels"], given["test_samples"] = data.y_test, part.test_samples
+        given["test_labels"] = strata(part.name, data.y_test, data.task)
+        given["test_samples"] = part.test_samples
     if part.test_samples is not None and part.test != "official":
         raise UsageError("partition.test_samples goes with partition.test = 'official'; write test_fraction instead")
     divided = split(
-        data.y[rows],
+        strata(part.name, data.y[rows], data.task),
         name=part.name,
         clients=clients,
         seed=seed,
@@ -360,6 +371,13 @@ def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: i
         assert data.y_test is not None
         return replace(divided, test=(np.arange(len(data.y_test)),) * divided.clients)
     return divided
+
+
+def _names(data: Dataset, rows: NDArray[np.int64], part: PartitionPart) -> tuple[str, ...]:
+    """The clients' names, if they are the data set's own clients; one whose rows are all set aside is not a client."""
+    if part.name != "natural" or data.client_ids is None or not data.client_names:
+        return ()
+    return tuple(data.client_names[id] for id in np.unique(data.client_ids[rows]).tolist())
 
 
 def _site(
@@ -395,8 +413,10 @@ def _set_aside(data: Dataset, exp: Experiment) -> tuple[NDArray[np.int64], NDArr
 def _from_each_class(
     data: Dataset, rows: NDArray[np.int64], wanted: int, stream: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Some of these rows, the same number from each class, drawn at random."""
+    """Some of these rows, the same number from each class, drawn at random; where there are no classes, any rows."""
     shuffled = rows[stream.permutation(len(rows))]
+    if data.task != "classes":
+        return np.sort(shuffled[:wanted])
     # Take the first of every class, then the second of every class, and so on.
     rank = np.empty(len(rows), dtype=np.int64)
     for label in range(data.classes):
@@ -449,6 +469,13 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> Other | None:
         raise UsageError(
             f"public.samples = {part.samples}, but '{part.data}' has {len(other.y)}; write that many or fewer"
         )
+    if part.labelled and (other.task, other.y.shape[1:]) != (data.task, data.y.shape[1:]):
+        raise UsageError(
+            f"the labels of the public set '{part.data}' are not of the same kind as those of '{data.name}'; "
+            "write public.labelled = false, or name another data set"
+        )
+    if part.classes == "added" and data.task != "classes":
+        raise UsageError(f"public.classes = 'added' needs classes, but '{data.name}' has none; leave it out")
     # Use the private statistics, so that all networks see inputs on one scale.
     size = None if other.x.shape[2:] == tuple(pool.x.shape[2:]) else pool.x.shape[-1]
     everything, _ = tensors(replace(other, mean=data.mean, std=data.std), size=size)

@@ -165,6 +165,9 @@ class Experiment:
     amp_weights: AmpWeights = option(
         "test", "what clients count by in AMP: their test samples (FedKF's code) or training samples (its Definition 1)"
     )
+    threshold: Annotated[float, Interval(gt=0, lt=1)] | None = option(
+        None, "the probability above which an answer is positive, with two classes or several labels; unset: 0.5"
+    )
     start: str | None = option(None, "a `.safetensors` file with the weights to start from, instead of random ones")
     engine: Literal["auto", "pool", "threads", "serial", "flower"] = option(
         "auto", "what carries the messages; `auto` takes the pool where it pays. All give the same bits"

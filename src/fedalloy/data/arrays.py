@@ -9,8 +9,9 @@ import numpy as np
 import torch.utils.data
 from numpy.typing import ArrayLike
 
+from fedalloy.base.registry import suggest
 from fedalloy.base.text import listed
-from fedalloy.data.samples import Array, Dataset
+from fedalloy.data.samples import TASKS, Array, Dataset, Task
 from fedalloy.errors import DataError
 
 _CHANNELS = (1, 3, 4)
@@ -35,6 +36,8 @@ def from_arrays(
     std: Sequence[float] | None = None,
     label_names: Sequence[str] = (),
     client_ids: ArrayLike | None = None,
+    client_names: Sequence[str] = (),
+    task: Task = "classes",
 ) -> Dataset:
     """Create a data set from NumPy arrays or torch tensors.
 
@@ -47,17 +50,25 @@ def from_arrays(
     uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise unchanged. By default, mean
     and std are those of the training part; for feature vectors, `note` says so, since a federation could not compute
     them. Labels are integers of any dtype, from 0 and without gaps, unless `classes` gives the number of classes.
-    Integers that look like token ids are refused as features, because their size has no meaning.
+    Integers that look like token ids are refused as features, because their size has no meaning. `client_ids` gives the
+    natural client of each training row; with `client_names`, it is the position of the client's name in that list.
+
+    With `task="labels"`, `y` is N x L: 1 for each label that a row has, else 0. With `task="numbers"` it holds what a
+    regression predicts, N or N x T numbers, which are not scaled.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
     >>> data.x.shape, data.mean, data.std
     ((2, 2, 1, 1), (1.0, 1.0), (1.0, 1.0))
     >>> from_arrays(np.zeros((5, 28, 28, 3), np.uint8), np.arange(5)).x.shape
     (5, 3, 28, 28)
+    >>> from_arrays([[0.0], [2.0]], [[1, 0, 1], [0, 0, 1]], task="labels").classes
+    3
     """
-    inputs, labels = as_inputs(name, x), as_labels(name, y)
+    if task not in TASKS:
+        raise DataError(f"data set '{name}': there is no task '{task}'; {suggest(task, [*TASKS])}")
+    inputs, labels = as_inputs(name, x), as_targets(name, y, task)
     test_inputs = None if x_test is None else as_inputs(name, x_test)
-    test_labels = None if y_test is None else as_labels(name, y_test)
+    test_labels = None if y_test is None else as_targets(name, y_test, task)
     if inputs.size == 0:
         raise DataError(f"data set '{name}': the training part is empty")
     note = ""
@@ -65,6 +76,8 @@ def from_arrays(
         note = _said_of_columns(name, np.asarray(x))
         own_mean, own_std = statistics(inputs)
         mean, std = own_mean if mean is None else mean, own_std if std is None else std
+    if classes is None and task != "classes":
+        classes = labels.shape[1]
     if classes is None:
         classes = _counted(name, np.concatenate([part.ravel() for part in (labels, test_labels) if part is not None]))
     return Dataset(
@@ -79,6 +92,8 @@ def from_arrays(
         tuple(label_names),
         None if client_ids is None else as_labels(name, client_ids),
         note,
+        tuple(map(str, client_names)),
+        task=task,
     )
 
 
@@ -148,6 +163,22 @@ def as_labels(name: str, y: ArrayLike) -> Array:
             f"data set '{name}': labels and client ids must be integers, but some are not (dtype {a.dtype})"
         )
     return whole.reshape(-1) if whole.ndim == 2 and whole.shape[1] == 1 else whole
+
+
+def as_targets(name: str, y: ArrayLike, task: Task) -> Array:
+    """Convert what is to be predicted to what `Dataset` asks for: classes, or float32 rows of one target or more."""
+    if task == "classes":
+        return as_labels(name, y)
+    a = np.asarray(y)
+    if a.dtype.kind not in "buif":
+        raise DataError(f"data set '{name}': targets have dtype {a.dtype}, but must be numbers")
+    if task == "numbers" and a.ndim == 1:
+        a = a[:, None]
+    if a.ndim != 2 or a.shape[1] == 0:
+        shape = "N x L, a column for each label" if task == "labels" else "N or N x T"
+        raise DataError(f"data set '{name}': targets have shape {a.shape}, but with task='{task}' they must be {shape}")
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are refused later with their position
+        return np.ascontiguousarray(a, np.float32)
 
 
 def _counted(name: str, labels: Array) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedalloy.data.partition import Partition
 from fedalloy.data.partitioners import Indices
+from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 
 Floats = NDArray[np.float64]
@@ -21,7 +22,8 @@ class PartitionCard:
     """Statistics of a partition; `counts[k, c]` is how many rows of class c client k has in the training pool.
 
     `divergence` is each client's Jensen-Shannon divergence, in bits, between its label distribution and that of all
-    clients together: 0 means the same distribution, 1 means no class in common.
+    clients together: 0 means the same distribution, 1 means no class in common. With several labels a row, the counts
+    are of rows that have each label, and a distribution is over these; numbers are one class that all rows have.
     """
 
     partition: Partition
@@ -33,6 +35,7 @@ class PartitionCard:
     size_variation: float
     size_gini: float
     sha256: str
+    task: Task = "classes"
 
     def to_json(self, *, indices: bool = False) -> dict[str, Any]:
         """Return the card as plain numbers, lists and strings; with `indices`, include every client's rows."""
@@ -67,25 +70,26 @@ class PartitionCard:
         return plain
 
     def describe(self) -> str:
-        """Return a readable summary of four lines."""
+        """Return a readable summary of four lines; of two if there are only numbers to predict."""
         p, sizes, far = self.partition, self.sizes, self.divergence
         options = ", ".join(f"{key}={value}" for key, value in p.options.items())
-        return "\n".join(
-            [
-                f"{p.name}{f' ({options})' if options else ''}, seed {p.seed}: {sizes.sum():,} rows of "
-                f"{self.counts.shape[1]} classes on {p.clients} clients; sha256 {self.sha256[:12]}",
-                f"sizes: smallest {sizes.min():,} (client {sizes.argmin()}), mean {sizes.mean():,.0f}, "
-                f"largest {sizes.max():,} (client {sizes.argmax()}); "
-                f"coefficient of variation {self.size_variation:.2f}, Gini {self.size_gini:.2f}",
-                f"labels: {self.classes_per_client:.1f} classes per client, of which the largest has "
-                f"{self.largest_share:.0%} of its rows, on average",
-                f"distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
-                f"largest {far.max():.2f} (client {far.argmax()})",
-            ]
-        )
+        kinds = {"classes": f" of {self.counts.shape[1]} classes", "labels": f" with {self.counts.shape[1]} labels"}
+        what, few = kinds.get(self.task, ""), "labels" if self.task == "labels" else "classes"
+        lines = [
+            f"{p.name}{f' ({options})' if options else ''}, seed {p.seed}: {sizes.sum():,} rows{what}"
+            f" on {p.clients} clients; sha256 {self.sha256[:12]}",
+            f"sizes: smallest {sizes.min():,} (client {sizes.argmin()}), mean {sizes.mean():,.0f}, "
+            f"largest {sizes.max():,} (client {sizes.argmax()}); "
+            f"coefficient of variation {self.size_variation:.2f}, Gini {self.size_gini:.2f}",
+            f"labels: {self.classes_per_client:.1f} {few} per client, of which the largest has "
+            f"{self.largest_share:.0%} of its {'ones' if self.task == 'labels' else 'rows'}, on average",
+            f"distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
+            f"largest {far.max():.2f} (client {far.argmax()})",
+        ]
+        return "\n".join(lines if self.task != "numbers" else lines[:2])
 
 
-def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard:
+def card(partition: Partition, labels: ArrayLike, classes: int, task: Task = "classes") -> PartitionCard:
     """Measure a partition of a data set with these labels and this number of classes.
 
     >>> from fedalloy.data.partition import split
@@ -97,22 +101,26 @@ def card(partition: Partition, labels: ArrayLike, classes: int) -> PartitionCard
     distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean 0.61, largest 0.61 (client 0)
     """
     pool = np.asarray(labels)
-    if pool.max() >= classes:
+    if task == "numbers":
+        pool, classes = np.zeros(len(pool), np.int64), 1
+    if pool.ndim == 1 and pool.max() >= classes:
         raise UsageError(f"the largest label is {pool.max()}, but classes = {classes}; write classes={pool.max() + 1}")
     rows = [partition.rows(client) for client in range(partition.clients)]
-    counts = np.stack([np.bincount(pool[mine], minlength=classes) for mine in rows]).astype(np.int64)
-    sizes = counts.sum(axis=1)
-    mixtures = counts / sizes[:, None]
+    held = [pool[mine].sum(0) if task == "labels" else np.bincount(pool[mine], minlength=classes) for mine in rows]
+    counts = np.stack(held).astype(np.int64)
+    sizes = np.array([len(mine) for mine in rows], np.int64)
+    mixtures = counts / np.maximum(counts.sum(axis=1), 1)[:, None]
     return PartitionCard(
         partition=partition,
         counts=counts,
         sizes=sizes,
         classes_per_client=float((counts > 0).sum(axis=1).mean()),
         largest_share=float(mixtures.max(axis=1).mean()),
-        divergence=jensen_shannon(mixtures, counts.sum(axis=0) / counts.sum()),
+        divergence=jensen_shannon(mixtures, counts.sum(axis=0) / max(counts.sum(), 1)),
         size_variation=float(sizes.std() / sizes.mean()),
         size_gini=gini(sizes),
         sha256=fingerprint(partition),
+        task=task,
     )
 
 

@@ -370,6 +370,7 @@ def _user_file(path: Path) -> Callable[..., Dataset]:
             mean=mean,
             std=std,
             client_ids=held.client_ids,
+            client_names=held.client_names,
         )
 
     return read

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fedalloy.base.registry import suggest
 from fedalloy.base.rng import numpy_generator
 from fedalloy.data.partition_fixed import Priors, class_priors, draw_tests
 from fedalloy.data.partition_legacy import at_least_one, local_split
 from fedalloy.data.partitioners import Indices, partitions
+from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 
 __all__ = ["Partition", "local_split", "partitions", "split"]
@@ -106,6 +107,30 @@ def split(
         val.append(mine[kept:])
     test_from: Literal["train", "official"] = "train" if test_labels is None else "official"
     return Partition(name, seed, settings, tuple(train), tuple(val), tuple(test), test_from, priors)
+
+
+LABEL_FREE = ("iid", "quantity", "natural")  # partitions that do not look at classes
+
+
+def strata(name: str, targets: NDArray[Any], task: Task) -> NDArray[Any]:
+    """The classes by which a partition divides rows: their own, or one for all where the task has none.
+
+    >>> strata("iid", np.array([[0.5], [2.5]], np.float32), "numbers")
+    array([0, 0])
+    >>> strata("dirichlet", np.array([[0.5], [2.5]], np.float32), "numbers")
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.UsageError: the partition 'dirichlet' divides rows by their class, but with task = 'numbers' they \
+have none; use one of: iid, quantity, natural
+    """
+    if task == "classes":
+        return targets
+    if name not in LABEL_FREE:
+        raise UsageError(
+            f"the partition '{name}' divides rows by their class, but with task = '{task}' they have none; "
+            f"use one of: {', '.join(LABEL_FREE)}"
+        )
+    return np.zeros(len(targets), np.int64)
 
 
 def _as_labels(values: ArrayLike, what: str) -> Indices:

@@ -75,7 +75,8 @@ class PublicSet:
         """Return the part of the set for round `round`, which is the same wherever and whenever it is computed.
 
         `fixed` is the same random part in every round, `fresh` a new one, `stratified` a new one that keeps the class
-        proportions (FedMD), `all` the whole set regardless of `size`. Samples stay in the order of the set.
+        proportions (FedMD; where there are no classes it is like `fresh`), `all` the whole set regardless of `size`.
+        Samples stay in the order of the set.
         """
         if policy not in get_args(Policy):
             raise UsageError(
@@ -87,14 +88,15 @@ class PublicSet:
             raise UsageError(
                 f"a round needs {size} of {len(self)} public samples; choose a number from 1 to {len(self)}"
             )
-        if policy == "stratified" and not self.labelled:
+        if policy == "stratified" and self.samples.y.ndim == 1 and not self.labelled:
             raise UsageError(
                 "policy = 'stratified' draws public samples by their labels, but this public set has none; "
                 "write public.labelled = true, or policy = 'fresh'"
             )
         stream = generator(seed, "public", 0 if policy == "fixed" else round)
         shuffled = torch.randperm(len(self), generator=stream)
-        chosen = _stratify(self.labels[shuffled], shuffled, size) if policy == "stratified" else shuffled[:size]
+        by_class = policy == "stratified" and self.samples.y.ndim == 1
+        chosen = _stratify(self.labels[shuffled], shuffled, size) if by_class else shuffled[:size]
         return replace(self, samples=self.samples.subset(chosen.sort().values))
 
 

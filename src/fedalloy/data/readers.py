@@ -32,6 +32,7 @@ class Arrays(NamedTuple):
     y_test: Array | None
     label_names: tuple[str, ...] = ()
     client_ids: Array | None = None
+    client_names: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -166,7 +167,10 @@ def read_compact(path: Path, *, coarse: bool = False) -> Arrays:
 
 
 def read_npz(path: Path) -> Arrays:
-    """Read a user's file: `x`, `y` and optionally `x_test`, `y_test` and `client` (the client of each training row)."""
+    """Read a user's file: `x`, `y` and optionally `x_test`, `y_test`, `client` and `client_names`.
+
+    `client` is the client of each training row: with `client_names`, the position of its name there.
+    """
     with reading(path, "an .npz file"), open_npz(path) as held:
         if missing := {"x", "y"} - set(held.files):
             raise DataError(
@@ -174,7 +178,8 @@ def read_npz(path: Path) -> Arrays:
                 "write it with numpy.savez_compressed(path, x=inputs, y=labels)"
             )
         x_test, y_test, client = (held[key] if key in held.files else None for key in ("x_test", "y_test", "client"))
-        return Arrays(held["x"], held["y"], x_test, y_test, client_ids=client)
+        names = tuple(held["client_names"].astype(str).tolist()) if "client_names" in held.files else ()
+        return Arrays(held["x"], held["y"], x_test, y_test, client_ids=client, client_names=names)
 
 
 def open_npz(path: Path) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -16,9 +16,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedalloy.base.text import name_fault
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
+Task = Literal["classes", "labels", "numbers"]  # one class a sample; any of several labels; numbers (regression)
+TASKS: tuple[Task, ...] = get_args(Task)
 LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
 
 
@@ -47,8 +50,12 @@ class Dataset:
     """Labelled images or features with their metadata; validated on creation.
 
     `x` is N x C x H x W, either uint8 pixels (scaled to [0, 1] later) or float32; `mean` and `std` have one number per
-    channel on that scale. `client_ids` gives the natural client of each training row, if known. `note` describes how
-    these rows differ from the full published set; it is empty if they are the full set.
+    channel on that scale. `client_ids` gives the natural client of each training row, if known: the position of its
+    name in `client_names`, if there are names. `note` describes how these rows differ from the full published set; it
+    is empty if they are the full set.
+
+    `task` says what `y` holds: a class number per row (int64), or a row of `classes` float32 numbers, which are 0 or 1
+    for "labels" and anything finite for "numbers". `classes` is the number of outputs in every task.
 
     >>> x = np.zeros((2, 1, 4, 4), np.uint8)
     >>> Dataset("dots", x, np.array([0, 1]), None, None, classes=2, mean=(0.5,), std=(0.25,)).black
@@ -70,10 +77,14 @@ class Dataset:
     label_names: tuple[str, ...] = ()
     client_ids: Array | None = None
     note: str = ""
+    client_names: tuple[str, ...] = ()
+    task: Task = "classes"
 
     def __post_init__(self) -> None:
-        if self.classes < 2:
+        if self.classes < 2 and self.task == "classes":
             raise self._wrong(f"classes = {self.classes}, but a classifier needs at least 2")
+        if self.classes < 1:
+            raise self._wrong("there is nothing to predict; give at least one label or number")
         self._check_split("training", self.x, self.y)
         if self.x_test is not None and self.y_test is not None:
             self._check_split("test", self.x_test, self.y_test)
@@ -93,11 +104,22 @@ class Dataset:
             raise self._wrong(f"every std must be greater than 0, but std = {self.std}")
         if self.label_names and len(self.label_names) != self.classes:
             raise self._wrong(f"there are {len(self.label_names)} label names for {self.classes} classes")
-        if self.client_ids is not None and self.client_ids.shape != self.y.shape:
+        if self.client_ids is not None and self.client_ids.shape != self.y.shape[:1]:
             raise self._wrong(
                 f"there must be one client id per training label, but their shapes are {self.client_ids.shape} and "
                 f"{self.y.shape}"
             )
+        if fault := name_fault(self.client_names):
+            raise self._wrong(f"{fault}; rename it in client_names")
+        if self.client_names and self.client_ids is None:
+            raise self._wrong("client names need client_ids, the client of each training row")
+        if self.client_names and self.client_ids is not None:
+            stray = np.flatnonzero((self.client_ids < 0) | (self.client_ids >= len(self.client_names)))
+            if stray.size:
+                raise self._wrong(
+                    f"row {stray[0]} belongs to client {self.client_ids[stray[0]]}, but only "
+                    f"{len(self.client_names)} clients have names"
+                )
 
     @property
     def scale(self) -> Scale:
@@ -116,24 +138,38 @@ class Dataset:
             )
         if x.dtype not in (np.uint8, np.float32):
             raise self._wrong(f"{split} samples have dtype {x.dtype}; they must be uint8 or float32")
-        if y.dtype != np.int64 or y.ndim != 1:
-            raise self._wrong(
-                f"{split} labels have dtype {y.dtype} and shape {y.shape}; they must be a 1-D int64 array"
-            )
+        self._check_targets(split, y)
         if len(x) != len(y):
             raise self._wrong(f"there are {len(x)} {split} samples but {len(y)} {split} labels")
         if x.size == 0:
             raise self._wrong(f"the {split} part is empty")
-        stray = np.flatnonzero((y < 0) | (y >= self.classes))
-        if stray.size:
-            raise self._wrong(
-                f"{split} label {stray[0]} is {y[stray[0]]}, "
-                f"but with {self.classes} classes labels must be 0 to {self.classes - 1}"
-            )
         if x.dtype == np.float32 and not np.isfinite(x).all():
             row, channel = (int(place) for place in np.argwhere(~np.isfinite(x))[0][:2])
             where = f"row {row}, column {channel}," if x.shape[2:] == (1, 1) else f"sample {row}"
             raise self._wrong(f"{split} {where} contains NaN or infinity; remove or correct it")
+
+    def _check_targets(self, split: str, y: Array) -> None:
+        if self.task == "classes":
+            if y.dtype != np.int64 or y.ndim != 1:
+                raise self._wrong(
+                    f"{split} labels have dtype {y.dtype} and shape {y.shape}; they must be a 1-D int64 array"
+                )
+            stray = np.flatnonzero((y < 0) | (y >= self.classes))
+            if stray.size:
+                raise self._wrong(
+                    f"{split} label {stray[0]} is {y[stray[0]]}, "
+                    f"but with {self.classes} classes labels must be 0 to {self.classes - 1}"
+                )
+            return
+        if y.dtype != np.float32 or y.ndim != 2 or y.shape[1] != self.classes:
+            raise self._wrong(
+                f"{split} targets have dtype {y.dtype} and shape {y.shape}; they must be float32, N x {self.classes}"
+            )
+        sound = np.isfinite(y) if self.task == "numbers" else (y == 0) | (y == 1)
+        if not sound.all():
+            row, column = np.argwhere(~sound)[0]
+            kind = "a finite number" if self.task == "numbers" else "0 or 1"
+            raise self._wrong(f"{split} row {row}, target {column} is {y[row, column]}, but it must be {kind}")
 
     def _wrong(self, what: str) -> DataError:
         return DataError(f"data set '{self.name}': {what}")
@@ -183,8 +219,9 @@ class Samples:
         return Samples(self.x.to(device), self.y.to(device), self.index.to(device))
 
     def counts(self, classes: int) -> Tensor:
-        """Count the samples of each class."""
-        return torch.bincount(self.labels, minlength=classes)
+        """Count the samples of each class; with several labels a sample, those that have each label."""
+        labels = self.labels
+        return torch.bincount(labels, minlength=classes) if labels.ndim == 1 else labels.sum(0).long()
 
 
 def tensors(dataset: Dataset, *, size: int | None = None) -> tuple[Samples, Samples | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedalloy.base.plugins import blamed, load_file, load_installed
 from fedalloy.config.experiment import read
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
+from fedalloy.deploy.audit import site_log, witnessed
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
@@ -30,6 +32,7 @@ from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.run.runner import resume, simulate
+from fedalloy.storage.audit import AuditLog
 from fedalloy.storage.store import begun, described
 
 PATIENCE = 600.0  # seconds to wait for sites that are not connected yet
@@ -63,14 +66,19 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
         load_file(plugin)
     exp, bound = read(deployment.experiment), bound_nodes(deployment)
     built = without_sizes(exp, deployment.sites)
+    if deployment.names:
+        built = replace(built, setting=replace(built.setting, names=deployment.names))
     if begun(deployment.run):
         built = with_sizes(built, known_sizes(described(deployment.run)))
-        resume(deployment.run, built=built, engine=Flower(grid, built.setting, exp, say=say, bound=bound), say=say)
+        resume(deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
     else:
         built = with_sizes(built, present(grid, exp, deployment, bound, built.setting, say))
-        simulate(
-            exp, deployment.run, built=built, engine=Flower(grid, built.setting, exp, say=say, bound=bound), say=say
-        )
+        simulate(exp, deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
+
+
+def _engine(grid: Grid, setting: Setting, exp: Experiment, deployment: Deployment, say: Say) -> Flower:
+    witness = partial(witnessed, deployment)
+    return Flower(grid, setting, exp, say=say, bound=bound_nodes(deployment), witness=witness)
 
 
 def present(
@@ -89,12 +97,12 @@ def present(
             return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
 
-    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge)
-    missing = [str(k) for k in range(deployment.sites) if k not in roster.known]
+    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names)
+    missing = [deployment.label(k) for k in range(deployment.sites) if k not in roster.known]
     if missing:
-        why = "".join(f"; site {k}: {one.reason}" for k, one in sorted(roster.refused.items()))
+        why = "".join(f"; {deployment.label(k)}: {one.reason}" for k, one in sorted(roster.refused.items()))
         raise QuorumError(
-            f"not enough sites: sites {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
+            f"not enough sites: {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
         )
     return roster.known
 
@@ -121,4 +129,9 @@ def _folder(context: Context) -> Path:
     return Path(str(context.node_config["site"]))
 
 
-client = client_app(setting_of, agreed)
+def audit(context: Context) -> AuditLog:
+    """Return a site's audit log."""
+    return site_log(_folder(context), int(context.node_config[PARTITION]))
+
+
+client = client_app(setting_of, agreed, audit)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.files import write_json
+from fedalloy.base.text import client_label
 from fedalloy.deploy import link, processes
 from fedalloy.deploy.events import events, events_file
 from fedalloy.deploy.folder import Deployment, Say
@@ -51,7 +52,7 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
             _start(deployment, name)
     for k, name in enumerate(names[2:]):
         _await_site(deployment, k, started if name in missing else 0.0)
-        say(f"{name:<12} online")
+        say(f"{deployment.label(k):<12} online")
 
 
 def _await_site(deployment: Deployment, number: int, since: float) -> None:
@@ -129,7 +130,7 @@ def submitted(deployment: Deployment, say: Say) -> str:
         say("the run is in progress; following it")
         return current
     states = link.site_states(deployment)
-    away = [f"site {k} is {state}" for k, state in states.items() if state != "online"]
+    away = [f"{deployment.label(k)} is {state}" for k, state in states.items() if state != "online"]
     if away and (len(away) == len(states) or not begun(deployment.run)):
         raise UsageError(f"not all sites are online: {', '.join(away)}; start them, then try again")
     for sentence in away:
@@ -224,7 +225,7 @@ def status(deployment: Deployment) -> list[tuple[str, str]]:
     except link.LinkError as error:
         sites = dict.fromkeys(range(deployment.sites), "unknown")
         rows.append(("link", str(error)))
-    rows += [(site_name(k), state) for k, state in sites.items()]
+    rows += [(deployment.label(k), state) for k, state in sites.items()]
     records = _records(deployment)
     rows.append(("round", f"{records[-1]['round']} done" if records else "none finished yet"))
     return [*rows, ("last error", last_fault(deployment, records))]
@@ -238,7 +239,7 @@ def last_fault(deployment: Deployment, records: list[dict[str, Any]]) -> str:
         return str(failed[-1])
     for record in reversed(records):
         for bad in record.get("quarantined", [])[-1:]:
-            return f"round {record['round']}, client {bad['client']}: {bad['reason']}"
+            return f"round {record['round']}, {client_label(deployment.names, bad['client'])}: {bad['reason']}"
         if record.get("skipped"):
             return f"round {record['round']} was skipped: {record['skipped']}"
     return "none"

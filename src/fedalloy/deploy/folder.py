@@ -10,12 +10,15 @@ run/                 the run, in the same format as every fedalloy run
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from fedalloy.base.text import name_fault
 from fedalloy.errors import UsageError
 
 Say = Callable[[str], None]
@@ -38,6 +41,7 @@ class Deployment:
     port: int
     sites: int
     most_samples: int | tuple[int, ...] = MOST_SAMPLES
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         each = self.most_samples if isinstance(self.most_samples, tuple) else (self.most_samples,) * self.sites
@@ -46,6 +50,21 @@ class Deployment:
                 f"most_samples = {self.most_samples!s:.80} in deployment.toml must be an integer from 1 to "
                 f"{LARGEST}, or a list with one for each of the {self.sites} sites"
             )
+
+        if self.names and len(self.names) != self.sites:
+            raise UsageError(f"names in deployment.toml has {len(self.names)} names for {self.sites} sites")
+        if fault := name_fault(self.names):
+            raise UsageError(f"names in deployment.toml: {fault}; rename it")
+
+    def label(self, site: int) -> str:
+        """Return a site's name, or its number if it has none.
+
+        >>> Deployment(Path("lab"), "127.0.0.1", 8443, 2, names=("North clinic", "Lakeside")).label(1)
+        'Lakeside'
+        >>> Deployment(Path("lab"), "127.0.0.1", 8443, 2).label(1)
+        'site-1'
+        """
+        return self.names[site] if self.names else f"site-{site}"
 
     def limit(self, site: int) -> int:
         """Return how many samples a site may claim, separately for training, testing and validation.
@@ -109,6 +128,7 @@ class Deployment:
         return (
             f'host = "{self.host}"\nport = {self.port}\nsites = {self.sites}\n'
             f"most_samples = {most}  # that a site may claim; or a list with one number per site\n"
+            + (f"names = {json.dumps(list(self.names), ensure_ascii=False)}\n" if self.names else "")
         )
 
 
@@ -147,4 +167,11 @@ def read_deployment(folder: str | Path) -> Deployment:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"'{file}' cannot be read: {error}; create the deployment again") from error
     most = values.get("most_samples", MOST_SAMPLES)
-    return Deployment(folder, host, port, sites, tuple(most) if isinstance(most, list) else most)
+    return Deployment(folder, host, port, sites, tuple(most) if isinstance(most, list) else most, _names(values))
+
+
+def _names(values: Mapping[str, Any]) -> tuple[str, ...]:
+    names = values.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UsageError('names in deployment.toml must be a list of texts, such as ["North clinic", "Lakeside"]')
+    return tuple(names)

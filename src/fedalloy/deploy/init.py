@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedalloy.deploy.agreed import AGREED
 from fedalloy.deploy.folder import Deployment, parse_address
 from fedalloy.deploy.settings import Amount, for_server
 from fedalloy.errors import UsageError
+from fedalloy.federation.setting import Setting
 from fedalloy.run.runner import refuse_unfit
 from fedalloy.train.fit import one_thread
 
@@ -53,7 +55,8 @@ def init(
     host, port = parse_address(address)
     deployment = Deployment(Path(out).absolute(), host, port, sites)
     exp = experiment(values)
-    refuse_undeployable(exp, sites)
+    names = refuse_undeployable(exp, sites).names
+    deployment = replace(deployment, names=tuple(names))
     if deployment.folder.exists() and any(deployment.folder.iterdir()):
         raise UsageError(f"'{out}' is not empty; choose another folder; existing keys are never overwritten")
     if port + sites >= 65536:
@@ -81,8 +84,11 @@ def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "aggregation": {"cap": CAP, **values.get("aggregation", {})}}
 
 
-def refuse_undeployable(exp: Experiment, sites: int) -> None:
-    """Refuse an experiment that cannot run at sites that keep their data, or that the server would refuse later."""
+def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
+    """Refuse an experiment that cannot run at sites that keep their data, or that the server would refuse later.
+
+    Returns the setting that it was tried with.
+    """
     method, agreed = make_method(exp), exp.data.name == AGREED
     if sites < 2:
         raise UsageError(f"--sites {sites}: a federation needs at least 2 sites")
@@ -135,6 +141,7 @@ def refuse_undeployable(exp: Experiment, sites: int) -> None:
     with one_thread():
         tried(setting)
         refuse_unfit(method, setting)
+    return setting
 
 
 def _server(deployment: Deployment, authority: keys.Authority, plugins: Sequence[str | Path]) -> None:

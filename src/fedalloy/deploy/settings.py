@@ -197,8 +197,8 @@ class Blank(Samples):
 def _blank(like: Samples, count: int, counts: Sequence[int] = ()) -> Samples:
     """Repeat one row `count` times, using the memory of one."""
     x = torch.zeros(1, *like.x.shape[1:], device=like.x.device)
-    first = torch.zeros(1, dtype=torch.int64)
-    return Blank(x, first, first.expand(count), counts)
+    y, first = torch.zeros(1, *like.y.shape[1:], dtype=like.y.dtype), torch.zeros(1, dtype=torch.int64)
+    return Blank(x, y, first.expand(count), counts)
 
 
 def _amount(site: Site) -> Amount:

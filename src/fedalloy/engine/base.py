@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedalloy.base import rng, tree
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples, Scale
+from fedalloy.data.samples import Samples, Scale, Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import (
     Client,
@@ -75,6 +75,11 @@ class Round:
     def outputs(self) -> int:
         """Number of outputs of a network."""
         return self._setting.outputs
+
+    @property
+    def task(self) -> Task:
+        """What the networks predict."""
+        return self._setting.task
 
     @property
     def work(self) -> LocalWork:

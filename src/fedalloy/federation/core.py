@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, dataclass_transform
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +20,14 @@ from fedalloy.base.plugins import by_signal, named
 from fedalloy.base.registry import Registry
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import Holder, PublicSet
-from fedalloy.data.samples import Samples, Scale
+from fedalloy.data.samples import Samples, Scale, Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.actions import action, as_check, in_words, is_action, travels
 from fedalloy.federation.gate import Check, Contract, counts, finite, like, optional, whole
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.train.costs import Meter, metered
 from fedalloy.train.fit import LocalWork, address_dropout, load, params
+from fedalloy.train.losses import balanced_weights, task_loss
 from fedalloy.train.noise import secret_seed
 from fedalloy.train.privacy import Account, accounted, rolled_back
 
@@ -105,6 +107,8 @@ class Client:
     meter: Meter = field(default_factory=Meter)
     account: Account | None = None
     outputs: int = 0  # of a network; 0: as many as there are classes
+    name: str = ""  # if it has one
+    task: Task = "classes"
 
     def __post_init__(self) -> None:
         if self.outputs == 0:
@@ -119,6 +123,26 @@ class Client:
     def n(self) -> int:
         """Number of training samples."""
         return len(self.train)
+
+    @property
+    def label(self) -> str:
+        """This client as messages speak of it: by its name, if it has one."""
+        return self.name or f"client {self.id}"
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """How much each class counts in the client's loss; None: all the same."""
+        if self.work.class_weights is None:
+            return None
+        return balanced_weights(self.task, self.train.labels, self.outputs)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a network's outputs on targets of the client's own, by task and class weights.
+
+        Under [privacy] it is still a mean of one term per sample. For public labels, which the weights are not about,
+        use `task_loss`.
+        """
+        return task_loss(self.task, outputs, targets, self.class_weights)
 
     def rng(self, purpose: str) -> torch.Generator:
         """This client's random stream for a purpose in this round; if its noise is secret, it cannot be reproduced."""
@@ -192,6 +216,10 @@ class Federation(Protocol):
     @property
     def outputs(self) -> int:
         """Number of outputs of a network: the classes, plus any added by the public set."""
+
+    @property
+    def task(self) -> Task:
+        """What the networks predict: a class, labels or numbers."""
 
     @property
     def work(self) -> LocalWork:
@@ -281,7 +309,8 @@ class Card:
     sample (plus terms without data), and send nothing else about them but their number: [privacy] then covers
     the method, except with the options in `private_except`. `up` and `down`, what travels, default to the actions'
     declarations. `once` means that all the work is done in the first round, and the
-    run ends after it.
+    run ends after it. `role` is "bound" for what methods are compared with (alone, pooled), and "control" for a changed
+    form of a method that its paper compares it with. `tasks` are those that the method can learn.
     """
 
     paper: str
@@ -297,6 +326,8 @@ class Card:
     private: bool = False
     private_except: Mapping[str, Any] = field(default_factory=dict)
     once: bool = False
+    role: Literal["method", "bound", "control"] = "method"
+    tasks: tuple[Task, ...] = ("classes",)
     quick: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -362,6 +393,10 @@ class Method:
 
     def idle(self, participation: Participation) -> str | None:
         """The option that was chosen but has no effect with this [participation], if any, as a clause that says so."""
+        return None
+
+    def unfit_for(self, task: Task) -> str | None:
+        """The option that does not go with this task, although its card lists it, as a clause that says why."""
         return None
 
     def expects(self, message: Message, fed: Federation) -> Contract | None:
@@ -509,7 +544,7 @@ def act(method: Method, me: Client, message: Message, *, alone: bool = True) -> 
         except BaseException as error:
             if by_signal(error):
                 raise
-            raise _told(error, f"client {me.id}, action '{message.action}'")  # noqa: B904  # mostly the same error
+            raise _told(error, f"{me.label}, action '{message.action}'")  # noqa: B904  # mostly the same error
 
 
 def _told(error: BaseException, note: str) -> Exception:

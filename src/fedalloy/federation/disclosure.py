@@ -33,9 +33,31 @@ REPLY = {
 EVALUATION = {
     "confusion": "the confusion matrix on its test rows, and with it how many it has of each class",
     "loss": "the summed loss on them",
+    "auc": "the AUC of each class on them",
+    "calibration": "their calibration error",
+    "decided": "how many of either class are right at the threshold, if there are two classes",
     "validation": "the accuracy on its validation rows, if it has any",
 }
 """Sent in each round that is evaluated, for each of the models that `evaluated` names."""
+
+LABELS = {
+    "confusion": "the confusion matrix of each label",
+    "exact": "how many test rows have all labels right",
+    "loss": "the summed loss",
+    "auc": "the AUC of each label",
+    "validation": "the share of right labels in validation rows",
+}
+"""Sent instead where rows have several labels."""
+
+NUMBERS = {
+    "loss": "the summed squared error",
+    "r2": "R2",
+    "r2_error": "its standard error",
+    "absolute": "the mean absolute error",
+    "absolute_error": "its standard error",
+    "validation": "R2 on validation rows",
+}
+"""Sent instead where numbers are predicted."""
 
 
 def evaluated(method: type[Method]) -> str:
@@ -52,7 +74,8 @@ def evaluated(method: type[Method]) -> str:
 def always() -> list[str]:
     """What every client sends besides its method's replies, in sentences."""
     return [
-        f"Evaluation sends, for each model that a client evaluates: {_all(EVALUATION)}. Under [privacy], real sites "
+        f"Evaluation sends, for each model that a client evaluates: {_all(EVALUATION)}; with several "
+        f"labels a row: {_all(LABELS)}; with numbers to predict: {_all(NUMBERS)}. Under [privacy], real sites "
         "evaluate nothing and send none of this; a simulation does, as a rehearsal.",
         f"A client on another machine also sends, once: {_all(INTRODUCTION)}; with each reply: {_all(REPLY)}; and a "
         "sentence if something fails.",

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
-from fedalloy.federation import metrics
 from fedalloy.federation.core import Client, Method, Network, State, group_of, initial
-from fedalloy.federation.gate import Check, array, like, real, refusal
+from fedalloy.federation.gate import Check, like, optional, real, refusal
 from fedalloy.federation.setting import Setting, pooled
+from fedalloy.federation.tally import counted, miscount, or_none, score_of, view_of
 from fedalloy.train.fit import load, predict, side_by_side
 
 PERSONAL = "personal"
@@ -100,11 +97,11 @@ def at_client(
     }
 
 
-def _counts(net: nn.Module, setting: Setting, id: int) -> dict[str, Any]:
+def _counts(net: nn.Module, setting: Setting, id: int) -> Tree:
     site = setting.sites[id]
-    confusion, loss = _tally(net, [site.test], setting)
-    found = {"confusion": torch.from_numpy(confusion[0]), "loss": float(loss[0])}
-    return {**found, "validation": _accuracy(net, site.validation, setting)} if site.validation else found
+    (found,) = _tally(net, [site.test], setting)
+    score = _score(net, site.validation, setting) if site.validation else math.nan
+    return {**found, "validation": score} if math.isfinite(score) else found
 
 
 def from_clients(
@@ -118,7 +115,7 @@ def from_clients(
     for view, weights in kept.items():
         records[view] = _counted(setting, {k: c["models"][view] for k, c in counts.items()}, exact=True)
         if setting.holdout is not None:
-            records[view]["test"] = _accuracy(setting.fitting(weights, view), setting.holdout, setting)
+            records[view]["test"] = or_none(_score(setting.fitting(weights, view), setting.holdout, setting))
     views = {name: records[view] for name, view in which.items()}
     own = {k: {**({PERSONAL: c[PERSONAL]} if c[PERSONAL] else {}), **c["stages"]} for k, c in counts.items()}
     order = [PERSONAL, *(stage for c in counts.values() for stage in c["order"].split("\n"))]
@@ -138,18 +135,15 @@ def unevaluated(setting: Setting, method: Method, which: Mapping[str, str], kept
 def miscounted(setting: Setting, client: int, found: Any, models: Collection[str]) -> str | None:
     """What is wrong with the counts that a client reports for these models, if anything."""
     site = setting.sites[client]
-    contract: dict[str, Check] = {
-        "confusion": array(setting.classes, setting.answers, least=0, most=len(site.test), dtype=torch.int64),
-        # A model that diverged has a NaN or infinite loss; no loss is negative.
-        "loss": lambda value: None if isinstance(value, float) and not value < 0 else "is not a loss",
-        **({"validation": real(0, 1)} if site.validation else {}),
-    }
+    validated = real(0, 1) if setting.task != "numbers" else optional(real(most=1.0))
 
     def counts(value: Any) -> str | None:
-        fault = refusal(value, contract)
-        if fault is None and (n := int(value["confusion"].sum())) != len(site.test):
-            return f"counts {n} samples, not {len(site.test)}"
-        return fault
+        if not isinstance(value, Mapping):
+            return "is not a table"
+        if site.validation and (fault := refusal(_of(value, "validation"), {"validation": validated})) is not None:
+            return fault
+        rest = {key: part for key, part in value.items() if not (site.validation and key == "validation")}
+        return miscount(setting, rest, len(site.test))
 
     def views(value: Any) -> str | None:
         return refusal(value, dict.fromkeys(value, counts)) if isinstance(value, Mapping) else "is not a table"
@@ -176,16 +170,20 @@ def _unnamed(stages: Mapping[str, Any]) -> str | None:
 
 def _counted(setting: Setting, counts: Mapping[int, Tree], *, exact: bool = False) -> dict[str, Any]:
     """A view from clients' counts; `exact`: all had the same model, so the number of correct answers is whole."""
-    confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
-    loss = np.zeros(len(setting.sites))
-    for k, found in counts.items():
-        confusion[k], loss[k] = found["confusion"].numpy(), found["loss"]
-    view = _view(setting, confusion, loss)
-    sizes = {k: len(site.validation) for k, site in enumerate(setting.sites) if k in counts and site.validation}
-    right = [counts[k]["validation"] * n for k, n in sizes.items()]
-    if right:
-        view["validation"] = sum(map(round, right) if exact else right) / sum(sizes.values())
+    view = view_of(setting, counts)
+    view["validation"] = _validated(
+        setting, {k: c["validation"] for k, c in counts.items() if "validation" in c}, exact
+    )
     return view
+
+
+def _validated(setting: Setting, scores: Mapping[int, float], exact: bool) -> float | None:
+    """The score on validation data, in which clients count by how much they have."""
+    sizes = {k: len(site.validation) for k, site in enumerate(setting.sites) if k in scores and site.validation}
+    if not sizes:
+        return None
+    right = [scores[k] * n for k, n in sizes.items()]
+    return sum(map(round, right) if exact and setting.task == "classes" else right) / sum(sizes.values())
 
 
 def _stage(method: Method, stage: str, me: Client) -> Tree:
@@ -198,13 +196,14 @@ def _equal(weights: Tree, other: Tree) -> bool:
 
 def _shared(setting: Setting, view: str, weights: Tree, threads: int) -> dict[str, Any]:
     net = setting.fitting(weights, view)
-    confusion, loss = _tally(net, [site.test for site in setting.sites], setting, threads)
-    record = _view(setting, confusion, loss)
+    found = _tally(net, [site.test for site in setting.sites], setting, threads)
+    record = view_of(setting, dict(enumerate(found)))
     if setting.holdout is not None:
-        record["test"] = _accuracy(net, setting.holdout, setting, threads)
-    parts = [site.validation for site in setting.sites if site.validation is not None and len(site.validation)]
+        record["test"] = or_none(_score(net, setting.holdout, setting, threads))
+    parts = {k: site.validation for k, site in enumerate(setting.sites) if site.validation}
     if parts:
-        record["validation"] = _accuracy(net, pooled(parts), setting, threads)
+        scores = zip(parts, _scores(net, list(parts.values()), setting, threads), strict=True)
+        record["validation"] = _validated(setting, {k: v for k, v in scores if math.isfinite(v)}, exact=True)
     return record
 
 
@@ -212,73 +211,49 @@ def _each(
     setting: Setting, model: Callable[[Client], Tree | None], round: int, memories: Mapping[int, Tree], threads: int
 ) -> dict[str, Any]:
     """A view in which each client has its own model."""
-    confusion = np.zeros((len(setting.sites), setting.classes, setting.answers), dtype=np.int64)
-    loss = np.zeros(len(setting.sites))
-    right = np.zeros(len(setting.sites))  # of each client's validation share
+    counts: dict[int, Tree] = {}
 
     def evaluate_some(clients: Sequence[int]) -> None:
         nets: dict[Network, nn.Module] = {}  # built once: only the weights differ
         for k in clients:
-            me, site = setting.client(k, round, memories.get(k, {})), setting.sites[k]
+            me = setting.client(k, round, memories.get(k, {}))
             weights = model(me)
             assert weights is not None
             if me.network not in nets:
                 nets[me.network] = setting.build(k)
-            net = load(nets[me.network], weights)
-            confusion[k : k + 1], loss[k : k + 1] = _tally(net, [site.test], setting)
-            if site.validation is not None and len(site.validation):
-                right[k] = _accuracy(net, site.validation, setting) * len(site.validation)
+            counts[k] = _counts(load(nets[me.network], weights), setting, k)
 
     side_by_side(evaluate_some, [setting.ids[first::threads] for first in range(threads)], threads)
-    view = _view(setting, confusion, loss)
-    seen = sum(len(site.validation) for site in setting.sites if site.validation is not None)
-    if seen:
-        view["validation"] = sum(right.tolist()) / seen
-    return view
+    return _counted(setting, {k: counts[k] for k in setting.ids})
 
 
-def _view(setting: Setting, confusion: NDArray[np.int64], loss: NDArray[np.float64]) -> dict[str, Any]:
-    sizes = confusion.sum(axis=(1, 2))
-    found = metrics.summarise(confusion, loss, seed=setting.seed, weights=setting.counted_by(sizes.tolist()))
-    with np.errstate(invalid="ignore"):
-        mean_loss = loss / sizes
-    return {
-        **{name: _or_none(value) for name, value in found.items()},
-        "test": None,
-        "validation": None,
-        "clients": {
-            "accuracy": [_or_none(a) for a in metrics.accuracy_per_client(confusion).tolist()],
-            "loss": [_or_none(value) for value in mean_loss.tolist()],
-            "size": sizes.tolist(),
-        },
-    }
-
-
-def _tally(
-    net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int = 1
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Confusion counts (true class, predicted class) and summed loss of each part."""
+def _tally(net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int = 1) -> list[Tree]:
+    """What the owner of each part counts for this network."""
     if len(parts) > 1 and all(part is parts[0] for part in parts):  # all are tested on the same samples
-        counts, losses = _tally(net, parts[:1], setting, threads)
-        return counts.repeat(len(parts), 0), losses.repeat(len(parts))
-    confusion = torch.zeros(len(parts), setting.classes, setting.answers, dtype=torch.int64)
-    loss = torch.zeros(len(parts), dtype=torch.float64)
-    filled = [p for p in parts if len(p)]
-    if filled:
-        together = pooled(filled)
-        logits = predict(net, together, threads=threads)[:, : setting.answers].cpu()
-        labels = together.labels.cpu()
-        owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(p) for p in parts]))
-        ones = torch.ones(len(labels), dtype=torch.int64)
-        confusion.index_put_((owner, labels, logits.argmax(1)), ones, accumulate=True)
-        loss.index_add_(0, owner, F.cross_entropy(logits, labels, reduction="none").double())
-    return confusion.numpy(), loss.numpy()
+        return _tally(net, parts[:1], setting, threads) * len(parts)
+    return [counted(setting, logits, targets) for logits, targets in _outputs(net, parts, setting, threads)]
 
 
-def _accuracy(net: nn.Module, samples: Samples, setting: Setting, threads: int = 1) -> float:
-    right: Tensor = predict(net, samples, threads=threads)[:, : setting.answers].argmax(1) == samples.labels
-    return float(right.double().mean())
+def _scores(net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int = 1) -> list[float]:
+    return [score_of(setting, logits, targets) for logits, targets in _outputs(net, parts, setting, threads)]
 
 
-def _or_none(value: float) -> float | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _score(net: nn.Module, samples: Samples, setting: Setting, threads: int = 1) -> float:
+    return _scores(net, [samples], setting, threads)[0]
+
+
+def _outputs(
+    net: nn.Module, parts: Sequence[Samples], setting: Setting, threads: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The outputs that answer for each part, and its targets; the network runs once over all of them."""
+    filled = [part for part in parts if len(part)]
+    whole = pooled(filled) if filled else parts[0]
+    logits = (
+        predict(net, whole, threads=threads)[:, : setting.answers].cpu() if filled else torch.zeros(0, setting.answers)
+    )
+    sizes = [len(part) for part in parts]
+    yield from zip(torch.split(logits, sizes), torch.split(whole.labels.cpu(), sizes), strict=True)
+
+
+def _of(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {key: value[key]} if key in value else {}

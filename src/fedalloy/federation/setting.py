@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fedalloy.aggregation.robust import bounded
 from fedalloy.base.layout import Layout
+from fedalloy.base.text import client_label, name_fault
 from fedalloy.base.tree import Tree
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
-from fedalloy.data.samples import Samples, Scale
+from fedalloy.data.samples import Samples, Scale, Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Augmentation, Client, Method, Network, group_of, initial, methods
 from fedalloy.federation.metrics import AmpWeights
@@ -73,18 +74,28 @@ class Setting:
     privacy: Privacy | None = None
     secret_noise: bool = False
     amp_weights: AmpWeights = "test"
+    task: Task = "classes"
+    threshold: float = 0.5  # the probability that a positive answer must exceed, with two classes or labels
+    names: Sequence[str] = ()  # of the clients, if they have names
 
     def __post_init__(self) -> None:
         if not self.sites:
             raise UsageError("there is no client; give at least one site")
+        if self.names and len(self.names) != len(self.sites):
+            raise UsageError(f"there are {len(self.names)} names for {len(self.sites)} clients; give one for each")
+        if fault := name_fault(self.names):
+            raise UsageError(f"{fault}; give each client a name of its own")
         empty = [k for k, site in enumerate(self.sites) if len(site.train) == 0]
         if empty:
-            raise UsageError(f"client {empty[0]} has no training data; use fewer clients or a milder partition")
+            raise UsageError(f"{self.label(empty[0])} has no training data; use fewer clients or a milder partition")
         if len(self.networks) not in (1, len(self.sites)):
             raise UsageError(
                 f"{len(self.networks)} networks for {len(self.sites)} clients; give one for all, or one each"
             )
-        self._check_labels()
+        if self.task == "classes":
+            self._check_labels()
+        if self.work.class_weights is not None:
+            self._check_weights()
         self.participation.check(len(self.sites))
         if self.participation.stragglers and (self.work.work == "fixed_steps" or self.work.epochs == 1):
             given = "work = 'fixed_steps'" if self.work.work == "fixed_steps" else "epochs = 1"
@@ -94,14 +105,28 @@ class Setting:
             )
 
     def _check_labels(self) -> None:
-        owned = [(f"client {k}", s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
-        owned += [(f"client {k}", site.validation) for k, site in enumerate(self.sites) if site.validation is not None]
+        owned = [(self.label(k), s) for k, site in enumerate(self.sites) for s in (site.train, site.test)]
+        owned += [(self.label(k), site.validation) for k, site in enumerate(self.sites) if site.validation is not None]
         owned += [("the common test set", self.holdout)] if self.holdout is not None else []
         # Clients share a few pools: check each pool as a whole, and its owners only if that fails.
         sound = {id(y) for y in {id(s.y): s.y for _, s in owned}.values() if _stray(y, self.classes) is None}
         for where, samples in owned:
             if id(samples.y) not in sound and (label := _stray(samples.labels, self.classes)) is not None:
                 raise UsageError(f"{where} has the label {label}; labels run from 0 to {self.classes - 1}")
+
+    def label(self, client: int) -> str:
+        """A client as messages speak of it: by its name, if it has one."""
+        return client_label(self.names, client)
+
+    def _check_weights(self) -> None:
+        given = f"training.class_weights = {self.work.class_weights!r}"
+        if self.task == "numbers":
+            raise UsageError(f"{given} needs classes or labels, but this data has numbers to predict; leave it out")
+        if self.privacy is not None:
+            raise UsageError(
+                f"{given} depends on how many samples of each class a client has, which [privacy] does not hide; "
+                "leave it out"
+            )
 
     @property
     def ids(self) -> list[int]:
@@ -249,10 +274,25 @@ class Setting:
             layout=self.layout,
             scale=self.scale,
             outputs=self.outputs,
+            name=self.names[id] if self.names and id != SERVER else "",
+            task=self.task,
         )
+
+    def _check_task(self, method: Method) -> None:
+        if self.task not in method.card.tasks:
+            able = ", ".join(name for name, m in methods.items() if self.task in m.card.tasks)
+            raise UsageError(f"{method.name} cannot learn {_LEARNS[self.task]}; use one of: {able}")
+        if (unfit := method.unfit_for(self.task)) is not None:
+            raise UsageError(f"{method.name}.{unfit}")
+        if self.task != "classes" and method.aggregation.weights == "disco":
+            raise UsageError(
+                "aggregation.weights = 'disco' compares clients' classes, but this data has none; "
+                "write 'size' or 'uniform'"
+            )
 
     def check(self, method: Method) -> None:
         """Refuse a method that cannot run in this setting, and say which one could."""
+        self._check_task(method)
         if (idle := method.idle(self.participation)) is not None:
             raise UsageError(f"{method.name}.{idle}; leave it out")
         if method.needs_public and self.public is None:
@@ -270,12 +310,19 @@ class Setting:
             bare = [k for k in self.ids if not hasattr(self.build(k), "features")]
             if bare:
                 raise UsageError(
-                    f"{method.name} needs a network with features(x) and head(f); client {bare[0]}'s has none"
+                    f"{method.name} needs a network with features(x) and head(f); {self.label(bare[0])}'s has none"
                 )
         if self.privacy is not None:
             check_method(method, [name for name, m in methods.items() if m.card.private])
             for network in dict.fromkeys(self.networks):
                 check_network(initial(network, self.seed))
+
+
+_LEARNS: dict[Task, str] = {
+    "classes": "one class for each sample",
+    "labels": "several labels for each sample (task = 'labels')",
+    "numbers": "numbers (task = 'numbers', regression)",
+}
 
 
 def pooled(parts: Sequence[Samples]) -> Samples:

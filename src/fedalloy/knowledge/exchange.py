@@ -107,5 +107,5 @@ def own_batches(me: Client, steps: int, stage: str) -> Iterator[tuple[Tensor, Te
         if me.augment is not None:
             x = me.augment(x, noise)
         if len(y) == 1:  # BatchNorm cannot take a single sample; the same one twice has the same mean loss
-            x, y = x.repeat(2, *[1] * (x.dim() - 1)), y.repeat(2)
+            x, y = (part.repeat(2, *[1] * (part.dim() - 1)) for part in (x, y))
         yield x, y

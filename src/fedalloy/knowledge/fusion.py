@@ -10,7 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedalloy.data.samples import Task
+
 Direction = Literal["own_to_other", "other_to_own"]
+FARTHEST = 1e100  # the largest distance between predicted numbers; its square is finite
 FLOOR = 1e-12  # of a probability before its logarithm, and of a squared distance before dividing by it
 
 
@@ -37,6 +40,30 @@ def divergences(p: Tensor, direction: Direction = "own_to_other") -> Tensor:
     log = p.clamp_min(FLOOR).log()
     # Row by row: differences of equal rows are exactly zero, and N x N x C numbers are never held in memory.
     d = torch.stack([(own * (own_log - log)).sum(1) for own, own_log in zip(p, log, strict=True)])
+    return d if direction == "own_to_other" else d.T
+
+
+def divergences_of(task: Task, soft: Tensor, direction: Direction = "own_to_other") -> Tensor:
+    """The distances between clients' answers (N, samples, outputs) that stand for Eq. 6 in each task.
+
+    Classes have the paper's. The others are ours: a label is a class and its absence, and a client's predicted numbers
+    are a normal distribution with their mean and variance, whose KL is known in closed form.
+
+    >>> soft = torch.tensor([[[0.0], [2.0]], [[1.0], [3.0]]])
+    >>> divergences_of("numbers", soft)
+    tensor([[0.0000, 0.5000],
+            [0.5000, 0.0000]], dtype=torch.float64)
+    """
+    p = epd(soft)
+    if task == "classes":
+        return divergences(p, direction)
+    if task == "labels":
+        return divergences(p, direction) + divergences(1 - p, direction)
+    spread = soft.double().var(1, correction=0)
+    spread = spread.clamp_min(FLOOR * max(float(spread.max()), FLOOR))  # a constant prediction has no spread
+    rows = zip(p, spread, strict=True)
+    d = torch.stack([((v + (m - p) ** 2) / spread - 1 + (spread / v).log()).sum(1) / 2 for m, v in rows])
+    d = d.clamp(0, FARTHEST)
     return d if direction == "own_to_other" else d.T
 
 

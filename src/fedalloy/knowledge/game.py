@@ -22,7 +22,6 @@ from fedalloy.nets.models import in_two_parts
 from fedalloy.train.beside import Beside, normal
 from fedalloy.train.costs import count_flops
 from fedalloy.train.fit import aside, fit, frozen, load, params
-from fedalloy.train.losses import ce
 
 GENERATED = ("pseudo_samples", "generated", "features")  # with which an option of the generator has an effect
 EARLY_EPOCHS, EARLY_DISCRIMINATOR, EARLY_GENERATOR = 5, 3, 5  # of `gan_window = "early"`: epochs, and rounds of each
@@ -167,7 +166,7 @@ class Game(Method):
             epoch, batch = next(steps), len(x)
             x = two.seen(x)
             logits, real = two.both(two.start(x))
-            total = ce(logits, y)
+            total = me.loss(logits, y)
             if playing(EARLY_DISCRIMINATOR):
                 with torch.no_grad():
                     samples = made()

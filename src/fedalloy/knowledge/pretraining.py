@@ -1,4 +1,4 @@
-"""Training until convergence: until accuracy, on held-out samples or on all, stops improving."""
+"""Training until convergence: until accuracy (R2 of numbers), on held-out samples or on all, stops improving."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.base.options import Count, Fraction, NotNegative, Number, option
@@ -16,7 +15,8 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.federation.core import Client, Method
 from fedalloy.train.fit import Loss, Optimiser, fit, load, params, predict
-from fedalloy.train.losses import ce
+from fedalloy.train.losses import task_loss
+from fedalloy.train.scores import WORST, score, standard_error
 
 ConvergedBy = Literal["held_out", "training"]
 Round = Callable[[Client, Tree], Tree]  # one round of local work: the weights after it
@@ -64,7 +64,7 @@ class PretrainedAlone(Method):
             net,
             me,
             samples,
-            lambda x, y: ce(net(x), y) + self.penalty(net),
+            lambda x, y: me.loss(net(x), y) + self.penalty(net),
             epochs=epochs,
             batch=batch,
             patience=patience,
@@ -138,8 +138,8 @@ def train_until_converged(
     me = replace(me, work=replace(me.work, work="epochs", epochs=1, batch=batch, drop_last=False))
     steps = me.work.steps_for(n=len(part), mean_size=len(part))
     optimiser = optimiser or me.work.optimiser_for(net, round=1)
-    best, found = (-1.0, 0.0), None  # worse than any evaluation
-    level, risen = -1.0, 0  # the accuracy of the last rise, and its epoch
+    best, found = (WORST, -math.inf), None  # worse than any evaluation
+    level, risen = WORST, 0  # the score of the last rise, and its epoch
     for epoch in range(1, epochs + 1):
         fit(net, me, loss, samples=part, stage=f"{stage}/{epoch}", steps=steps, optimiser=optimiser)
         if len(judges) == 0:
@@ -180,7 +180,7 @@ def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out:
         accuracy, _ = _trial(me.net(weights), me, aside)
         trials.append(accuracy)
     best = max(trials)
-    error = math.sqrt(best * (1 - best) / len(aside))
+    error = standard_error(me.task, best, len(aside))
     return max(round for round, accuracy in enumerate(trials, start=1) if accuracy >= best - error)
 
 
@@ -191,8 +191,7 @@ def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[S
 
 
 def _trial(net: nn.Module, me: Client, samples: Samples) -> tuple[float, float]:
-    """Accuracy and negative loss, to be compared in this order."""
+    """Score and negative loss, to be compared in this order."""
     with me.meter.paused():
-        logits = predict(net, samples)
-    right = logits.argmax(1) == samples.labels
-    return float(right.double().mean()), -float(F.cross_entropy(logits, samples.labels))
+        outputs = predict(net, samples)
+    return score(me.task, outputs, samples.labels), -float(task_loss(me.task, outputs, samples.labels))

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Federation, Method, State, method
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce
 
 
 @method(
     "centralised",
     label="Centralised",
-    card=Card(paper="training on pooled data", up="all data, once", leaves_client="all training data"),
+    card=Card(
+        role="bound",
+        paper="training on pooled data",
+        up="all data, once",
+        leaves_client="all training data",
+        tasks=TASKS,
+    ),
 )
 class Centralised(Method):
     """Train one model on all clients' data. A federation may not do this; only a simulation can.
@@ -35,7 +41,7 @@ class Centralised(Method):
         me = fed.learner(fed.pool(), steps)
         net = me.net(s["model"])
         if steps:
-            fit(net, me, lambda x, y: ce(net(x), y))
+            fit(net, me, lambda x, y: me.loss(net(x), y))
         return s.next(model=params(net))
 
     def models(self, s: State) -> Mapping[str, Tree]:

@@ -18,7 +18,9 @@ from fedalloy.methods.dafkd import CARD, DaFKD
 LEAVES = CARD.leaves_client.replace("how like its data a sample is, ", "")
 
 
-@method("dafkd-no-correlation", label="DaFKD (no correlation)", card=replace(CARD, leaves_client=LEAVES))
+@method(
+    "dafkd-no-correlation", label="DaFKD (no correlation)", card=replace(CARD, role="control", leaves_client=LEAVES)
+)
 class DaFKDNoCorrelation(DaFKD):
     """The ablation of the paper's Table 3: the discriminators still train with the classifiers, but weigh nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from fedalloy.knowledge.game import opinions
 from fedalloy.methods.dafkd import CARD, DaFKD
 
 
-@method("dafkd-scores", label="DaFKD (scores)", card=CARD)
+@method("dafkd-scores", label="DaFKD (scores)", card=replace(CARD, role="control"))
 class DaFKDScores(DaFKD):
     """Each client makes the samples itself, from the generator and a number, and sends f for each of them.
 

@@ -28,6 +28,7 @@ from fedalloy.train.losses import kl
     "data-free",
     label="Data-free KD",
     card=Card(
+        role="control",
         paper="Zhou et al., IoT-J 2023, Sec. IV-D",
         up="all data, once",
         down="nothing",

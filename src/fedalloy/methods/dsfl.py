@@ -11,12 +11,13 @@ from torch import Tensor
 
 from fedalloy.base.options import Count, NotNegative, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import Task
 from fedalloy.federation.core import Federation, State, method
 from fedalloy.knowledge.exchange import digest
-from fedalloy.knowledge.teachers import consensus_of_probabilities
+from fedalloy.knowledge.teachers import consensus, consensus_of_probabilities
 from fedalloy.methods.soft_labels import CARD, SoftLabels
 from fedalloy.train.fit import params
-from fedalloy.train.losses import soft_ce
+from fedalloy.train.losses import soft_loss
 
 
 @method(
@@ -71,25 +72,36 @@ class DSFL(SoftLabels):
         replies = fed.ask("learn", fed.sample())
         if not replies:
             return s.next()
-        soft = self.global_labels(torch.stack([r["soft"] for r in replies]))
+        soft = self.global_labels(torch.stack([r["soft"] for r in replies]), fed.task)
         fed.ask("tune", [r.client for r in replies], soft=soft)
         return s.next(model=self.distil(s["model"], soft, fed))
 
-    def global_labels(self, soft: Tensor) -> Tensor:
-        """The mean over the clients that answered, or what [aggregation] combines them to, sharpened."""
-        mean = consensus_of_probabilities(soft, self.aggregation.combine, self.aggregation.trim)
-        return (sharpened(mean, self.temperature) if self.ensemble == "era" else mean).to(soft.dtype)
+    def global_labels(self, soft: Tensor, task: Task = "classes") -> Tensor:
+        """The mean over the clients that answered, or what [aggregation] combines them to, sharpened.
 
-    def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
+        Beyond the paper, each of several labels is sharpened as a choice of two, and the mean of numbers is not.
+        """
+        combine, trim = self.aggregation.combine, self.aggregation.trim
+        if task == "classes":
+            mean = consensus_of_probabilities(soft, combine, trim)
+        else:
+            mean = consensus(soft.double(), combine, trim)
+        if self.ensemble == "era" and task == "labels":
+            mean = ((2 * mean - 1) / self.temperature).sigmoid()  # the softmax of (p, 1 - p) / temperature
+        elif self.ensemble == "era" and task == "classes":
+            mean = sharpened(mean, self.temperature)
+        return mean.to(soft.dtype)
+
+    def distance(self, fused: Tensor, logits: Tensor, task: Task = "classes") -> Tensor:
         """Cross-entropy with the soft labels; the network's own answers are not softened."""
-        return soft_ce(fused, logits)
+        return soft_loss(task, fused, logits)
 
     def distil(self, model: Tree, soft: Tensor, fed: Federation) -> Tree:
         """The server's model after the same fine-tuning as the clients'."""
         public = self.part(fed).samples
         server = fed.learner(public, steps=1)
         net = server.net(model)
-        digest(net, server, public, lambda x, rows: soft_ce(soft[rows], net(x)), **self.schedule)
+        digest(net, server, public, lambda x, rows: soft_loss(fed.task, soft[rows], net(x)), **self.schedule)
         return params(net)
 
     def models(self, s: State) -> Mapping[str, Tree]:

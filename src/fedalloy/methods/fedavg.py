@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.averaged import Averaged
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce
 
 
-@method("fedavg", label="FedAvg", card=Card(paper="McMahan et al., AISTATS 2017", private=True))
+@method("fedavg", label="FedAvg", card=Card(paper="McMahan et al., AISTATS 2017", private=True, tasks=TASKS))
 class FedAvg(Averaged):
     """Average the active clients' models, weighted by their data (Algorithm 1).
 
@@ -34,5 +34,5 @@ class FedAvg(Averaged):
     def train(self, me: Client, msg: Message) -> Reply:
         """ClientUpdate(k, w): epochs of mini-batch SGD on cross-entropy."""
         net = me.net(msg["model"])
-        fit(net, me, lambda x, y: ce(net(x), y))
+        fit(net, me, lambda x, y: me.loss(net(x), y))
         return reply(model=params(net), **self.about(me))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedalloy.base.options import Count, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.pretraining import PretrainedAlone
 from fedalloy.methods.fedavg import FedAvg
@@ -14,7 +15,9 @@ from fedalloy.train.fit import params
     "fedavg-local-start",
     label="FedAvg, local start",
     card=Card(
+        role="control",
         paper="the baseline of FedMD+Global, Shi, Radu and Yang, 2022, after McMahan et al., AISTATS 2017",
+        tasks=TASKS,
         quick={"pretrain_private": 2, "private_batch": 8},
     ),
 )

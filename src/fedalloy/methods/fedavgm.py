@@ -9,11 +9,12 @@ import torch
 
 from fedalloy.base.options import Fraction, Positive, by_variant, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.methods.fedavg import FedAvg
 
 
-@method("fedavgm", label="FedAvgM", card=Card(paper="Hsu et al., 2019", private=True))
+@method("fedavgm", label="FedAvgM", card=Card(paper="Hsu et al., 2019", private=True, tasks=TASKS))
 class FedAvgM(FedAvg):
     """FedAvg whose average update D = w^{t-1} - avg passes through a velocity, in one of three forms.
 

@@ -76,7 +76,7 @@ class FedCOG(FedAvg):
         plan = label_plan(lacking, self.images)
         known = me.memory or self.unseen == "random"
         if me.round < self.start_round or not known or plan.sum() < 2:
-            fit(net, me, lambda x, y: ce(net(x), y))
+            fit(net, me, lambda x, y: me.loss(net(x), y))
         else:
             former = me.net(me.memory["model"]) if me.memory else me.random_net()
             glob, prev = frozen(me.net(msg["model"])), frozen(former)
@@ -87,7 +87,7 @@ class FedCOG(FedAvg):
 
             def loss(x: Tensor, y: Tensor) -> Tensor:
                 rows = next(turns).to(x.device)
-                real = ce(net(x), y)  # first, so that the images would move BatchNorm's statistics last
+                real = me.loss(net(x), y)  # first, so that the images would move BatchNorm's statistics last
                 with aside(net, dropout) if self.generated_norms == "keep" else nullcontext():
                     pull = kl(answers[rows], net(images[rows]))
                 return a_real * real + a_syn * pull

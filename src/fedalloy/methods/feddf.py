@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.aggregation.averaging import average
 from fedalloy.aggregation.rule import Weights
 from fedalloy.base.options import Count, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
-from fedalloy.data.samples import Samples
+from fedalloy.data.samples import TASKS, Samples, Task
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.teachers import Rule, taught
 from fedalloy.knowledge.validation import Validated
 from fedalloy.train.fit import batches, fit, frozen, load, params, predict
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import binary_kl, kl
+from fedalloy.train.scores import WORST, score
 
 
 @method(
@@ -29,6 +31,7 @@ from fedalloy.train.losses import ce, kl
         distils="the mean answer of all active clients' models, on public inputs, into each network's average",
         public=True,
         any_network=True,
+        tasks=TASKS,
         quick={"steps": 6, "batch": 4},
     ),
 )
@@ -94,7 +97,7 @@ class FedDF(Validated):
     def train(self, me: Client, msg: Message) -> Reply:
         """Local SGD on cross-entropy, from the group's model."""
         net = me.net(msg["model"])
-        fit(net, me, lambda x, y: ce(net(x), y))
+        fit(net, me, lambda x, y: me.loss(net(x), y))
         return reply(model=params(net), n=me.n)
 
     def distil(self, models: Mapping[str, Tree], replies: Sequence[Message], fed: Federation) -> dict[str, Tree]:
@@ -105,9 +108,28 @@ class FedDF(Validated):
         nets = [frozen(load(fed.build(r.client), r["model"])) for r in replies]
         answers = torch.stack([predict(net, inputs.subset(used)) for net in nets])
         teacher = torch.zeros(len(inputs), fed.outputs, device=inputs.x.device)
-        teacher[used] = taught(answers, self.ensemble, self.tau)
+        teacher[used] = self.taught(answers, fed.task)
         lesson = Lesson(inputs, teacher, plan, held_out)
         return {g: self.student(fed, fed.groups[int(g)][0], weights, lesson) for g, weights in models.items()}
+
+    def unfit_for(self, task: Task) -> str | None:
+        """Some ways to combine answers are about classes."""
+        able = {"labels": ("logits", "probabilities"), "numbers": ("logits",)}.get(task)
+        if able is None or self.ensemble in able:
+            return super().unfit_for(task)
+        return f"ensemble = '{self.ensemble}' does not go with this task; write '{able[0]}'"
+
+    def taught(self, answers: Tensor, task: Task) -> Tensor:
+        """The teacher of all clients' outputs, as outputs; ours for labels and for numbers (their mean)."""
+        if task == "labels" and self.ensemble == "probabilities":
+            return self.tau * (answers / self.tau).sigmoid().mean(0).logit(eps=1e-6)
+        return taught(answers, self.ensemble, self.tau)
+
+    def apart(self, teacher: Tensor, student: Tensor, task: Task) -> Tensor:
+        """KL(teacher || student), that of each label, or the squared error of numbers."""
+        if task == "numbers":
+            return F.mse_loss(student, teacher)
+        return binary_kl(teacher.sigmoid(), student, self.tau) if task == "labels" else kl(teacher, student, self.tau)
 
     def student(self, fed: Federation, member: int, weights: Tree, lesson: Lesson) -> Tree:
         """The model of a member's group after distillation; with validation, the best that was met on the way."""
@@ -116,12 +138,13 @@ class FedDF(Validated):
         optimiser = kind(net.parameters(), lr=self.lr)
         last = 0.0 if self.schedule == "cosine" else self.lr  # a cosine from a rate to itself stays there
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, self.steps, eta_min=last)
-        best, found, since = -1.0, weights, 0
+        best, found, since = WORST, weights, 0
         for step, positions in enumerate(lesson.plan, start=1):
             net.train()
             optimiser.zero_grad()
             x, _ = lesson.inputs.take(positions)
-            kl(lesson.teacher[positions], net(x), self.tau).backward()  # type: ignore[no-untyped-call]  # torch's
+            loss = self.apart(lesson.teacher[positions], net(x), fed.task)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             nn.utils.clip_grad_norm_(net.parameters(), self.clip_gradients)
             optimiser.step()
             schedule.step()
@@ -129,7 +152,7 @@ class FedDF(Validated):
             since += 1
             if lesson.held_out is not None and (step % self.check_every == 0 or step == len(lesson.plan)):
                 with fed.meter.paused():
-                    right = (predict(net, lesson.held_out).argmax(1) == lesson.held_out.labels).double().mean().item()
+                    right = score(fed.task, predict(net, lesson.held_out), lesson.held_out.labels)
                 if right > best:
                     best, found, since = right, params(net), 0
                 elif since >= self.patience:

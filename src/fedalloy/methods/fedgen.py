@@ -105,7 +105,7 @@ class FedGen(FeatureConsensus, FedAvg):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            total = ce(logits, y)
+            total = me.loss(logits, y)
             if self.generated_steps is not None and next(steps) > self.generated_steps:
                 return total
             drawn = torch.multinomial(msg["labels"].cpu(), len(y), replacement=True, generator=stream).to(y.device)

@@ -13,10 +13,11 @@ from fedalloy.aggregation.averaging import average
 from fedalloy.aggregation.rule import Weights
 from fedalloy.base.options import Count, NotNegative, Positive, by_variant, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS, Task
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, frozen, params
-from fedalloy.train.losses import ce, kl, soft_ce
+from fedalloy.train.losses import binary_kl, kl, soft_ce
 
 
 @method(
@@ -25,6 +26,7 @@ from fedalloy.train.losses import ce, kl, soft_ce
     card=Card(
         paper="Yao et al., IEEE Transactions on Computers 2023",
         distils="the average of the last global models, on the client's own data, into each client's model",
+        tasks=TASKS,
     ),
 )
 class FedGKD(FedAvg):
@@ -88,17 +90,28 @@ class FedGKD(FedAvg):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            return ce(logits, y) + self.gamma / 2 * self.apart(teacher(x), logits)
+            return me.loss(logits, y) + self.gamma / 2 * self.apart(teacher(x), logits, me.task)
 
         fit(net, me, loss)
         return reply(model=params(net), **self.about(me))
 
-    def apart(self, teacher: Tensor, student: Tensor) -> Tensor:
-        """The distance d of the student's logits from the teacher's; KL(teacher || student) has no factor tau^2."""
-        if self.distance == "mse":
+    def unfit_for(self, task: Task) -> str | None:
+        """KDIA's distance takes a softmax over classes."""
+        if task != "classes" and self.distance == "softmax_twice":
+            return "distance = 'softmax_twice' needs classes; write 'kl' or 'mse'"
+        return super().unfit_for(task)
+
+    def apart(self, teacher: Tensor, student: Tensor, task: Task = "classes") -> Tensor:
+        """The distance d of the student's logits from the teacher's; KL(teacher || student) has no factor tau^2.
+
+        Beyond the paper, the KL of several labels is that of each, and numbers have their squared error instead.
+        """
+        if self.distance == "mse" or task == "numbers":
             return F.mse_loss(student, teacher)
         if self.distance == "softmax_twice":  # softmax(student) goes where logits belong
             return soft_ce((teacher / self.tau).softmax(1), (student / self.tau).softmax(1))
+        if task == "labels":
+            return binary_kl(teacher.sigmoid(), student, self.tau)
         return kl(teacher, student, self.tau)
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from fedalloy.knowledge.data_free import DataFree, Judged, judged
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.beside import normal
 from fedalloy.train.fit import LocalWork, aside, fit, frozen, params
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import kl
 
 QUICK = {"noise": 8, "width": 4, "kd_start": 1}
 
@@ -111,7 +111,7 @@ class FedKF(DataFree, FedAvg):
                 improve_generator()
                 with torch.no_grad():
                     batch = judged(teacher, generator(z))
-            return self.fusion_loss(student, batch, dropout, x, y)  # line 19
+            return self.fusion_loss(me, student, batch, dropout, x, y)  # line 19
 
         def improve_generator() -> None:
             total = self.generator_loss(batch)
@@ -128,11 +128,13 @@ class FedKF(DataFree, FedAvg):
         sizes = {"real": real, "full": work.batch}
         return self.generated_batch if isinstance(self.generated_batch, int) else sizes[self.generated_batch]
 
-    def fusion_loss(self, student: nn.Module, batch: Judged, dropout: torch.Generator, x: Tensor, y: Tensor) -> Tensor:
+    def fusion_loss(
+        self, me: Client, student: nn.Module, batch: Judged, dropout: torch.Generator, x: Tensor, y: Tensor
+    ) -> Tensor:
         """L = L_CE + gamma L_KL (Eq. 8), on a real and a generated batch."""
         with aside(student, dropout):
             l_kl = kl(batch.answers.detach(), student(batch.images.detach()))  # Eq. 6
-        l_ce = ce(student(x), y)  # Eq. 7
+        l_ce = me.loss(student(x), y)  # Eq. 7
         return l_ce + self.gamma * l_kl
 
     def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ from fedalloy.train.fit import fit, frozen, load, params
     "fedkf-server",
     label="FedKF (server's generator)",
     card=Card(
+        role="control",
         paper="Zhou et al., IoT-J 2023 (rejected there)",
         distils="the average of all clients' last models, on the server's images, into each client's model",
         features=True,
@@ -80,7 +81,7 @@ class FedKFServer(FedKF):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z = normal(self.generated(len(x), me.work), self.noise, noise, x.device)
             batch = judged(teacher, generator(z))
-            return self.fusion_loss(student, batch, dropout, x, y)
+            return self.fusion_loss(me, student, batch, dropout, x, y)
 
         fit(student, me, loss)
         return reply(model=params(student), **self.about(me))

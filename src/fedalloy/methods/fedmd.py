@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from fedalloy.base.options import Count, NotNegative, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import Policy
+from fedalloy.data.samples import TASKS
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.knowledge.pretraining import ConvergedBy
 from fedalloy.methods.logit_exchange import LogitExchange
 from fedalloy.train.fit import Optimiser, fit, params
-from fedalloy.train.losses import ce
 
 
 @method(
@@ -28,6 +28,7 @@ from fedalloy.train.losses import ce
         public=True,
         clients_hold_public=True,
         any_network=True,
+        tasks=TASKS,
         remembers="its model, and the states of two optimisers",
         private=True,
         quick={"samples": 8, "digest_batch": 8, "pretrain_public": 2, "pretrain_private": 2, "private_batch": 8},
@@ -78,7 +79,7 @@ class FedMD(Persistent, LogitExchange):
         """Communicate, aggregate, distribute; then clients digest and revisit."""
         replies = fed.ask("answer", fed.sample())
         if replies:
-            fed.ask("revisit", [r.client for r in replies], logits=self.consensus(replies))
+            fed.ask("revisit", [r.client for r in replies], logits=self.consensus(replies, fed.task))
         return s.next()
 
     @action("logits ->")
@@ -88,7 +89,7 @@ class FedMD(Persistent, LogitExchange):
         digest = self.optimiser(net, me, "digest")
         self.approach(net, me, self.part(me), msg["logits"], digest)
         revisit = self.optimiser(net, me, "revisit")
-        fit(net, me, lambda x, y: ce(net(x), y) + self.penalty(net), optimiser=revisit)
+        fit(net, me, lambda x, y: me.loss(net(x), y) + self.penalty(net), optimiser=revisit)
         return reply(keep={"model": params(net), **kept(digest, "digest"), **kept(revisit, "revisit")})
 
     def carried(self, optimiser: Optimiser) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from fedalloy.base.options import Count, NotNegative, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS, Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.exchange import numbered, public_part
 from fedalloy.methods.logit_exchange import LogitExchange
 from fedalloy.train.fit import fit, frozen, params, predict
-from fedalloy.train.losses import ce, soft_ce
+from fedalloy.train.losses import soft_answers, soft_loss
 from fedalloy.train.norms import norms_kept
 
 
@@ -29,6 +30,7 @@ from fedalloy.train.norms import norms_kept
         public=True,
         clients_hold_public=True,
         any_network=True,
+        tasks=TASKS,
         remembers="its model, as it was after pre-training, after the digest and after the local update",
         private=True,
         quick={
@@ -88,7 +90,7 @@ class FedMDGlobal(LogitExchange):
         replies = fed.ask("answer", fed.sample())  # z_k
         if not replies:
             return s.next()
-        consensus = self.consensus(replies)  # (1/N) sum_k z_k
+        consensus = self.consensus(replies, fed.task)  # (1/N) sum_k z_k
         model = self.global_model(s, fed, consensus)  # M_g
         fed.ask("learn", [r.client for r in replies], logits=consensus)  # M_k
         return s.next(model=model, digests=s["digests"] + 1)
@@ -114,39 +116,45 @@ class FedMDGlobal(LogitExchange):
         initial = me.memory.get("initial", me.memory["model"])  # in its first round, the pre-trained model
         return reply(keep={"model": params(net), "distilled": distilled, "initial": initial})
 
-    def digest_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """L_g of Eq. 1."""
+    def unfit_for(self, task: Task) -> str | None:
+        """Numbers have no cross-entropy."""
+        if task == "numbers" and self.loss == "ce":
+            return "loss = 'ce' needs classes or labels; for numbers write 'l1' or 'l2'"
+        return super().unfit_for(task)
+
+    def digest_loss(self, logits: Tensor, target: Tensor, task: Task = "classes") -> Tensor:
+        """L_g of Eq. 1; the cross-entropy of several labels is binary."""
         if self.loss == "ce":
-            return soft_ce(target.softmax(1), logits)
+            return soft_loss(task, soft_answers(task, target), logits)
         if self.loss == "l2":
             return F.mse_loss(logits, target)
         if self.l1_reduction == "sum_class":
             return (logits - target).abs().sum(1).mean()
-        return super().digest_loss(logits, target)
+        return F.l1_loss(logits, target)
 
     def update(self, net: nn.Module, me: Client) -> None:
         """The local update; with LwoF, towards the answers of the network as it is now."""
         if not self.lwof:
-            fit(net, me, lambda x, y: ce(net(x), y))  # Eq. 2
+            fit(net, me, lambda x, y: me.loss(net(x), y))  # Eq. 2
             return
         teacher, labels = frozen(me.net(params(net))), me.train.labels
         # Without augmentation the teacher sees the same inputs in every epoch, so it answers once.
-        known = self.soften(predict(teacher, me.train)) if me.augment is None else None
+        known = self.soften(predict(teacher, me.train), me.task) if me.augment is None else None
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
-            p = self.soften(teacher(x)) if known is None else known[rows]
+            p = self.soften(teacher(x), me.task) if known is None else known[rows]
             logits = net(x)
-            return ce(logits, labels[rows]) + self.beta * self.forgetting(p, logits)  # Eq. 4
+            return me.loss(logits, labels[rows]) + self.beta * self.forgetting(p, logits, me.task)  # Eq. 4
 
         fit(net, me, loss, samples=numbered(me.train))
 
-    def soften(self, logits: Tensor) -> Tensor:
-        """p(x; rho) of Eq. 3."""
-        return (logits / self.rho).softmax(1)
+    def soften(self, logits: Tensor, task: Task = "classes") -> Tensor:
+        """p(x; rho) of Eq. 3; numbers stay as they are."""
+        return soft_answers(task, logits if task == "numbers" else logits / self.rho)
 
-    def forgetting(self, p: Tensor, logits: Tensor) -> Tensor:
-        """H(p, q) of Eq. 3, summed over the outputs, mean over the batch."""
-        return soft_ce(p, logits / self.rho)
+    def forgetting(self, p: Tensor, logits: Tensor, task: Task = "classes") -> Tensor:
+        """H(p, q) of Eq. 3, summed over the outputs, mean over the batch; the squared error of numbers."""
+        return soft_loss(task, p, logits if task == "numbers" else logits / self.rho)
 
     def models(self, s: State) -> Mapping[str, Tree]:
         """The server's model."""

@@ -18,6 +18,7 @@ from fedalloy.methods.soft_labels import CARD, SoftLabels
     label="FedMD (KnFu)",
     card=replace(
         CARD,
+        role="control",
         paper="the baseline of KnFu, Seyedmohammadi et al., 2024, after Li and Wang, 2019",
         distils="the mean answer of all active clients, on public samples, into each client's network",
     ),
@@ -41,6 +42,7 @@ class FedMDKnFu(SoftLabels):
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """Distributions; what a median or trimmed mean sends a client need not sum to 1, which Eq. 10's KL mends."""
-        if isinstance(party, Client) and self.aggregation.combine in ("median", "trimmed"):
+        robust = self.aggregation.combine in ("median", "trimmed")
+        if isinstance(party, Client) and robust and party.task == "classes":
             return array(len(self.part(party)), party.outputs, least=0.0, most=1.0)
         return super().example(name, party)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from fedalloy.base.options import NotNegative, by_variant, option
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import whole
 from fedalloy.federation.participation import Participation
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce, sq_dist
+from fedalloy.train.losses import sq_dist
 
 
-@method("fedprox", label="FedProx", card=Card(paper="Li et al., MLSys 2020", private=True))
+@method("fedprox", label="FedProx", card=Card(paper="Li et al., MLSys 2020", private=True, tasks=TASKS))
 class FedProx(FedAvg):
     """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.
 
@@ -52,5 +53,5 @@ class FedProx(FedAvg):
         """Local SGD on CE + mu/2 ||w - w^t||^2, by a straggler for fewer epochs."""
         net = me.net(msg["model"])
         steps = me.steps // me.work.epochs * msg["epochs"] if "epochs" in msg else me.steps
-        fit(net, me, lambda x, y: ce(net(x), y) + self.mu / 2 * sq_dist(net, msg["model"]), steps=steps)
+        fit(net, me, lambda x, y: me.loss(net(x), y) + self.mu / 2 * sq_dist(net, msg["model"]), steps=steps)
         return reply(model=params(net), **self.about(me))

@@ -22,7 +22,7 @@ from fedalloy.knowledge.trifreqs import Frequency, Mean, tri_freqs
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.models import in_two_parts
 from fedalloy.train.fit import fit, frozen, params
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import kl
 
 
 @method(
@@ -102,7 +102,7 @@ class KDIA(GeneratedFeatures, FedAvg):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             logits = net(x)
-            total = ce(logits, y)
+            total = me.loss(logits, y)
             if teacher is not None:
                 total = total + self.lambda_kd * self.distance(teacher(x), logits)  # Eq. 11
             if generated is not None:

@@ -11,7 +11,7 @@ import torch
 from fedalloy.base.options import NotNegative, option
 from fedalloy.base.tree import Tree
 from fedalloy.federation.core import Federation, Message, State, method
-from fedalloy.knowledge.fusion import Direction, divergences, epd, fuse, fusion_weights
+from fedalloy.knowledge.fusion import Direction, divergences_of, epd, fuse, fusion_weights
 from fedalloy.methods.soft_labels import CARD, SoftLabels
 
 
@@ -39,6 +39,10 @@ class KnFu(SoftLabels):
     The server keeps the last round's `weights` (clients by clients) and `epd` (clients by outputs), with zeros for
     clients that were absent.
 
+    The paper is about classes. For other tasks Eq. 6 is ours: the KL of each label's mean probability, summed over the
+    labels; and for numbers, that of normal distributions with the mean and variance of a client's predictions, summed
+    over the numbers, which does not depend on their units. `epd` is then not kept.
+
     >>> KnFu(direction="other_to_own").beta
     10.0
     """
@@ -50,16 +54,19 @@ class KnFu(SoftLabels):
         """Each client's own mixture of the answers that came."""
         soft = torch.stack([r["soft"] for r in replies])
         p = epd(soft)  # Eq. 5
-        d = divergences(p, self.direction)  # Eq. 6
+        d = divergences_of(fed.task, soft, self.direction)  # Eq. 6
         weights = fusion_weights(d, self.beta)  # Eqs. 7 and 8
         fused = fuse(weights, soft).to(soft.dtype)  # Eq. 9
         here, clients = torch.tensor([r.client for r in replies]), len(fed.sizes)
-        notes = {"weights": p.new_zeros(clients, clients), "epd": p.new_zeros(clients, p.shape[1])}
+        notes = {"weights": p.new_zeros(clients, clients)}
         notes["weights"][here[:, None], here] = weights
-        notes["epd"][here] = p
+        if fed.task == "classes":
+            notes["epd"] = p.new_zeros(clients, p.shape[1])
+            notes["epd"][here] = p
         return {r.client: {"soft": answers} for r, answers in zip(replies, fused, strict=True)}, notes
 
     def pictures(self, s: State, memories: Mapping[int, Tree]) -> Mapping[str, Any]:
         """Which client learned from which in the last round, and what each predicted."""
-        answered = "weights" in s.body
-        return {"fusion": s["weights"], "epd": s["epd"]} if answered else {"fusion": "no client has answered yet"}
+        if "weights" not in s.body:
+            return {"fusion": "no client has answered yet"}
+        return {"fusion": s["weights"], "epd": s.body.get("epd", "clients did not predict classes")}

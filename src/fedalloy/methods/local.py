@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from fedalloy.base.options import Number, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
 from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce
 
 
 class Alone(Method):
@@ -28,8 +28,10 @@ class Alone(Method):
     "local",
     label="Local, equal rounds",
     card=Card(
+        role="bound",
         paper="no sharing; with a second phase as in KnFu, Seyedmohammadi et al., 2024",
         leaves_client="nothing",
+        tasks=TASKS,
         any_network=True,
         remembers="its model; with persist, its optimiser's state",
         private=True,
@@ -62,8 +64,8 @@ class Local(Persistent, Alone):
         """Go on training the client's own model."""
         net = me.net(self.personal(me))
         optimiser = self.optimiser(net, me)
-        fit(net, me, lambda x, y: ce(net(x), y), optimiser=optimiser)
+        fit(net, me, lambda x, y: me.loss(net(x), y), optimiser=optimiser)
         if self.second_phase:
             more = replace(me.work, work="epochs", epochs=self.second_phase).steps_for(n=me.n, mean_size=me.n)
-            fit(net, me, lambda x, y: ce(net(x), y), stage="second phase", steps=more, optimiser=optimiser)
+            fit(net, me, lambda x, y: me.loss(net(x), y), stage="second phase", steps=more, optimiser=optimiser)
         return reply(keep={"model": params(net), **kept(optimiser)})

@@ -9,19 +9,21 @@ from annotated_types import Interval
 
 from fedalloy.base.options import Count, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.knowledge.pretraining import rounds_until_converged
 from fedalloy.methods.local import Alone
 from fedalloy.train.fit import fit, params
-from fedalloy.train.losses import ce
 
 
 @method(
     "local-converged",
     label="Local, converged",
     card=Card(
+        role="bound",
         paper="no sharing",
         leaves_client="nothing",
+        tasks=TASKS,
         any_network=True,
         remembers="its model",
         once=True,
@@ -65,5 +67,5 @@ class LocalConverged(Alone):
 def one_round(me: Client, weights: Tree) -> Tree:
     """The client's own model after one more round of local work."""
     net = me.net(weights)
-    fit(net, me, lambda x, y: ce(net(x), y))
+    fit(net, me, lambda x, y: me.loss(net(x), y))
     return params(net)

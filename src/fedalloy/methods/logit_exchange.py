@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedalloy.base.options import Count, NotNegative, Number, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Task
 from fedalloy.federation.core import Client, Federation, Message, Reply, action, reply
 from fedalloy.federation.gate import array
 from fedalloy.knowledge.exchange import OnPublicSamples, digest, public_part
@@ -46,7 +47,7 @@ class Pretrained(PretrainedAlone, OnPublicSamples):
     def learn_public(self, net: nn.Module, me: Client, public: PublicSet) -> None:
         """Train on the labels of the public samples, which are never augmented."""
         epochs, batch, patience = self.pretrain_public, self.public_batch, self.public_patience
-        me = replace(me, augment=None)
+        me = replace(me, augment=None, work=replace(me.work, class_weights=None))  # weights are about private labels
         self.converge(net, me, public.samples, epochs, batch, patience, self.public_min_delta, "public")
 
 
@@ -81,9 +82,19 @@ class LogitExchange(Pretrained):
         """What a client remembers of the optimiser of its private pre-training."""
         return {}
 
-    def consensus(self, replies: Sequence[Message]) -> Tensor:
+    def unfit_for(self, task: Task) -> str | None:
+        """Some ways to combine logits are about classes: numbers have no probabilities and no common level."""
+        if task == "numbers" and self.consensus_of != "logits":
+            return f"consensus_of = '{self.consensus_of}' needs classes or labels; for numbers write 'logits'"
+        if task != "classes" and self.clip_logits is not None:
+            return f"clip_logits = {self.clip_logits} centres logits over classes; leave it out for this task"
+        return super().unfit_for(task)
+
+    def consensus(self, replies: Sequence[Message], task: Task = "classes") -> Tensor:
         """(1/K) sum_k z_k over those who answered, or what [aggregation] combines them to; sizes do not count."""
         rule, answers = self.aggregation, [r["logits"] for r in replies]
+        if self.consensus_of == "probabilities" and task == "labels":  # logits of each label's mean probability
+            return consensus([z.sigmoid() for z in answers], rule.combine, rule.trim).logit(eps=1e-6)
         if self.consensus_of == "probabilities":  # logits whose softmax is the mean probability
             return consensus([z.softmax(1) for z in answers], rule.combine, rule.trim).clamp_min(LEAST).log()
         if self.consensus_of == "centred":
@@ -103,13 +114,16 @@ class LogitExchange(Pretrained):
         epochs = self.digest_epochs if epochs is None else epochs
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
-            return self.digest_loss(net(x), target[rows]) + self.penalty(net)
+            return self.digest_loss(net(x), target[rows], me.task) + self.penalty(net)
 
         digest(net, me, public.samples, loss, epochs=epochs, batch=self.digest_batch, optimiser=optimiser)
 
-    def digest_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """How far logits are from the consensus: the mean absolute error, over the batch and all outputs."""
-        return F.l1_loss(logits, target)
+    def digest_loss(self, logits: Tensor, target: Tensor, task: Task = "classes") -> Tensor:
+        """How far logits are from the consensus: the mean absolute error, over the batch and all outputs.
+
+        Numbers are learned by squared error, as everywhere; this is ours, since the paper is about classes.
+        """
+        return F.mse_loss(logits, target) if task == "numbers" else F.l1_loss(logits, target)
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """Logits for each of the round's public samples."""

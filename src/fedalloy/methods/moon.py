@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.base.options import NotNegative, Positive, option
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Message, Reply, action, method, reply
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.nets.models import FeatureNet, in_two_parts
 from fedalloy.train.costs import Meter
 from fedalloy.train.fit import fit, frozen, params
-from fedalloy.train.losses import ce
 
 
 @method(
@@ -22,6 +22,7 @@ from fedalloy.train.losses import ce
     card=Card(
         paper="Li, He and Song, CVPR 2021",
         features=True,
+        tasks=TASKS,
         remembers="its model as it was at the end of its last training",
     ),
 )
@@ -57,7 +58,7 @@ class MOON(FedAvg):
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             z = net.project(x)
-            l_sup = ce(net.output(z), y)
+            l_sup = me.loss(net.output(z), y)
             if former is None:
                 return l_sup
             l_con = contrastive(z, seen(glob, x, me.meter), seen(prev, x, me.meter), self.tau)

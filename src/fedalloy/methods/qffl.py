@@ -13,13 +13,13 @@ from fedalloy.aggregation.robust import bounded
 from fedalloy.aggregation.rule import Weights
 from fedalloy.base.options import by_variant, option
 from fedalloy.base.tree import Tree
+from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, method, reply
 from fedalloy.federation.gate import array
 from fedalloy.federation.participation import Participation
 from fedalloy.knowledge.averaged import models
 from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import fit, params, predict
-from fedalloy.train.losses import ce
 
 MOST_GUESSES = 50  # times the loss of a model that guesses: no client may report more
 
@@ -30,13 +30,15 @@ MOST_GUESSES = 50  # times the loss of a model that guesses: no client may repor
     card=Card(
         paper="Li et al., ICLR 2020",
         leaves_client="model weights, mean training loss, number of samples",
+        tasks=TASKS,
     ),
 )
 class QFFL(FedAvg):
     """Minimise sum_k p_k F_k^{q+1} / (q + 1): reweight the clients by loss^q, and adapt the size of the step.
 
-    F_k is the mean cross-entropy of the *received* model over the client's whole training set, before training. A
-    client sends its model and F_k, one number more than in FedAvg; from these the server forms Delta_k and h_k.
+    F_k is the mean loss (for classes, cross-entropy) of the *received* model over the client's whole training set,
+    before training. A client sends its model and F_k, one number more than in FedAvg; from these the server forms
+    Delta_k and h_k. A loss beyond reason is refused, but nobody knows what is beyond reason for numbers.
 
     q = 0 is FedAvg with equal weights. A larger q also shortens the step, the more the farther clients move.
 
@@ -73,8 +75,10 @@ class QFFL(FedAvg):
 
     def example(self, name: str, party: Client | Federation) -> Any:
         """The loss decides how much a client counts, so it must be within reason."""
+        if name == "loss" and party.task == "numbers":  # nobody knows how far numbers are from a guess
+            return array(least=0.0)
         if name == "loss":
-            return array(least=0.0, most=MOST_GUESSES * math.log(party.classes))
+            return array(least=0.0, most=MOST_GUESSES * math.log(party.classes if party.task == "classes" else 2))
         return super().example(name, party)
 
     @action("model -> model, n, loss")
@@ -82,8 +86,8 @@ class QFFL(FedAvg):
         """Measure the received model's loss F_k, then train as FedAvg does."""
         net = me.net(msg["model"])
         with me.meter.paused(flops=True):
-            loss = ce(predict(net, me.train), me.train.labels)
-        fit(net, me, lambda x, y: ce(net(x), y))
+            loss = me.loss(predict(net, me.train), me.train.labels)
+        fit(net, me, lambda x, y: me.loss(net(x), y))
         return reply(model=params(net), loss=loss.float(), **self.about(me))
 
     def step(self, s: State, mean: Tree, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedalloy.base.options import Count, Number, Positive, by_variant, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, action, method, reply
 from fedalloy.knowledge.selectors import Selectors
@@ -119,7 +120,7 @@ class SelectiveFD(Selectors, SoftLabels):
         chosen = (kept & me.memory["voted"] if self.tune_on == "voted" else kept).nonzero().flatten()
         return self.tuned(me, PublicSet(part.samples.subset(chosen), part.labelled, part.holder), fused[chosen])
 
-    def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
+    def distance(self, fused: Tensor, logits: Tensor, task: Task = "classes") -> Tensor:
         """The loss towards the ensemble's labels, a mean over the whole batch, in which dropped samples count 0."""
         kept = fused.reshape(len(fused), -1)[:, 0] != DROPPED
         if not kept.any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,13 +12,14 @@ from torch import Tensor
 from fedalloy.base.options import Count, NotNegative, Number, Positive, option
 from fedalloy.base.tree import Tree
 from fedalloy.data.public import PublicSet
+from fedalloy.data.samples import TASKS, Task
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Card, Client, Federation, Message, Reply, State, action, reply
-from fedalloy.federation.gate import probabilities
+from fedalloy.federation.gate import array, probabilities
 from fedalloy.knowledge.exchange import OnPublicSamples, digest, own_batches
 from fedalloy.knowledge.persistence import Persistent, kept
 from fedalloy.train.fit import fit, params, predict
-from fedalloy.train.losses import ce, kl
+from fedalloy.train.losses import binary_kl, kl, soft_answers, soft_loss, task_loss
 
 CARD = Card(
     paper="",  # and what is distilled: a method's own
@@ -28,6 +30,7 @@ CARD = Card(
     remembers="its model; with persist, its optimiser's state",
     private=True,
     private_except={"ce_on": "local"},
+    tasks=TASKS,
 )
 FLOOR = 1e-12  # smaller probabilities count as this, so that their logarithms exist
 
@@ -39,6 +42,9 @@ class SoftLabels(Persistent, OnPublicSamples):
     A round has two exchanges. Clients train on their own data and answer on the round's public samples. The server
     fuses the answers, and clients fine-tune on CE(labels) + kd_weight KL(fused || own answer) (KnFu, Eq. 10). Both
     phases begin with a new optimiser; with `persist`, a client has one optimiser for both and for all rounds.
+
+    Beyond the papers, which are about classes: with several labels a sample, clients exchange the probability of each
+    and learn from the fused ones by binary KL; with numbers, they exchange predictions and learn by squared error.
     """
 
     tune_epochs: Number = option(
@@ -76,8 +82,8 @@ class SoftLabels(Persistent, OnPublicSamples):
         """Train locally, then answer on the round's public samples, in eval mode."""
         net = me.net(self.personal(me))
         optimiser = self.optimiser(net, me)
-        fit(net, me, lambda x, y: ce(net(x), y), optimiser=optimiser)  # KnFu, Eq. 3
-        soft = predict(net, self.part(me).samples).softmax(1)  # KnFu, Eq. 4
+        fit(net, me, lambda x, y: me.loss(net(x), y), optimiser=optimiser)  # KnFu, Eq. 3
+        soft = soft_answers(me.task, predict(net, self.part(me).samples))  # KnFu, Eq. 4
         return reply(keep={**me.memory, "model": params(net), **kept(optimiser)}, soft=soft)
 
     @action("soft ->")
@@ -96,12 +102,12 @@ class SoftLabels(Persistent, OnPublicSamples):
 
         def loss(x: Tensor, rows: Tensor) -> Tensor:
             logits = net(x)
-            distance = weight * self.distance(fused[rows], logits)
+            distance = weight * self.distance(fused[rows], logits, me.task)
             if labels is not None:
-                return ce(logits, labels[rows]) + distance
+                return task_loss(me.task, logits, labels[rows]) + distance
             if self.ce_on == "local":
                 x, y = next(own)
-                return ce(net(x), y) + distance
+                return me.loss(net(x), y) + distance
             return distance
 
         digest(net, me, public.samples, loss, optimiser=optimiser, **self.schedule)
@@ -113,10 +119,29 @@ class SoftLabels(Persistent, OnPublicSamples):
         how = {"epochs": self.tune_epochs, "steps": self.tune_steps, "batch": self.tune_batch, "lr": self.tune_lr}
         return {**how, "stage": "tune"}
 
-    def distance(self, fused: Tensor, logits: Tensor) -> Tensor:
-        """KL(fused || own); F^(1/T) / sum F^(1/T) softens the fused answers, which are probabilities."""
+    def unfit_for(self, task: Task) -> str | None:
+        """Numbers have no temperature."""
+        if task == "numbers" and self.temperature != type(self)().temperature:
+            return f"temperature = {self.temperature} softens probabilities, and numbers have none; leave it out"
+        return super().unfit_for(task)
+
+    def distance(self, fused: Tensor, logits: Tensor, task: Task = "classes") -> Tensor:
+        """KL(fused || own); F^(1/T) / sum F^(1/T) softens the fused answers, which are probabilities.
+
+        With several labels it is the mean of their binary KLs, and with numbers the squared error.
+        """
+        if task == "numbers":
+            return soft_loss(task, fused, logits)
+        if task == "labels":
+            return binary_kl(fused.clamp(0, 1), logits, self.temperature)
         return kl(fused.clamp_min(FLOOR).log(), logits, self.temperature)
 
     def example(self, name: str, party: Client | Federation) -> Any:
-        """A distribution over the outputs for each of the round's public samples."""
-        return probabilities(len(self.part(party)), party.outputs) if name == "soft" else super().example(name, party)
+        """For each of the round's public samples a distribution over the outputs, a share of each label, or numbers."""
+        if name != "soft":
+            return super().example(name, party)
+        rows = len(self.part(party))
+        if party.task == "classes":
+            return probabilities(rows, party.outputs)
+        least, most = (0.0, 1.0) if party.task == "labels" else (-math.inf, math.inf)
+        return array(rows, party.outputs, least=least, most=most)

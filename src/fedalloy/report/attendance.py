@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.base.text import listed
+from fedalloy.base.text import client_labels, listed
 from fedalloy.storage.results import Run
 
 NAMED = 6  # clients or classes that a sentence names; if there are more, it gives their number
@@ -58,7 +58,9 @@ def _missing(run: Run) -> str:
     lost = np.flatnonzero((counts[heard].sum(0) == 0) & (counts.sum(0) > 0)).tolist()
     if not lost:
         return ""
-    who = f"{_named(away, 'client', 'clients')} never took part"
+    names = run.client_names
+    who = client_labels(names, away) if len(away) <= NAMED else f"{len(away)} clients"
+    who = f"{who} never took part"
     return f"{who}, and no other client holds {_named(lost, 'class', 'classes')}; see [participation]."
 
 

@@ -19,6 +19,7 @@ import fedalloy.methods  # noqa: F401  # registers the built-in methods
 from fedalloy.base import rng
 from fedalloy.base.files import make_folder
 from fedalloy.base.registry import suggest
+from fedalloy.base.text import client_label
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, Network, State, methods
@@ -75,6 +76,11 @@ class Drawn:
         """The classes by name, or else by number."""
         meta = self.run.meta
         return meta["clients"]["label_names"] or [str(c) for c in range(meta["model"]["classes"])]
+
+    @property
+    def client_names(self) -> Sequence[str]:
+        """The clients' names, if they have names."""
+        return cast(Sequence[str], self.run.meta["clients"].get("names", ()))
 
     @property
     def title(self) -> str:
@@ -162,7 +168,8 @@ def _generated(drawn: Drawn, data: Images) -> dict[str, Figure]:
     some = [first_of_class(made, label, setting.scale) for label in range(setting.classes)]
     averages = class_averages(made, setting.classes, setting.scale)
     real = class_averages(pooled([site.train for site in setting.sites]), setting.classes, setting.scale)
-    title = f"{drawn.title}: the generator of {'the server' if whose == SERVER else f'client {whose}'}"
+    owner = "the server" if whose == SERVER else client_label(drawn.client_names, whose)
+    title = f"{drawn.title}: the generator of {owner}"
     return {
         "generated": generated_picture(some, made.counts(setting.classes).tolist(), drawn.names, title=title),
         "averages": averages_picture(averages, real, drawn.names, title=title),
@@ -179,24 +186,29 @@ def _generator(drawn: Drawn, generators: Mapping[int, Any]) -> tuple[int, Any]:
     whose = min(generators) if drawn.client is None else drawn.client
     if whose not in generators:
         have = ", ".join(map(str, sorted(generators)))
-        raise UsageError(f"client {whose} in '{folder}' has no generator yet; these clients have one: {have}")
+        who = client_label(drawn.client_names, whose)
+        raise UsageError(f"{who} in '{folder}' has no generator yet; these clients have one: {have}")
     return whose, generators[whose]
 
 
 def _fusion(drawn: Drawn, weights: Tensor) -> dict[str, Figure]:
     """Which client learned from which."""
-    return {"fusion": fusion_picture(weights.numpy(), title=drawn.title)}
+    return {"fusion": fusion_picture(weights.numpy(), title=drawn.title, client_names=drawn.client_names)}
 
 
 def _epd(drawn: Drawn, predictions: Tensor) -> dict[str, Figure]:
     """The classes that clients hold beside those that they predict."""
-    return {"epd": epd_picture(predictions.numpy(), drawn.counts, drawn.names, title=drawn.title)}
+    picture = epd_picture(
+        predictions.numpy(), drawn.counts, drawn.names, title=drawn.title, client_names=drawn.client_names
+    )
+    return {"epd": picture}
 
 
 def _importance(drawn: Drawn, importance: Tensor) -> dict[str, Figure]:
     """Each client's importance for each class beside its data."""
     table = importance.double().numpy()
-    return {"importance": importance_picture(table, drawn.counts, drawn.names, title=drawn.title)}
+    picture = importance_picture(table, drawn.counts, drawn.names, title=drawn.title, client_names=drawn.client_names)
+    return {"importance": picture}
 
 
 def _trifreqs(drawn: Drawn, options: Mapping[str, Any]) -> dict[str, Figure]:

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import ArrayLike, NDArray
 
-from fedalloy.base.text import shortened
+from fedalloy.base.text import client_ticks, shortened
 from fedalloy.report.canvas import INK, QUIET, styled, widest
 from fedalloy.report.partition_plot import BLUES
 from fedalloy.report.series import HUES, Floats
@@ -25,7 +25,7 @@ BAR = 1.6  # inches from 0 to 100 %
 
 
 @styled
-def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
+def fusion_picture(weights: ArrayLike, *, title: str = "", client_names: Sequence[str] = ()) -> Figure:
     """A map of how much each client (row) learned from each (column), and bars: itself, the nearest, the others.
 
     Rows of zeros are clients who did not take part; they are left out.
@@ -41,11 +41,14 @@ def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
     clients = len(ids)
     cell = max(min(0.36, 7.2 / clients), 1.8 / clients)
     side = cell * clients
-    page = _page(side + 0.35 + BAR + 1.65, side, title, f"Sources of each client's knowledge, {_who(ids, everybody)}")
+    who = client_ticks(client_names, ids.tolist(), 16)
+    room = widest(Figure(), who) if client_names else 0.0  # for names, which are turned below the map
+    line = f"Sources of each client's knowledge, {_who(ids, everybody)}"
+    page = _page(side + 0.35 + BAR + 1.65 + room, side, title, line, below=0.15 + room, beside=room)
 
     norm = _scale(others)
     main = page.place(0, side, side)
-    _map(main, others, norm, ids, cell)
+    _map(main, others, norm, who, cell)
     for i in range(clients):
         main.add_patch(Rectangle((i - 0.5, i - 0.5), 1, 1, facecolor=OWN, edgecolor="white", linewidth=_gap(cell)))
     if cell >= 0.3:
@@ -53,7 +56,7 @@ def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
             shade = INK if row != column and norm(w[row, column]) < 0.55 else "white"
             text = f"{100 * w[row, column]:.0f}"
             main.text(column, row, text, ha="center", va="center", fontsize=7, color=shade)
-    _name_columns(main, [str(k) for k in ids], cell, turned=False)
+    _name_columns(main, who, cell, turned=bool(client_names))
     main.set_xlabel("learns from client")
     _heading(main, 0, "weight of each, in %" if cell >= 0.3 else "weight of each", INK)
 
@@ -65,13 +68,15 @@ def fusion_picture(weights: ArrayLike, *, title: str = "") -> Figure:
     if clients > 1:
         if cell >= 0.12:
             for row, column in enumerate(others.argmax(1)):
-                bars.text(1.05, row, f"from {ids[column]}", va="center", fontsize=8, color=NEAREST)
-        _colour_bar(page, side + 0.35 + BAR + 0.75, side, norm)
+                bars.text(1.05, row, f"from {who[column]}", va="center", fontsize=8, color=NEAREST)
+        _colour_bar(page, side + 0.35 + BAR + 0.75 + room, side, norm)
     return page.figure
 
 
 @styled
-def epd_picture(epd: ArrayLike, counts: ArrayLike, names: Sequence[str], *, title: str = "") -> Figure:
+def epd_picture(
+    epd: ArrayLike, counts: ArrayLike, names: Sequence[str], *, title: str = "", client_names: Sequence[str] = ()
+) -> Figure:
     """What each client holds of each class beside its EPD, which estimates it, and how far apart they are (Fig. 1).
 
     The distance is half the sum of the absolute differences: the share that lies with the wrong classes. Rows of zeros
@@ -94,12 +99,15 @@ def epd_picture(epd: ArrayLike, counts: ArrayLike, names: Sequence[str], *, titl
     longest = widest(Figure(), names)
     turned = longest > max(cell, 0.3)  # short names are omitted rather than rotated
     line = f"Class shares of each client's data and of its answers on public samples, {_who(ids, everybody)}"
-    page = _page(bars_at + BAR + 1.5, down, title, line, below=longest if turned else 0.1)
+    who = client_ticks(client_names, ids.tolist(), 16)
+    beside = widest(Figure(), who) if client_names else 0.0
+    below = longest if turned else 0.1
+    page = _page(bars_at + BAR + 1.5, down, title, line, below=below, beside=beside)
 
     norm = _scale(np.concatenate([real, answered]))
     for x, what, shares in ((0.0, "what it holds", real), (across + 0.25, "what it answers: EPD", answered)):
         axes = page.place(x, across, down)
-        _map(axes, shares, norm, ids, row)
+        _map(axes, shares, norm, who, row)
         _name_columns(axes, names, cell, turned=turned)
         _heading(axes, 0, what, INK)
     axes.set(yticks=[], ylabel="")  # the rows are named at the first map
@@ -132,15 +140,15 @@ class _Page:
         return axes
 
 
-def _page(across: float, down: float, title: str, line: str, below: float = 0.15) -> _Page:
+def _page(across: float, down: float, title: str, line: str, below: float = 0.15, beside: float = 0.0) -> _Page:
     figure = Figure()
     FigureCanvasAgg(figure)
-    wide = max(across, widest(figure, [line])) + _Page.left
+    wide = max(across, widest(figure, [line])) + _Page.left + beside
     tall = _Page.above + down + below + 0.3
     figure.set_size_inches(wide, tall)
     figure.text(0.15 / wide, 1 - 0.13 / tall, title, va="top", fontsize=11)
     figure.text(0.15 / wide, 1 - 0.36 / tall, line, va="top", color=QUIET)
-    return _Page(figure)
+    return _Page(figure, _Page.left + beside)
 
 
 def _present(table: Floats) -> NDArray[np.int64]:
@@ -155,7 +163,7 @@ def _scale(table: Floats) -> PowerNorm:
     return PowerNorm(0.5, vmin=0, vmax=float(table.max()) or 1.0)  # a root scale keeps small shares visible
 
 
-def _map(axes: Axes, table: Floats, norm: PowerNorm, ids: NDArray[np.int64], row: float) -> None:
+def _map(axes: Axes, table: Floats, norm: PowerNorm, who: Sequence[str], row: float) -> None:
     """Clients from top to bottom, darker cells for more."""
     rows, columns = table.shape
     edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
@@ -163,7 +171,7 @@ def _map(axes: Axes, table: Floats, norm: PowerNorm, ids: NDArray[np.int64], row
     axes.pcolormesh(*edges, table, cmap=BLUES, norm=norm, edgecolors=lines, linewidth=_gap(row), rasterized=True)
     axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5), ylabel="client")
     shown = _named(rows, row, 0.16)
-    axes.set_yticks(shown, [str(ids[i]) for i in shown], fontsize=8)
+    axes.set_yticks(shown, [who[i] for i in shown], fontsize=8)
 
 
 def _gap(cell: float) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy.base.text import series_names
+from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
+from fedalloy.report.statistics import t_interval
 from fedalloy.storage.results import STAGES, Run, Selection
-from fedalloy.storage.rows import CombinedRow, combine, gain_over, rows
+from fedalloy.storage.rows import CombinedRow, combine, gain_over, leads, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
@@ -40,9 +43,13 @@ class Gains:
     errors: Floats  # the standard error of each gain, from the size of the client's test set and the spread over seeds
     accuracy: Floats  # under the method, in percent
     train: Floats  # training samples; nan if they were not recorded
+    spread: Floats  # the standard deviation of each gain over seeds; nan where a client has one seed only
+    networks: tuple[str, ...]  # each client's network if they differ, else empty
+    named: bool  # whether `clients` are names
     seeds: int
     splits: int  # how many splits of the data these clients belong to
     total_error: float  # the standard error of the gain over all test sets together
+    task: Task = "classes"
 
     @property
     def gaining(self) -> list[int]:
@@ -128,6 +135,8 @@ class _Seed:
     error: Floats
     train: Floats
     total_error: float
+    names: tuple[str, ...]
+    networks: Mapping[int, str]
 
 
 def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> list[_Seed]:
@@ -149,14 +158,21 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
         train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
         split = _split(one)
-        found.append(_Seed(seed, split, gain, accuracy, standard_error(middle, size), train, float(total)))
+        error = standard_error(middle, size)
+        if leads(one).task == "numbers":  # R2 is no share: clients measured its error, which both models have alike
+            error = one.clients(line.view, "error", line.selection)
+            total = np.sqrt(np.nansum((error * size) ** 2)) / size.sum()
+        names = one.client_names, one.networks
+        found.append(_Seed(seed, split, gain, accuracy, error, train, float(total), *names))
     return found
 
 
 def _split(run: Run) -> str:
-    """What identifies a split; with a natural partition, seeds only shuffle the rows of each client."""
+    """What identifies a split; clients of a natural partition, and real sites, are the same with every seed."""
     partition = run.meta.get("partition", {})
-    return str("natural" if partition.get("name") == "natural" else partition.get("counts"))
+    if run.client_names:
+        return str(run.client_names)
+    return str("the same" if partition.get("name") in ("natural", "sites") else partition.get("counts"))
 
 
 def _digest(run: Run, part: str) -> object:
@@ -168,6 +184,7 @@ def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str,
     for seed in seeds:
         splits.setdefault(seed.split, []).append(seed)
     clients: list[str] = []
+    networks: list[str] = []
     columns: list[Floats] = []
     for group in splits.values():
         gain = np.array([seed.gain for seed in group])
@@ -177,12 +194,15 @@ def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str,
         # Rounded, so that gains that cancel out over seeds are exactly zero.
         points = np.round(gain.mean(axis=0) * 100, 9) + 0.0
         accuracy, train = (np.mean([getattr(seed, x) for seed in group], axis=0) for x in ("accuracy", "train"))
-        columns.append(np.array([points, error * 100, accuracy * 100, train]))
+        spread = np.array([_deviation(gains_of_one) for gains_of_one in (gain.T * 100).tolist()])
+        columns.append(np.array([points, error * 100, accuracy * 100, train, spread]))
         suffix = f" (seed {group[0].number})" if len(splits) > 1 else ""
-        clients += [f"{k}{suffix}" for k in range(len(points))]
+        names = group[0].names
+        clients += [f"{names[k] if names else k}{suffix}" for k in range(len(points))]
+        networks += [group[0].networks.get(k, "") for k in range(len(points))]
     table = np.concatenate(columns, axis=1)
     tested = np.flatnonzero(np.isfinite(table[0]))
-    points, errors, accuracy, train = table[:, tested]
+    points, errors, accuracy, train, spread = table[:, tested]
     return Gains(
         label=line.label,
         view=line.view,
@@ -194,10 +214,19 @@ def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str,
         errors=errors,
         accuracy=accuracy,
         train=train,
+        spread=spread,
+        networks=tuple(networks[k] for k in tested) if any(networks) else (),
+        named=bool(seeds[0].names),
         seeds=len(seeds),
         splits=len(splits),
         total_error=float(np.mean([seed.total_error for seed in seeds])) * 100,
+        task=line.leads.task,
     )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation over seeds; nan for one seed, or if a seed did not test the client."""
+    return t_interval(values).sd if all(map(math.isfinite, values)) else math.nan
 
 
 def _above_zero(points: Floats) -> list[int]:

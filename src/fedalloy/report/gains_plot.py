@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,6 +32,7 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
     points, clear = bars.points[order], bars.clear[order]
     sized = bool(np.isfinite(bars.train).all())
     left, right, above, between, below = 0.5, 0.12, 0.32, 0.34, 0.5
+    below += _room(_ticks(bars), (width - left - right) / len(order), named=bars.named)
     upper, lower = (1.95 if width > NARROW else 1.6), (0.72 if sized else 0.0)
     height = above + upper + (between + lower if sized else 0.0) + below
     pitch = (width - left - right) / len(order)  # inches from one client to the next
@@ -67,19 +69,48 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
         _bars(lowest, np.arange(len(order)), bars.train[order], pitch, SIZE, 1.0)
         lowest.set_ylim(0, bars.train.max() * 1.05)
         lowest.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-    _name_clients(lowest, [bars.clients[k] for k in order], pitch)
+    ticks = _ticks(bars)
+    _name_clients(lowest, [ticks[k] for k in order], pitch, named=bars.named)
     for each in (axes, lowest):
         each.set_xlim(-0.6, len(order) - 0.4)
         each.grid(axis="x", visible=False)
     return figure
 
 
-def _name_clients(axes: Axes, names: Sequence[str], pitch: float) -> None:
+def _name_clients(axes: Axes, names: Sequence[str], pitch: float, *, named: bool) -> None:
     """The client of each bar if all names fit, else the number of clients."""
     size = 8 if pitch > 0.25 else 7
-    fits = max(map(len, names)) * size * 0.009 + 0.02 < pitch  # a digit is some 0.64 of its font's height wide
-    axes.set_xticks(range(len(names)) if fits else [], names if fits else [], fontsize=size)
+    turned = _is_turned(names, pitch, named=named)
+    fits = turned or _fits(names, pitch)
+    turn: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    axes.set_xticks(range(len(names)) if fits else [], names if fits else [], fontsize=size, **turn)
     axes.set_xlabel("Client, sorted by gain" if fits else f"{len(names)} clients, sorted by gain")
+
+
+def _ticks(bars: Gains) -> list[str]:
+    """What stands below each bar: the client, and its network if they differ."""
+    names = [shortened(name, 18) for name in bars.clients] if bars.named else list(bars.clients)
+    return [f"{a}\n{shortened(b, 18)}" for a, b in zip(names, bars.networks, strict=True)] if bars.networks else names
+
+
+def _longest(names: Sequence[str]) -> int:
+    return max(len(line) for name in names for line in name.split("\n"))
+
+
+def _fits(names: Sequence[str], pitch: float) -> bool:
+    size = 8 if pitch > 0.25 else 7
+    return _longest(names) * size * 0.009 + 0.02 < pitch  # a digit is some 0.64 of its font's height wide
+
+
+def _is_turned(names: Sequence[str], pitch: float, *, named: bool) -> bool:
+    """Whether names are turned, since they would not fit beside one another."""
+    return named and not _fits(names, pitch) and pitch > 0.3
+
+
+def _room(names: Sequence[str], pitch: float, *, named: bool) -> float:
+    """Inches that the clients' names need below the axes, beyond a single line."""
+    second = 0.13 if any("\n" in name for name in names) else 0.0
+    return second + (_longest(names) * 0.048 if _is_turned(names, pitch, named=named) else 0.0)
 
 
 def _bars(axes: Axes, places: NDArray[np.intp], heights: Floats, pitch: float, hue: str, alpha: float) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, all_shortened, number, shortened
+from fedalloy.federation.metrics import SCORES
 from fedalloy.report.gains import Gains, leading
 
 ALL, ENDS = 30, 10  # how many clients a terminal lists; if there are more, how many from either end
@@ -53,7 +54,7 @@ def summary(found: Sequence[Gains]) -> Listing:
         for one in found
     ]
     return Listing(
-        "Gains of the clients, in percentage points of accuracy",
+        f"Gains of the clients, in percentage points of {SCORES[found[0].task if found else 'classes']}",
         ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
         body,
         words=2,
@@ -65,12 +66,15 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
     """One line for each client with the leading method, largest loss first; beyond `most`, ten from either end."""
     both = leading(found)
     first = both[0]
+    spread = bool(np.isfinite(first.spread).any())
     order = np.argsort(first.points, kind="stable").tolist()
     places = [dict(zip(one.clients, range(len(one.clients)), strict=True)) for one in both]
     body = [
         [
-            first.clients[k],
+            shortened(first.clients[k]),
+            *([first.networks[k]] if first.networks else []),
             *(_cell(one, place.get(first.clients[k])) for one, place in zip(both, places, strict=True)),
+            *([number(first.spread[k], 1)] if spread else []),
             number(first.accuracy[k], 1),
             number(first.train[k], 0),
         ]
@@ -81,8 +85,20 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
     if most is not None and len(body) > most:
         body[ENDS:-ENDS] = [["…"] * len(body[0])]
         note = f"The {ENDS} largest losses and the {ENDS} largest gains of {len(order)} clients. {note}"
-    headings = ("Client", *(f"Over {shortened(one.reference)}" for one in both), "Accuracy %", "Trained on")
-    return Listing(f"Each client with {shortened(first.name)}", headings, body, words=1, note=note)
+    if spread:
+        note += f" SD is the standard deviation of the gain over {shortened(first.reference)} over {first.seeds} seeds."
+    headings = (
+        *("Client", *(["Network"] if first.networks else [])),
+        *(f"Over {shortened(one.reference)}" for one in both),
+        *(["SD"] if spread else []),
+        *(f"{_capital(SCORES[first.task])} %", "Trained on"),
+    )
+    words = 2 if first.networks else 1
+    return Listing(f"Each client with {shortened(first.name)}", headings, body, words=words, note=note)
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def who_gains(one: Gains) -> str:

@@ -15,8 +15,10 @@ from fedalloy import __version__
 from fedalloy.base.files import write_atomically
 from fedalloy.errors import DataError, StorageError
 from fedalloy.federation import disclosure
+from fedalloy.federation.metrics import SCORES
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
+from fedalloy.report.decisions import tested
 from fedalloy.report.gains import Gains, gains, leading
 from fedalloy.report.gains_plot import gain_picture
 from fedalloy.report.gains_table import each_client, summary, who_gains
@@ -24,13 +26,13 @@ from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
-from fedalloy.report.table import cells, in_words, meanings
+from fedalloy.report.table import Shown, cells, in_words, meanings
 from fedalloy.report.targets import Target, targets_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import check_selection, rows, too_few
+from fedalloy.storage.rows import check_selection, rows, task_of, too_few
 from fedalloy.train.privacy import SECRET
 
 # Characters that must not be on a page: control characters, and those that change the direction of text.
@@ -47,6 +49,9 @@ SPOKEN = {
     "cost": "Line chart: AMP of each method against the bytes it has sent.",
     "split": "Bubble chart: how many samples of each class each client holds.",
 }
+
+
+SHOWN: tuple[Shown, ...] = ("costs", "decisions")
 
 
 def write_report(
@@ -95,11 +100,12 @@ def render(
     table = [row for run in runs for row in rows(run, selection)]
     doubted = doubts(runs, selection)
     compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
-    spent = cells(table, names, doubted, "costs")
+    spent, decided = (cells(table, names, doubted, part) for part in SHOWN)
+    task = task_of(runs)
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
-        partition = [] if counts is None else [bubble_plot(counts, classes)]
+        partition = [] if counts is None else [bubble_plot(counts, classes, client_names=runs[0].client_names)]
     found = gains(runs, selection)
     groups = [[run for run in runs if run.label == label] for label in names]
     environment = Environment(
@@ -123,12 +129,15 @@ def render(
         compared=compared,
         mixed=mixed if len(mixed[0]) > 2 else None,
         spent=spent if len(spent[0]) > 2 else None,
-        meanings=meanings([*compared[0], *mixed[0], *spent[0]]),
+        decided=decided if len(decided[0]) > 2 else None,
+        tested=tested(runs),
+        score=SCORES[task],
+        meanings=meanings([*compared[0], *decided[0], *mixed[0], *spent[0]], task),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
         curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
         notes=[(name, _notes(runs, name, place)) for place, name in enumerate(_noted(runs))],
-        clients=_both(
+        clients=both_widths(
             lambda width: client_picture(runs, selection, width=width),
             "clients",
             SPOKEN["clients"].format(in_words(selection)),
@@ -137,7 +146,7 @@ def render(
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
         split_seed=runs[0].seed,
         skew="" if counts is None else facts.skew(counts),
-        cost=_both(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
+        cost=both_widths(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
         traffic=[line for group in groups for line in facts.traffic(group)],
         left=[(group[0].label, facts.left(group[0]), facts.evaluated(group[0])) for group in groups],
         always=disclosure.always(),
@@ -154,7 +163,7 @@ def render(
 def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
     spoken = SPOKEN["curves"].format(metric.upper())
     wide = WIDE if metric == "amp" else HALF
-    return _both(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
+    return both_widths(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
 
 
 def _noted(runs: Sequence[Run]) -> list[str]:
@@ -163,7 +172,7 @@ def _noted(runs: Sequence[Run]) -> list[str]:
 
 def _notes(runs: Sequence[Run], name: str, place: int) -> dict[str, Markup]:
     spoken = SPOKEN["notes"].format(name)
-    return _both(lambda width: note_curves(runs, name, width=width), f"notes-{place}", spoken, HALF)
+    return both_widths(lambda width: note_curves(runs, name, width=width), f"notes-{place}", spoken, HALF)
 
 
 def _gains(found: Sequence[Gains]) -> dict[str, Any]:
@@ -172,7 +181,7 @@ def _gains(found: Sequence[Gains]) -> dict[str, Any]:
         return {}
     both = leading(found)
     return {
-        "picture": _both(lambda width: gain_picture(both, width=width), "gains", SPOKEN["gains"]),
+        "picture": both_widths(lambda width: gain_picture(both, width=width), "gains", SPOKEN["gains"]),
         "leader": both[0],
         "other": both[1] if len(both) > 1 else None,
         "who": who_gains(both[0]),
@@ -181,7 +190,7 @@ def _gains(found: Sequence[Gains]) -> dict[str, Any]:
     }
 
 
-def _both(draw: Callable[[float], Figure], ids: str, spoken: str, wide: float = WIDE) -> dict[str, Markup]:
+def both_widths(draw: Callable[[float], Figure], ids: str, spoken: str, wide: float = WIDE) -> dict[str, Markup]:
     """The same figure drawn for a wide page and for a phone; the style sheet shows one of them."""
     sizes = {"wide": wide, "narrow": NARROW}
     return {size: _svg(draw(width), f"{ids}-{size}", spoken) for size, width in sizes.items()}

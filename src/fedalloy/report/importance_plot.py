@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from fedalloy.base.text import number, shortened
+from fedalloy.base.text import client_ticks, number, shortened
 from fedalloy.report.canvas import GRID, INK, QUIET, WIDE, styled, widest
 from fedalloy.report.partition_plot import BLUES, Counts
 from fedalloy.report.series import Floats
@@ -52,7 +52,9 @@ def agreement(given: Floats, held: Floats) -> float:
 
 
 @styled
-def importance_picture(importance: Floats, counts: Counts, names: Sequence[str], *, title: str = "") -> Figure:
+def importance_picture(
+    importance: Floats, counts: Counts, names: Sequence[str], *, title: str = "", client_names: Sequence[str] = ()
+) -> Figure:
     """Two maps of clients by classes: the weight that the discriminators give, and the shares of training samples.
 
     `importance` and `counts` have a row for every client; those without importance took no part and are left out.
@@ -64,7 +66,9 @@ def importance_picture(importance: Floats, counts: Counts, names: Sequence[str],
     ids, given, held = compared(importance, counts)
     names = [shortened(name, 14) for name in names]
     down = float(np.clip(0.25 * len(ids), 1.2, 7.5))
+    who = client_ticks(client_names, ids.tolist(), 16)
     left, gap, right, above = 0.85, 0.3, 1.05, 0.98
+    left += 0.06 * max(map(len, who), default=0) if client_names else 0.0
     across = (WIDE - left - gap - right) / 2
     room = across / len(names)
     draft = Figure()
@@ -96,7 +100,7 @@ def importance_picture(importance: Floats, counts: Counts, names: Sequence[str],
         axes.set_xticks(shown, [names[c] for c in shown], fontsize=8, **turn)
         axes.set_xlabel("Class")
         shown = range(0, len(ids), int(np.ceil(0.15 * len(ids) / down)))
-        axes.set_yticks(shown, [str(ids[k]) if x == left else "" for k in shown], fontsize=8)
+        axes.set_yticks(shown, [who[k] if x == left else "" for k in shown], fontsize=8)
     figure.axes[0].set_ylabel("Client")
 
     tall = min(down, 2.0)

@@ -64,6 +64,7 @@ def one_method(name: str) -> Group:
         f"up: {card.up}; down: {card.down}",
         f"leaves the client: {card.leaves_client}",
         _needs(card),
+        f"learns: {', '.join(card.tasks)}",
         *([f"distils: {card.distils}"] if card.distils != "no" else []),
         f"a client remembers: {card.remembers}",
         f"uses of [aggregation]: {used(cls)}",
@@ -96,7 +97,10 @@ def _methods(filters: Sequence[str]) -> Table:
     table = _table()
     for name, cls in _chosen(filters):
         _add(table, name, f"{cls.label}: {cls.card.paper}", _first_line(cls), _needs(cls.card), "")
-    table.caption = Text("`fedalloy list METHOD` describes one method and its options.")
+    table.caption = Text(
+        "`fedalloy list METHOD` describes one method and its options. All learn classes; `--where tasks=numbers` shows "
+        "those that also learn numbers (regression), `tasks=labels` several labels a sample."
+    )
     table.caption_justify = "left"
     return table
 
@@ -107,6 +111,7 @@ def _needs(card: Card) -> str:
             "clients may have different networks" if card.any_network else "all clients have the same network",
             *(["needs a public set"] if card.public else []),
             *(["needs networks with features and a head"] if card.features else []),
+            *([f"also learns {' and '.join(card.tasks[1:])}"] if len(card.tasks) > 1 else []),
         ]
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from fedalloy.base.text import shortened
+from fedalloy.base.text import client_ticks, shortened
 from fedalloy.report.svg import plain_text
 
 Counts = NDArray[np.int64]
@@ -31,13 +32,15 @@ class _Canvas:
 
 
 @plain_text
-def bubble_plot(counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "") -> Figure:
+def bubble_plot(
+    counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "", client_names: Sequence[str] = ()
+) -> Figure:
     """Draw a bubble for each client (row of `counts`) and class (column), its area in proportion to the rows held.
 
     >>> bubble_plot(np.array([[30, 0], [10, 20]]), ["cat", "dog"]).axes[0].get_xlabel()
     'client'
     """
-    canvas = _canvas(counts, label_names, title)
+    canvas = _canvas(counts, label_names, title, client_names)
     canvas.main.grid(True, color=GRID, linewidth=0.6)
     most = int(counts.max())
     widest = min(max(0.94 * min(canvas.cell), 0.12), 0.5) * 72  # in points: neighbours never overlap
@@ -59,13 +62,15 @@ def bubble_plot(counts: Counts, label_names: Sequence[str] | None = None, *, tit
 
 
 @plain_text
-def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "") -> Figure:
+def heat_map(
+    counts: Counts, label_names: Sequence[str] | None = None, *, title: str = "", client_names: Sequence[str] = ()
+) -> Figure:
     """Draw a cell for each client (row of `counts`) and class (column), darker for more rows, with numbers if they fit.
 
     >>> [text.get_text() for text in heat_map(np.array([[30, 0], [10, 20]]), ["cat", "dog"]).axes[0].texts]
     ['30', '10', '20']
     """
-    canvas = _canvas(counts, label_names, title)
+    canvas = _canvas(counts, label_names, title, client_names)
     width, height = canvas.cell
     norm = PowerNorm(0.5, vmin=0, vmax=int(counts.max()))  # a root scale keeps small holdings visible
     edges = [np.arange(n + 1) - 0.5 for n in counts.shape]
@@ -90,7 +95,7 @@ def heat_map(counts: Counts, label_names: Sequence[str] | None = None, *, title:
     return canvas.figure
 
 
-def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str) -> _Canvas:
+def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str, clients_by: Sequence[str] = ()) -> _Canvas:
     """Lay out in inches: cells as large as a page allows, with space for names, totals and a key."""
     clients, classes = counts.shape
     names = [shortened(str(name), 18) for name in label_names or range(classes)]
@@ -99,6 +104,8 @@ def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str) -> _C
     across, down = width * clients, height * classes
     left = 0.6 + 0.072 * max(5, *(len(name) for name in names))
     right, bottom, totals, above = 1.15, 0.52, 0.55, 0.52 if title else 0.2
+    ticks = client_ticks(clients_by, range(clients))
+    bottom += 0.06 * max(map(len, ticks)) if clients_by else 0.0  # names are turned
     page = np.array([left + across + right, bottom + down + 0.1 + totals + above])
     figure = Figure(figsize=(float(page[0]), float(page[1])), dpi=150, facecolor="white")
 
@@ -112,7 +119,9 @@ def _canvas(counts: Counts, label_names: Sequence[str] | None, title: str) -> _C
 
     main = place(left, bottom, across, down)
     main.set(xlim=(-0.5, clients - 0.5), ylim=(classes - 0.5, -0.5))
-    main.set_xticks(_every(clients, width, 0.28))
+    marked = _every(clients, width, 0.16 if clients_by else 0.28)
+    turn: dict[str, Any] = {"rotation": 90} if clients_by else {}
+    main.set_xticks(marked, [ticks[k] for k in marked], **turn)
     shown = _every(classes, height, 0.14)
     main.set_yticks(shown, [names[c] for c in shown])
     main.set_xlabel("client", fontsize=9, color=SOFT_INK, labelpad=4)

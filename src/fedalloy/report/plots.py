@@ -15,12 +15,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fedalloy.base.text import human_bytes, shortened
-from fedalloy.federation.metrics import METRICS
+from fedalloy.base.text import client_ticks, human_bytes, shortened
+from fedalloy.federation.metrics import METRICS, SCORES, Metric, heading_of
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.report.svg import save, to_svg
 from fedalloy.storage.results import Run, Selection
+from fedalloy.storage.rows import task_of
 
 __all__ = ["client_picture", "cost_picture", "learning_curves", "note_curves", "save", "to_svg"]
 
@@ -28,7 +29,8 @@ __all__ = ["client_picture", "cost_picture", "learning_curves", "note_curves", "
 @styled
 def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = WIDE) -> Figure:
     """One line per method and view, with a band of one standard deviation over the seeds, named at its end."""
-    title, unit = (METRICS[metric].title, METRICS[metric].factor) if metric in METRICS else (metric, 1.0)
+    known = METRICS.get(metric)
+    title, unit = (metric, 1.0) if known is None else (_title(known, runs), known.factor)
     return _curves([(one, *one.curve(metric)) for one in series_of(runs)], title, unit, width)
 
 
@@ -39,6 +41,10 @@ def note_curves(runs: Sequence[Run], name: str, *, width: float = WIDE) -> Figur
         one.label: replace(one, name=shortened(one.label)) for one in reversed(series_of(runs))
     }  # notes belong to no view
     return _curves([(one, *one.noted(name)) for one in reversed(alone.values())], name, 1.0, width)
+
+
+def _title(metric: Metric, runs: Sequence[Run]) -> str:
+    return replace(metric, heading=heading_of(metric.name, task_of(runs))).title
 
 
 def _curves(series: Sequence[tuple[Series, Floats, Floats, Floats]], title: str, unit: float, width: float) -> Figure:
@@ -63,7 +69,7 @@ def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
     figure, axes = canvas(
         width, 3.6 if width >= WIDE else 3.0, [one for one, *_ in series], xlabel="Sent so far, both ways (log scale)"
     )
-    axes.set_title(METRICS["amp"].title)
+    axes.set_title(_title(METRICS["amp"], runs))
     ends = []
     for one, sent, amp in series:
         if sent[-1] > 0:
@@ -91,7 +97,7 @@ def cost_picture(runs: Sequence[Run], *, width: float = WIDE) -> Figure:
 def client_picture(runs: Sequence[Run], selection: Selection = "last", *, width: float = WIDE) -> Figure:
     """One row per method and view, one dot per client (and seed) at its accuracy in the selected round.
 
-    The bar is the median client; the ring is the worst one, with its number.
+    The bar is the median client; the ring is the worst one, with its name or number.
     """
     rows = [(one, clients) for one in series_of(runs) if (clients := one.clients(selection))]
     rows.sort(key=lambda row: float(np.median([a for _, a in row[1]])), reverse=True)
@@ -106,9 +112,14 @@ def client_picture(runs: Sequence[Run], selection: Selection = "last", *, width:
     accuracies = [100 * a for _, clients in rows for _, a in clients] or [0.0, 100.0]
     low, high = min(accuracies), max(accuracies)
     room = max((high - low) / 10, 2.0)
-    axes.set_xlim(low - room, high + room / 3)  # the worst client's number stands left of its dot
+    named = [client_ticks(one.runs[0].client_names, [min(all_, key=lambda c: c[1])[0]])[0] for one, all_ in rows]
+    # The worst client's name or number stands left of its dot.
+    axes.set_xlim(
+        low - max(room, (high - low + room) * (widest(figure, named) + 0.3) / (width - left)), high + room / 3
+    )
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    axes.set_xlabel("Accuracy on each client's own test data, %")
+    score = SCORES[task_of(runs)]
+    axes.set_xlabel(f"{score[:1].upper()}{score[1:]} on each client's own test data, %")
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
     axes.set_yticks(range(len(rows)), [one.name for one, _ in rows] if beside else [], color=INK)
@@ -138,8 +149,9 @@ def _dots(axes: Axes, centre: float, one: Series, clients: list[tuple[int, float
     axes.plot([median, median], [centre - 0.3, centre + 0.3], color=INK, linewidth=1.6, solid_capstyle="butt", zorder=4)
     axes.plot(accuracy, y, "o", color=one.hue, markersize=size * 72, alpha=0.75, markeredgewidth=0, zorder=3)
     axes.plot(accuracy[0], y[0], "o", color="none", markersize=8, markeredgecolor=INK, markeredgewidth=1.1, zorder=5)
+    worst = client_ticks(one.runs[0].client_names, [clients[0][0]])[0]
     axes.annotate(
-        f"{clients[0][0]}", (accuracy[0], y[0]), (-6.5, 0), textcoords="offset points", ha="right", va="center",
+        worst, (accuracy[0], y[0]), (-6.5, 0), textcoords="offset points", ha="right", va="center",
         fontsize=8, color=QUIET,
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedalloy.base.text import human_seconds
+from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report.spent import epsilon_of
 from fedalloy.run.runner import Watch
 
@@ -72,7 +73,8 @@ class Display:
             self._round, last = record["round"], now
             self._progress.update(task, completed=self._round, left=self._left())
             if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
-                score = [f"AMP {100 * max(amps):5.1f} %", epsilon_of(record)]
+                kind = next(iter(record["views"].values())).get("task", "classes")
+                score = [f"{AVERAGES[kind]} {100 * max(amps):5.1f} %", epsilon_of(record)]
                 self._progress.update(task, score=", ".join(filter(None, score)))
 
         return watch

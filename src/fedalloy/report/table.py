@@ -12,12 +12,13 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from fedalloy.base.text import MISSING, all_shortened, listed, view_name
-from fedalloy.federation.metrics import METRICS
+from fedalloy.base.text import MISSING, all_shortened, client_ticks, listed, view_name
+from fedalloy.data.samples import Task
+from fedalloy.federation.metrics import METRICS, heading_of, meaning_of
 from fedalloy.report.trained import MARKS, Doubts
 from fedalloy.report.verdict import role, verdict
 from fedalloy.storage.results import Selection, averaged_rounds
-from fedalloy.storage.rows import COLUMNS, CombinedRow, Row, combine
+from fedalloy.storage.rows import COLUMNS, CombinedRow, Leads, Row, combine
 
 __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 
@@ -33,15 +34,17 @@ class Cell:
 def _worst(line: CombinedRow, rows: Sequence[Row]) -> str:
     """The worst client of each seed, since an id has no mean."""
     key = (line.label, line.view, line.selection)
-    ids = [row.worst_client for row in rows if (row.label, row.view, row.selection) == key]
-    known = list(dict.fromkeys(str(client) for client in ids if client is not None))
+    mine = [row for row in rows if (row.label, row.view, row.selection) == key]
+    ids = [(row.client_names, row.worst_client) for row in mine if row.worst_client is not None]
+    known = list(dict.fromkeys(client_ticks(names, [int(client)])[0] for names, client in ids))
     return ", ".join(known[:3]) + ("…" if len(known) > 3 else "") if known else MISSING
 
 
-Shown = Literal["comparison", "mixtures", "costs"]
+Shown = Literal["comparison", "decisions", "mixtures", "costs"]
 WORDS = ("Method", "View", "Selection")  # the columns of words, which come first
-# What a narrow terminal hides, first to last; AMP and WLP always stay.
+# What a narrow terminal hides, first to last; AMP, WLP and the first column always stay.
 EXPENDABLE = (
+    *("ece", "rmse", "subset", "specificity", "sensitivity", "auc", "mae"),
     *("macro_f1", "balanced", "bottom10", "test", "gap", "round", "worst_client", "seconds", "bytes_total", "fm"),
     "View",
 )
@@ -71,8 +74,11 @@ def comparison_table(
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
     kept = list(range(len(headings)))
     dropped = []
+    leading = _leads(rows)
     for name in EXPENDABLE:
-        heading = METRICS[name].heading if name in METRICS else name
+        heading = heading_of(name, leading.task) if name in METRICS else name
+        if name == leading.first:
+            continue
         if _needed(widths, kept) <= width:
             break
         if heading in headings:
@@ -144,17 +150,35 @@ def cells(
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
     marks = [MARKS[kind] if kind else "" for kind in kinds]
     contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
-    for name in in_table(table):
+    leading = _leads(rows)
+    for name in _columns(table, leading):
         texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
         if name == "amp" and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
             texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
         if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
         best = _best([line.columns[name].mean for line in lines], texts, contenders, name) if is_score(name) else set()
-        headings.append(METRICS[name].heading)
+        headings.append(heading_of(name, leading.task))
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
     return headings, body
+
+
+def _leads(rows: Iterable[Row]) -> Leads:
+    """What the table of these rows says first; if they differ, what it would say of classes."""
+    found = {row.leads for row in rows}
+    return found.pop() if len(found) == 1 else Leads()
+
+
+def _columns(table: Shown, leading: Leads) -> list[str]:
+    """The metrics of a table, the best for the task first; columns for decisions precede the costs."""
+    names = in_table(table)
+    if table == "comparison":
+        place = names.index("test")
+        names[place:place] = in_table("decisions") if leading.decisions else []
+        names.remove(leading.first)
+        names.insert(0, leading.first)
+    return [] if table == "decisions" and leading.decisions else names
 
 
 def in_words(selection: Selection) -> str:
@@ -179,15 +203,15 @@ def in_table(table: Shown) -> list[str]:
     return [name for name, metric in METRICS.items() if metric.table == table]
 
 
-def meanings(headings: Sequence[str]) -> list[tuple[str, str]]:
+def meanings(headings: Sequence[str], task: Task = "classes") -> list[tuple[str, str]]:
     """What the columns under these headings mean, and which direction is better.
 
     >>> meanings(["Method", "Low 10 %"])
     [('Low 10 %', 'The mean accuracy of the worst 10 % of the clients. Higher is better.')]
     """
     better = {"high": " Higher is better.", "low": " Lower is better.", "": ""}
-    shown = [metric for metric in METRICS.values() if metric.heading in headings]
-    return [(metric.heading, f"{metric.meaning}{better[metric.better]}") for metric in shown]
+    shown = {name: heading_of(name, task) for name in METRICS if heading_of(name, task) in headings}
+    return [(heading, f"{meaning_of(name, task)}{better[METRICS[name].better]}") for name, heading in shown.items()]
 
 
 def is_score(name: str) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import MISSING, TIMES, number
 from fedalloy.errors import UsageError
-from fedalloy.federation.metrics import METRICS, rounds_to_target
+from fedalloy.federation.across import rounds_to_target
+from fedalloy.federation.metrics import METRICS
 from fedalloy.report.gains_table import Listing
 from fedalloy.report.series import Series, series_of
 from fedalloy.storage.results import Run

@@ -11,8 +11,10 @@ import numpy as np
 
 from fedalloy.base.text import listed, number
 from fedalloy.errors import UsageError
+from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.storage.results import Run, Selection
+from fedalloy.storage.rows import task_of
 
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}
@@ -106,9 +108,9 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
         return Doubt("few rounds", one.name, reason, _more_evaluations(one))
     rise = _rise(amps, tests)
     if rise is not None:
-        reason = (
-            f"is not trained yet (its AMP rose by {number(100 * rise, 1)} points in the last quarter of the rounds)"
-        )
+        average = AVERAGES[task_of(one.runs)]
+        risen = f"its {average} rose by {number(100 * rise, 1)} points in the last quarter of the rounds"
+        reason = f"is not trained yet ({risen})"
         return Doubt("rising", one.name, reason, more)
     return None
 
@@ -132,7 +134,7 @@ def _rise(curve: Floats, tests: int) -> float | None:
     rise = round(float(last.mean() - before.mean()), 9)
     noise = math.sqrt((last.var(ddof=1) + before.var(ddof=1)) / size)
     level = float(last.mean())
-    return rise if rise > max(RISE, CLEARLY * noise, math.sqrt(level * (1 - level) / max(tests, 1))) else None
+    return rise if rise > max(RISE, CLEARLY * noise, math.sqrt(max(level * (1 - level), 0) / max(tests, 1))) else None
 
 
 def _balanced(one: Series, selection: Selection) -> float | None:

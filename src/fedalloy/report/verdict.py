@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedalloy.base.text import listed, number, series_names
+from fedalloy.base.text import listed, number, series_names, shortened
 from fedalloy.federation.core import methods
+from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
 from fedalloy.report.trained import Doubts
 from fedalloy.storage.results import STAGES
@@ -33,6 +34,16 @@ def verdict(
     >>> verdict([])
     'There is no measured run to compare.'
     """
+    rows = list(rows)
+    told = _verdict(rows, names, clients, doubts)
+    tasks = {row.leads.task for row in rows}
+    # Sentences are written for classes, where the mean of the clients' scores is AMP.
+    return told.replace(" AMP", f" {AVERAGES[tasks.pop()]}") if len(tasks) == 1 else told
+
+
+def _verdict(
+    rows: Sequence[Row], names: Mapping[str, str] | None, clients: Sequence[Gains], doubts: Doubts | None
+) -> str:
     given = combine(rows)
     # A verdict is on one selection: the first one given.
     given = [line for line in given if line.selection == given[0].selection]
@@ -131,9 +142,15 @@ def _others(own: Gains, side: Sequence[int], verb: str, how: str = "") -> str:
         return f"no client {verb}s"
     most = f"{_named(abs(own.points[side[0]]))}{_clearly(own, side)}"
     if len(side) == 1:
-        return f"client {own.clients[side[0]]} {how}{verb}s {most}"
-    who = f"clients {listed([own.clients[k] for k in sorted(side)])}" if len(side) <= NAMED else f"{len(side)} clients"
+        return f"{_who(own, side)} {how}{verb}s {most}"
+    who = _who(own, side) if len(side) <= NAMED else f"{len(side)} clients"
     return f"{who} {how}{verb} up to {most}"
+
+
+def _who(own: Gains, side: Sequence[int]) -> str:
+    """These clients by their names or numbers."""
+    clients = listed([shortened(own.clients[k], 60) for k in sorted(side)])
+    return clients if own.named else f"client{'' if len(side) == 1 else 's'} {clients}"
 
 
 def _do(count: int, verb: str) -> str:

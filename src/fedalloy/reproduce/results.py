@@ -16,7 +16,8 @@ import numpy as np
 from fedalloy.base.checked import shown
 from fedalloy.base.registry import suggest
 from fedalloy.errors import DataError
-from fedalloy.federation.metrics import METRICS, rounds_to_target
+from fedalloy.federation.across import rounds_to_target
+from fedalloy.federation.metrics import METRICS
 from fedalloy.reproduce.catalogue import Item, Row
 from fedalloy.reproduce.plan import Job, jobs, paper_column
 from fedalloy.storage.differences import differing

@@ -20,7 +20,7 @@ from fedalloy.base import tree
 from fedalloy.base.layout import resolve
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
-from fedalloy.config.build import Built, build
+from fedalloy.config.build import Built, build, network_name
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method, naming, with_sections
 from fedalloy.config.sections import Choice, Experiment, Stop
@@ -129,6 +129,8 @@ def resume(
             state = State(state.round, tree.to_device(state.body, built.setting.device))
             memories = {k: tree.to_device(m, built.setting.device) for k, m in memories.items()}
         done = state.round if state is not None else 0
+        if old.meta.get("last", {}).get("round") == done:
+            meta["last"] = old.meta["last"]
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
         records = store.rewind(say)
@@ -202,6 +204,7 @@ def _go_on(
 ) -> Run:
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
     stopped_by = _stopped_by(exp, method, records)
+    label = engine.setting.label
 
     def settle(state: State) -> State:
         return spill.hold(state, engine.memories, engine.trusted)
@@ -211,7 +214,9 @@ def _go_on(
         assert isinstance(fed, Round)
         trained = time.perf_counter()
         due = state.round % exp.evaluate_every == 0 or state.round == exp.rounds or method.card.once
-        views = engine.evaluate(method, state) if due else {}
+        views, details = _apart(engine.evaluate(method, state)) if due else ({}, {})
+        meta.pop("last", None)
+        meta.update(_last(state.round, details))
         evaluated = time.perf_counter()
         seconds = {
             "client": fed.ledger.client_seconds,
@@ -223,7 +228,7 @@ def _go_on(
         }
         record = round_record(state, fed, seconds, views)
         for bad in fed.quarantined:
-            say(f"round {state.round}: the reply of client {bad['client']} was rejected: {bad['reason']}")
+            say(f"round {state.round}: the reply of {label(bad['client'])} was rejected: {bad['reason']}")
         if fed.back_to is not None:
             back = f"the run rolled back to that of round {fed.back_to}"
             say(f"round {state.round}: clients could not train the model that they received; {back}")
@@ -244,14 +249,28 @@ def _go_on(
         return stopped_by != "rounds"
 
     if stopped_by == "rounds" and len(records) < exp.rounds:
+        meta.pop("last", None)
         if store is not None:
             store.describe(meta)
         run(method, engine, exp.rounds, start.pop() if start else None, after, settle)
     _give_up(exp, records)  # a run that gave up in its last round does so again
+    if start and records[-1]["views"] and "last" not in meta:  # it was interrupted just before its end was written
+        meta |= _last(start[0].round, _apart(engine.evaluate(method, start[0]))[1])
     meta = {**meta, "status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
     return Run(meta, tuple(records), store.folder if store is not None else None)
+
+
+def _apart(views: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Views without their details, and the details, of which only those of a run's last round are kept."""
+    rest = {name: {key: part for key, part in view.items() if key != "details"} for name, view in views.items()}
+    return rest, {name: view["details"] for name, view in views.items() if view["details"]}
+
+
+def _last(round: int, details: Mapping[str, Any]) -> dict[str, Any]:
+    """What `run.json` says of a run's last round, if anything."""
+    return {"last": {"round": round, "views": dict(details)}} if details else {}
 
 
 def round_record(state: State, fed: Round, seconds: Mapping[str, float], views: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,6 +374,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "test_sizes": [len(site.test) for site in setting.sites],
             "class_counts": _class_counts(setting),
             "label_names": list(built.dataset.label_names),
+            **({"names": list(setting.names)} if setting.names else {}),
         },
         "data": {
             "name": built.dataset.name,
@@ -406,10 +426,19 @@ def _version(library: str) -> str:
 
 def _client_models(setting: Setting) -> list[dict[str, Any]]:
     """The clients' networks, if they differ: the size and the clients of each."""
-    return [{"parameters": parameter_count(setting.build(ids[0])), "clients": ids} for ids in setting.groups]
+    return [
+        {
+            "name": network_name(setting.network(ids[0])),
+            "parameters": parameter_count(setting.build(ids[0])),
+            "clients": ids,
+        }
+        for ids in setting.groups
+    ]
 
 
 def _class_counts(setting: Setting) -> list[list[int]]:
+    if setting.task == "numbers":
+        return [[size] for size in setting.sizes]
     return [site.train.counts(setting.classes).tolist() for site in setting.sites]
 
 

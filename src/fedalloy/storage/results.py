@@ -22,7 +22,7 @@ from fedalloy.base.files import read_file
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import printable
 from fedalloy.errors import DataError, UsageError
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 from fedalloy.storage.run_files import check_description, check_record
 
 Selection = str
@@ -62,6 +62,29 @@ class Run:
     def seed(self) -> int:
         """The seed of the experiment."""
         return int(self.meta["seed"])
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients, if they have names."""
+        return tuple(self.meta.get("clients", {}).get("names", ()))
+
+    @property
+    def networks(self) -> dict[int, str]:
+        """Each client's network, if they differ; equal names are told apart by the number of parameters.
+
+        >>> models = [{"name": "mlp", "parameters": n, "clients": [k]} for k, n in enumerate((90, 1200))]
+        >>> Run({"models": models}, ()).networks
+        {0: 'mlp (90)', 1: 'mlp (1,200)'}
+        """
+        kinds = self.meta.get("models", ())
+        names = [kind.get("name", "network") for kind in kinds]
+        alone = len(set(names)) == len(names)
+        shown = [
+            name if alone or "parameters" not in kind else f"{name} ({kind['parameters']:,})"
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+        owned = {k: name for name, kind in zip(shown, kinds, strict=True) for k in kind.get("clients", ())}
+        return owned if len(kinds) > 1 else {}
 
     @property
     def views(self) -> tuple[str, ...]:

@@ -12,13 +12,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedalloy.base.text import listed
+from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
-from fedalloy.federation import metrics
-from fedalloy.federation.metrics import METRICS, Floats, Metric
+from fedalloy.federation import across
+from fedalloy.federation.across import Floats
+from fedalloy.federation.metrics import METRICS, Metric
 from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, averaged_rounds, selected
 
+RARE = 1 / 3  # of two classes, one with a smaller share of the rows is rare
 # An id has no mean; everything else in a row has.
 COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "client")
+
+
+@dataclass(frozen=True)
+class Leads:
+    """What a table says first: the task, the metric of the first column, and whether columns for decisions follow."""
+
+    task: Task = "classes"
+    first: str = "amp"
+    decisions: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,11 +46,41 @@ class Row:
     seed: int
     selection: Selection
     values: Mapping[str, float | None]
+    client_names: tuple[str, ...] = ()
+    leads: Leads = Leads()
 
     def __getattr__(self, name: str) -> float | None:
         if name not in METRICS:
             raise AttributeError(f"a row has no {name!r}")
         return self.values.get(name)
+
+
+def leads(run: Run) -> Leads:
+    """The rule of the first column: the task decides, and for two classes how rare the rarer one is.
+
+    The first column is AMP, which with several labels is the share of right answers, and R2 with numbers. If there are
+    two classes and less than a third of the training rows are of the rarer one, it is balanced accuracy: always giving
+    the same answer would have a high AMP. Columns for decisions (AUC, sensitivity and so on) are in the comparison
+    unless there are more than two classes.
+
+    >>> leads(Run({"clients": {"class_counts": [[70, 20], [5, 5]]}, "model": {"classes": 2}}, ())).first
+    'balanced'
+    """
+    views = [view for record in run.rounds for view in record.get("views", {}).values()]
+    task: Task = views[-1].get("task", "classes") if views else "classes"
+    if task != "classes":
+        return Leads(task, "amp", decisions=True)
+    if run.meta.get("model", {}).get("classes") != 2:
+        return Leads()
+    counts = np.asarray(run.meta.get("clients", {}).get("class_counts", []))
+    known = counts.sum(axis=0) if counts.ndim == 2 and counts.size else np.array([1, 1])
+    return Leads("classes", "balanced" if known.min() < known.sum() * RARE else "amp", decisions=True)
+
+
+def task_of(runs: Iterable[Run]) -> Task:
+    """The task of these runs; that of classes if they differ."""
+    tasks = {leads(run).task for run in runs}
+    return tasks.pop() if len(tasks) == 1 else "classes"
 
 
 def rows(run: Run, selection: Selection = "last") -> list[Row]:
@@ -119,6 +161,7 @@ class CombinedRow:
     selection: Selection
     seeds: tuple[int, ...]
     columns: Mapping[str, Spread]  # one for each name in COLUMNS
+    leads: Leads = Leads()
 
     def written(self, metric: str) -> str:
         """A metric's mean, and its deviation if there is one, as a table shows them."""
@@ -148,7 +191,10 @@ def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
         group[row.seed] = row
     return [
         CombinedRow(
-            *key, tuple(group), {name: _spread([row.values.get(name) for row in group.values()]) for name in COLUMNS}
+            *key,
+            tuple(group),
+            {name: _spread([row.values.get(name) for row in group.values()]) for name in COLUMNS},
+            next(iter(group.values())).leads,
         )
         for key, group in groups.items()
     ]
@@ -187,7 +233,7 @@ def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Sele
             f"{run.label} and {reference_run.label} were not tested on the same clients; "
             "compare runs with the same data, partition and seed"
         )
-    return metrics.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
+    return across.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
 
 
 def _row(run: Run, view: str, selection: Selection) -> Row:
@@ -203,11 +249,12 @@ def _row(run: Run, view: str, selection: Selection) -> Row:
     curve = {
         "round": chosen[0] if len(chosen) == 1 else None,
         "gap": _gap(run, view, chosen),
-        "stability": _known(metrics.stability(run.series(view, "amp")[1])),
+        "stability": _known(across.stability(run.series(view, "amp")[1])),
         "rounds": int(run.rounds[-1]["round"]),
     }
     costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
-    return Row(run.label, view, run.seed, selection, {**values, **curve, **costs})
+    values |= {**curve, **costs}
+    return Row(run.label, view, run.seed, selection, values, run.client_names, leads(run))
 
 
 def _gap(run: Run, view: str, chosen: Sequence[int]) -> float | None:

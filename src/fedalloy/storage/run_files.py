@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fedalloy.base.checked import shown
+from fedalloy.base.text import name_fault
+from fedalloy.data.samples import Task
 from fedalloy.errors import DataError
 from fedalloy.federation.metrics import METRICS, Unit
 
@@ -38,12 +40,18 @@ def check_description(where: str, meta: Mapping[str, Any]) -> None:
     """Refuse an invalid description of a run, the content of a `run.json`."""
     _checked(where, META, meta)
     clients = meta.get("clients", {})
-    lengths = {len(clients[key]) for key in ("train_sizes", "test_sizes", "class_counts") if key in clients}
+    lengths = {len(clients[key]) for key in ("train_sizes", "test_sizes", "class_counts", "names") if key in clients}
     if len(lengths) > 1:
         raise _refusal(where, "clients", "has lists of different lengths")
+    if fault := name_fault(clients.get("names", ())):
+        raise _refusal(where, "clients.names", f"is wrong: {fault}")
     classes = {len(row) for row in clients.get("class_counts", ())} | ({len(clients.get("label_names", ()))} - {0})
     if len(classes) > 1:
         raise _refusal(where, "clients", "has class_counts and label_names of different lengths")
+    for name, view in meta.get("last", {}).get("views", {}).items():
+        lists = [*view.get("intervals", {}).values(), *([view["confusions"]] if "confusions" in view else [])]
+        if lengths and {len(values) for values in lists} - lengths:
+            raise _refusal(where, f"last.views.{_key(name)}", "has a list without one value for each client")
     for place, table in enumerate(meta.get("experiment", {}).get("published", ())):
         if any(len(row) != 2 + len(table["metrics"]) for row in table["rows"]):
             raise _refusal(where, f"experiment.published[{place}].rows", "do not have one value for each metric")
@@ -173,6 +181,20 @@ def flops(value: Any) -> None:
     (table(rest=number(0)) if isinstance(value, dict) else number(0, empty=True))(value)
 
 
+def span(value: Any) -> None:
+    """The two ends of an interval, or null."""
+    if value is None:
+        return
+    each(number())(value)
+    if len(value) != 2:
+        raise _WrongError("is not an interval, a list of two numbers")
+
+
+def cells(value: Any) -> None:
+    """Confusion counts: a table of whole numbers, or several."""
+    each(cells if isinstance(value, list) and value and isinstance(value[0], list) else count)(value)
+
+
 META = table(
     needed=("format", "name", "label", "seed"),
     name=text,
@@ -198,14 +220,23 @@ META = table(
         ),
     ),
     clients=table(
-        train_sizes=each(count), test_sizes=each(count), class_counts=each(each(count)), label_names=each(text)
+        train_sizes=each(count),
+        test_sizes=each(count),
+        class_counts=each(each(count)),
+        label_names=each(text),
+        names=each(text),
     ),
     data=table(name=text, note=text, rows=count, mean=each(number()), std=each(number())),
     partition=table(name=text, options=table(), val=each(count)),
     model=table(name=text, parameters=count, classes=count),
-    models=each(table()),
+    models=each(table(name=text, parameters=count, clients=each(count))),
     versions=table(rest=text),
     digests=table(rest=text),
+    last=table(
+        needed=("round", "views"),
+        round=count,
+        views=table(rest=table(intervals=table(rest=each(span)), confusion=cells, confusions=each(cells))),
+    ),
 )
 DRAWN = table(
     needed=("clients", "data", "digests", "model"),
@@ -220,15 +251,40 @@ SCORES: dict[Unit, Shape] = {
     "thousandths": share,
     "client": number(-1, MANY, whole=True, empty=True),
     "number": measured,
+    "power": number(0, empty=True),
 }
-RECORDED = {name: SCORES[metric.unit] for name, metric in METRICS.items() if metric.source == "view"}
-VIEW = table(
-    needed=(*RECORDED, "clients"),
-    **RECORDED,
-    clients=table(
-        needed=("accuracy", "size"), accuracy=each(share), size=each(count), loss=each(measured), rest=each(anything)
-    ),
-)
+LOOSE = {**SCORES, "percent": number(high=1, empty=True), "thousandths": number(0, empty=True)}  # R2 has no least
+
+
+def _view(scores: Mapping[Unit, Shape]) -> Shape:
+    """A view whose scores have these shapes; runs before a metric existed have not recorded it."""
+    recorded = {name: metric for name, metric in METRICS.items() if metric.source == "view"}
+    return table(
+        needed=(*(name for name, metric in recorded.items() if not metric.tasks), "clients"),
+        **{name: scores[metric.unit] for name, metric in recorded.items()},
+        clients=table(
+            needed=("accuracy", "size"),
+            **dict.fromkeys(
+                ("accuracy", "auc", "sensitivity", "specificity", "ece", "subset"), each(scores["percent"])
+            ),
+            **dict.fromkeys(("loss", "error", "mae", "rmse"), each(measured)),
+            size=each(count),
+            rest=each(anything),
+        ),
+    )
+
+
+OF_SHARES, OF_NUMBERS = _view(SCORES), _view(LOOSE)
+
+
+def view(value: Any) -> None:
+    """All that was recorded of a view; its task is that of classes unless it says otherwise."""
+    task = value.get("task", "classes") if isinstance(value, dict) else "classes"
+    if task not in get_args(Task):
+        raise _WrongError(f"has the task {shown(task)}, but must have one of: {', '.join(get_args(Task))}")
+    (OF_NUMBERS if task == "numbers" else OF_SHARES)(value)
+
+
 RECORD = table(
     needed=("round",),
     round=number(1, MANY, whole=True),
@@ -246,5 +302,5 @@ RECORD = table(
     passes=by_party,
     flops=flops,
     memory=measured,
-    views=table(rest=VIEW),
+    views=table(rest=view),
 )

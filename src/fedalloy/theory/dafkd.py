@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedalloy.base.rng import numpy_generator
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 from fedalloy.theory.finding import Finding
 
 # Three clients and two kinds of samples: the smallest case in which the generator's optimum is not the mean.

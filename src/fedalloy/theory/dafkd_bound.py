@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedalloy.base.rng import numpy_generator
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 from fedalloy.theory.dafkd import best_generator, best_scores
 from fedalloy.theory.finding import Finding
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from fedalloy.base.rng import numpy_generator
-from fedalloy.federation.metrics import Floats, fm
+from fedalloy.federation.across import Floats, fm
 from fedalloy.theory.finding import Finding
 
 # Five kinds of samples, of which the model classifies the first three correctly, at three clients. The clients'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedalloy.base.rng import numpy_generator
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 from fedalloy.knowledge.trifreqs import tri_freqs
 from fedalloy.theory.finding import Finding
 from fedalloy.theory.kdia_toy import (

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 
 INPUTS = np.linspace(0.5, 1.5, 5)  # one for each kind
 EACH = 8  # clients of each kind

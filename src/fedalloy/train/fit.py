@@ -67,6 +67,11 @@ class LocalWork:
     step_every: Count = option(10, "rounds between two steps of a `step` schedule", only_with=("schedule", "step"))
     step_factor: Positive = option(0.1, "the factor at each step of a `step` schedule", only_with=("schedule", "step"))
     clip: Positive | None = option(None, "clip gradients to this norm, over all parameters")
+    class_weights: Literal["balanced"] | None = option(
+        None,
+        "`balanced`: in a client's loss on its own samples, each class (or value of a label) weighs "
+        "n / (classes present * its count); unset: all weigh the same",
+    )
 
     def __post_init__(self) -> None:
         resolve(self, "training", derived=True)  # methods derive passes over data from any other work

@@ -143,7 +143,8 @@ def run_address(method: Method, work: LocalWork, privacy: Privacy) -> str:
     values = asdict(method)
     options = json.loads(json.dumps(values, default=lambda value: type(value).__name__), parse_int=float)
     clipped, noise = privacy.max_grad_norm, privacy.noise_multiplier  # a budget ends a run but does not change it
-    return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{work}/{clipped}/{noise}"
+    trained = str(work).replace(", class_weights=None", "")  # private work has none; older addresses lack the key
+    return f"privacy/{method.name}/{json.dumps(options, sort_keys=True)}/{trained}/{clipped}/{noise}"
 
 
 @dataclass
@@ -326,7 +327,7 @@ class PrivateSteps:
         n = len(me.train)
         if samples.x is not me.train.x or not torch.equal(samples.index.sort().values, me.train.index.sort().values):
             raise UsageError(
-                f"client {me.id} would train on {len(samples)} samples that are neither public nor all of its own {n} "
+                f"{me.label} would train on {len(samples)} samples that are neither public nor all of its own {n} "
                 "samples, "
                 "but [privacy] covers nothing else; if a method holds out samples for selection, write held_out = 0"
             )

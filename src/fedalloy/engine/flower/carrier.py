@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 
 from fedalloy.base import tree
 from fedalloy.base.files import as_json
+from fedalloy.base.text import client_labels
 from fedalloy.base.tree import Tree
 from fedalloy.config.methods import for_method, naming
 from fedalloy.config.sections import Experiment
@@ -69,7 +70,9 @@ class Flower:
         say: Say = lambda _: None,
         patience: float = PATIENCE,
         bound: Mapping[int, int] | None = None,
+        witness: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
+        self.witness = witness  # is given the head of a site's audit log, as each answer states it
         self.setting, self.exp, self.say, self.patience, self.bound = setting, for_method(exp), say, patience, bound
         self.memories: dict[int, Tree] = dict(memories or {})
         self.trusted: Generation | None = None
@@ -84,7 +87,7 @@ class Flower:
         """Continue over this Grid; its nodes have to introduce themselves first."""
         self.grid = grid
         told = json.dumps(self.exp.to_dict())
-        self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge)
+        self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge, self.setting.names)
 
     def _judge(self, one: claims.Introduction) -> str | None:
         """Return why a client is refused, or None: its data differs from what the run began with."""
@@ -160,11 +163,11 @@ class Flower:
                 if fault is None:
                     counts[client] = counted
                 else:
-                    self.say(f"round {state.round}: client {client} was not evaluated: {fault}")
+                    self.say(f"round {state.round}: {self.setting.label(client)} was not evaluated: {fault}")
         return from_clients(self.setting, which, kept, counts)
 
     def _forget(self, client: int, round: int) -> None:
-        self.say(f"round {round}: client {client} has lost its memory and starts with an empty one")
+        self.say(f"round {round}: {self.setting.label(client)} has lost its memory and starts with an empty one")
         if spent := charged({}, self.memories.pop(client, None)):
             self.memories[client] = spent
 
@@ -215,7 +218,10 @@ class Flower:
                 client, pause = waiting.pop(identifier), SHORTEST
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
                     self.roster.leave(client)
-                yield client, _found(reply, room(client))
+                found = _found(reply, room(client))
+                if not isinstance(found, DataError) and isinstance(head := found[0].get("audit"), str):
+                    self.witness(client, head)
+                yield client, found
             self.check()
             waited = time.monotonic() - begun
             if deadline is not None and waited > deadline:
@@ -224,9 +230,9 @@ class Flower:
                 return
             if waiting and deadline is None and waited > told:
                 told += HURRY
-                who = ", ".join(map(str, sorted(set(waiting.values()))))
+                who = client_labels(self.setting.names, sorted(set(waiting.values())))
                 self.say(
-                    f"round {round}: still waiting for client {who} after {waited:.0f} s; set quorum.deadline = "
+                    f"round {round}: still waiting for {who} after {waited:.0f} s; set quorum.deadline = "
                     "SECONDS "
                     "to continue rounds without slower clients"
                 )

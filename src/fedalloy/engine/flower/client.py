@@ -12,16 +12,17 @@ and are not read if they have more bytes than that allows.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
@@ -29,7 +30,7 @@ from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.config.experiment import made_from
 from fedalloy.config.sections import Experiment
-from fedalloy.engine.flower.codec import header_in, to_records, tree_in
+from fedalloy.engine.flower.codec import BODY, HEADER, header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.engine.flower.room import room_for
@@ -37,10 +38,11 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Message, Method, act
 from fedalloy.federation.disclosure import OFF
-from fedalloy.federation.evaluation import announced, at_client, unfit
+from fedalloy.federation.evaluation import PERSONAL, announced, at_client, unfit
 from fedalloy.federation.gate import Contract, refusal, whole
 from fedalloy.federation.setting import Setting
-from fedalloy.train.costs import Meter
+from fedalloy.storage.audit import AuditError, AuditLog
+from fedalloy.train.costs import Meter, payload
 from fedalloy.train.fit import one_thread
 from fedalloy.train.privacy import LEDGER, charged
 
@@ -55,6 +57,12 @@ SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
 Agreed = Callable[[Context], Experiment]
 """From a node's context to the experiment in a real site's folder, regardless of its server."""
 
+AuditOf = Callable[[Context], AuditLog]
+"""From a node's context to a real site's audit log."""
+
+Told = tuple[RecordDict, dict[str, Any]]
+"""An answer, and what the site's own log says about it."""
+
 log = logging.getLogger(__name__)
 
 
@@ -62,15 +70,16 @@ class MemoryLostError(DataError):
     """No intact file contains the memory that the server names."""
 
 
-def client_app(setting_of: SettingOf, agreed: Agreed | None = None) -> ClientApp:
+def client_app(setting_of: SettingOf, agreed: Agreed | None = None, audit_of: AuditOf | None = None) -> ClientApp:
     """Create the app of a client; `setting_of` returns which client it is and its data.
 
-    A real site passes its own experiment as `agreed` and limits what it evaluates; simulated clients have no limits.
+    A real site passes its own experiment as `agreed`, limits what it evaluates, and writes to its audit log before and
+    after it acts; simulated clients have neither limits nor a log.
     """
     app = ClientApp()
     for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce)):
         category, name = kind.split(".")
-        getattr(app, category)(name)(partial(_answered, do, setting_of, agreed))
+        getattr(app, category)(name)(partial(_answered, do, setting_of, agreed, audit_of))
     return app
 
 
@@ -131,15 +140,22 @@ class _Site:
 
 
 def _answered(
-    do: Callable[[_Site], RecordDict],
+    do: Callable[[_Site], Told],
     setting_of: SettingOf,
     agreed: Agreed | None,
+    audit_of: AuditOf | None,
     message: FlowerMessage,
     context: Context,
 ) -> FlowerMessage:
     """Answer a message in any case, since a client that raises or stays silent may never be asked again."""
+    audit: AuditLog | None = None
+    asked_by: dict[str, Any] = {}
     try:
         tune_once()
+        if audit_of is not None:
+            asked_by = {"run": str(context.run_id), "kind": message.metadata.message_type, **_asked(message.content)}
+            audit = audit_of(context)
+            audit.append("asked", {**asked_by, "message": message.metadata.message_id, "in": _sealed(message.content)})
         with one_thread():
             header = header_in(message.content)
             asked = json.loads(header["experiment"])
@@ -147,17 +163,58 @@ def _answered(
             if header.get("client", client) != client:
                 raise UsageError(f"this is client {client}, but the message is for client {header['client']}")
             memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
-            answer = do(_Site(client, setting, memory, asked, header, message.content, handed))
+            answer, about = do(_Site(client, setting, memory, asked, header, message.content, handed))
+            if audit is not None:
+                head = audit.append("answered", {**asked_by, "out": _sealed(answer), **about})
+                _state(answer, head)
     except (Exception, SystemExit) as error:
         told = _sentence(error, real=agreed is not None)
         if told != str(error):
             log.exception("the message could not be answered")
         who = {"client": number} if isinstance(number := context.node_config.get(PARTITION), int) else {}
         answer = to_records({}, {"error": told, "lost": int(isinstance(error, MemoryLostError)), **who})
+        if audit is not None and not isinstance(error, AuditError):
+            _note_refusal(audit, asked_by, error, answer)
     return FlowerMessage(answer, reply_to=message)
 
 
-def _act(site: _Site) -> RecordDict:
+def _note_refusal(audit: AuditLog, asked_by: Mapping[str, Any], error: BaseException, answer: RecordDict) -> None:
+    why = f"{error}" if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
+    try:
+        head = audit.append("refused", {**asked_by, "why": why[:LONGEST], "out": _sealed(answer)})
+        _state(answer, head)
+    except (FedalloyError, OSError):  # a full disk, perhaps: the refusal contains nothing that must be recorded
+        log.exception("the refusal could not be written to the audit log")
+
+
+def _state(answer: RecordDict, head: str) -> None:
+    """Tell the server the head of the log, so that somebody else than the site has a copy."""
+    cast(ConfigRecord, answer[HEADER])["audit"] = head
+
+
+def _asked(content: RecordDict) -> dict[str, Any]:
+    """Return what a message says it wants, if it says so in the right way."""
+    try:
+        header = header_in(content)
+    except DataError:
+        return {}
+    told = {key: header[key] for key, kind in (("round", int), ("action", str)) if type(header.get(key)) is kind}
+    experiment = hashlib.sha256(str(header.get("experiment", "")).encode()).hexdigest()
+    return {**{key: value if key == "round" else value[:LONGEST] for key, value in told.items()}, "asks": experiment}
+
+
+def _sealed(content: RecordDict) -> dict[str, Any]:
+    """Return bytes and digest of a message's tree, and the digest of its header."""
+    record = content.get(BODY)
+    data = b"".join(one.data for one in record.values()) if isinstance(record, ArrayRecord) else b""
+    head = content.get(HEADER)
+    text = json.dumps({k: v for k, v in head.items() if k != "audit"} if head is not None else {}, sort_keys=True,
+                      default=repr)  # fmt: skip
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
+            "header": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
+
+
+def _act(site: _Site) -> Told:
     start = time.perf_counter()
     method, round, action = site.method(), site.round(), str(site.header["action"])
     me = site.setting.client(site.client, round, site.remembered())
@@ -176,10 +233,11 @@ def _act(site: _Site) -> RecordDict:
         header["ledger"] = json.dumps(answer.keep.get(LEDGER, {}))
     if "needed" in site.header:
         site.memory.forget(round, {*json.loads(site.header["needed"]), header.get("digest", "")})
-    return to_records(answer.body, {**header, "seconds": time.perf_counter() - start})
+    sent = to_records(answer.body, {**header, "seconds": time.perf_counter() - start})
+    return sent, {"kinds": dict(payload(answer.body))}
 
 
-def _views(site: _Site) -> RecordDict:
+def _views(site: _Site) -> Told:
     if site.agreed is not None and site.setting.privacy is not None:
         raise UsageError(OFF)
     method, round, memory = site.method(), site.round(), site.remembered()
@@ -189,10 +247,25 @@ def _views(site: _Site) -> RecordDict:
         raise UsageError("the server's message is refused: the models are not those that its message announces")
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).admit(round, json.loads(digests), str(site.header["digest"]))
-    return to_records(at_client(site.setting, method, site.client, round, memory, models), {})
+    counted = at_client(site.setting, method, site.client, round, memory, models)
+    return to_records(counted, {}), {
+        "kinds": {"evaluation": sum(payload(counted).values())},
+        "scores": _scores(counted),
+    }
 
 
-def _introduce(site: _Site) -> RecordDict:
+def _scores(counted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the accuracy of each view on this site's own test rows, for its own log."""
+    views = {**counted["models"], PERSONAL: counted[PERSONAL], **counted["stages"]}
+    tables = {view: found["confusion"] for view, found in views.items() if "confusion" in found}
+    return {
+        view: {"accuracy": float(table.diagonal().sum() / table.sum()), "rows": int(table.sum())}
+        for view, table in tables.items()
+        if int(table.sum())
+    }
+
+
+def _introduce(site: _Site) -> Told:
     site.body({})
     own = site.setting.sites[site.client]
     about: dict[str, Any] = {
@@ -205,7 +278,7 @@ def _introduce(site: _Site) -> RecordDict:
     }
     if site.method().tells_counts:
         about["counts"] = json.dumps(own.train.counts(site.setting.classes).tolist())
-    return to_records({}, about)
+    return to_records({}, about), {"kinds": {"introduction": len(json.dumps(about))}}
 
 
 @cache
@@ -216,7 +289,7 @@ def tune_once() -> None:
 
 def _sentence(error: BaseException, *, real: bool) -> str:
     """Return the error message for the server; at a real site it must not quote the site's rows."""
-    if real and not isinstance(error, UsageError | MemoryLostError | LedgerError):
+    if real and not isinstance(error, UsageError | MemoryLostError | LedgerError | AuditError):
         return f"{type(error).__name__}; see the site's log"
     text = str(error) if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
     return text[:LONGEST]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
 
+from fedalloy.base.text import client_label, client_labels
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Experiment
 from fedalloy.engine.flower.claims import Introduction, introduction
@@ -46,15 +47,16 @@ def introductions(
     say: Say = lambda _: None,
     bound: Mapping[int, int] | None = None,
     judge: Judge = lambda _: None,
+    names: Sequence[str] = (),
 ) -> Roster:
     """Return the roster once all clients have answered or after `patience` seconds, and report missing clients."""
-    roster = Roster(grid, json.dumps(for_method(exp).to_dict()), clients, say, bound, judge)
+    roster = Roster(grid, json.dumps(for_method(exp).to_dict()), clients, say, bound, judge, names)
     end = time.monotonic() + patience
     while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))
         time.sleep(PAUSE)
-    if missing := [str(k) for k in range(clients) if k not in roster.known and k not in roster.refused]:
-        say(f"after {patience:g} s, clients {', '.join(missing)} of {clients} are missing")
+    if missing := [k for k in range(clients) if k not in roster.known and k not in roster.refused]:
+        say(f"after {patience:g} s, {client_labels(names, missing)} of {clients} are missing")
     return roster
 
 
@@ -82,9 +84,10 @@ class Roster:
         say: Say,
         bound: Mapping[int, int] | None = None,
         judge: Judge = lambda _: None,
+        names: Sequence[str] = (),
     ) -> None:
         self.grid, self.experiment, self.clients, self.say = grid, experiment, clients, say
-        self.bound, self.judge = bound, judge
+        self.bound, self.judge, self.names = bound, judge, names
         self.known: dict[int, Introduction] = {}
         self.refused: dict[int, Refusal] = {}
         self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
@@ -132,14 +135,14 @@ class Roster:
             fault: str | None = f"could not introduce itself: {error}"
         else:
             if self.bound is None and one.client in self.known:
-                self.tell(f"a second node claims to be client {one.client}; the first one counts")
+                self.tell(f"a second node claims to be {client_label(self.names, one.client)}; the first one counts")
                 return
             fault = self._fault(one, node)
             if fault is None:
                 self.known[one.client] = one
                 self.refused.pop(one.client, None)
                 return
-        self.tell(one_line(f"{'a node' if client is None else f'client {client}'} {fault}"))
+        self.tell(one_line(f"{'a node' if client is None else client_label(self.names, client)} {fault}"))
         silent = isinstance(reply, Exception) or reply.has_error()  # it may still connect
         if client is not None and client not in self.known and not silent:
             self.refused[client] = Refusal(node, one_line(f"it {fault}"))
@@ -148,7 +151,10 @@ class Roster:
         if not 0 <= one.client < self.clients:
             return f"claims to be client {one.client}; ids are 0 to {self.clients - 1}"
         if self.bound is not None and one.client != self.bound[node]:
-            return f"claims to be client {one.client}, but its key belongs to client {self.bound[node]}"
+            return (
+                f"claims to be {client_label(self.names, one.client)}, but its key belongs to "
+                f"{client_label(self.names, self.bound[node])}"
+            )
         return self.judge(one)
 
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 
-from fedalloy.federation.metrics import METRICS, amp, fm, wlp
+from fedalloy.federation.across import amp, fm, wlp
+from fedalloy.federation.metrics import METRICS
 from fedalloy.reproduce.computed.answer import Computed
 from fedalloy.reproduce.published import published
 from fedalloy.reproduce.results import Results, reached_in

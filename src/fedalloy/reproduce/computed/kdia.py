@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedalloy.federation.metrics import Floats
+from fedalloy.federation.across import Floats
 from fedalloy.knowledge.trifreqs import Frequency
 from fedalloy.nets.generators import ConditionalGenerator
 from fedalloy.nets.models import create, in_two_parts

@@ -9,7 +9,7 @@ import torch
 
 from fedalloy.base.text import MISSING
 from fedalloy.errors import DataError
-from fedalloy.federation.metrics import amp, fm, wlp
+from fedalloy.federation.across import amp, fm, wlp
 from fedalloy.nets.models import create, parameter_count
 from fedalloy.report.tables import Table
 from fedalloy.reproduce.forms.tables_layout import setting

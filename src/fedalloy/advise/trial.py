@@ -1,0 +1,114 @@
+"""The short comparison behind the advice: which methods fit, and as many of them as a stated time allows.
+
+Training alone and FedAvg are always compared. The others are tried for one round each, in the order of how much they
+do beside training, and then compared in full, the fastest first, while there is time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedalloy.config.build import Built
+from fedalloy.config.sections import Choice, Experiment
+from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.federation.core import methods as registered
+from fedalloy.run.comparison import Begin, examined, refuse, run_methods
+from fedalloy.storage.results import Run
+
+ALONE, PLAIN = "local-converged", "fedavg"
+ALWAYS = (ALONE, PLAIN)
+TRIAL_ROUNDS = 1
+TRIALS = 0.3  # of the time may be spent on finding out how long methods take
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The runs that were made, and why the other methods were not run."""
+
+    runs: tuple[Run, ...]
+    built: Built  # of the first seed
+    unfit: Mapping[str, str]  # method -> why it cannot be used here
+    slow: Mapping[str, float]  # method -> seconds that its comparison would take; 0 if even that was not measured
+    seconds: float
+
+
+def candidates(exp: Experiment) -> dict[str, Choice]:
+    """The methods that might be used, by their cards: those of the experiment, or else all but bounds and controls.
+
+    >>> from fedalloy.config.experiment import experiment
+    >>> found = candidates(experiment({}))
+    >>> "fedavg" in found, "knfu" in found, "centralised" in found, "fedkf-server" in found
+    (True, True, False, False)
+    """
+    own = {exp.method.name: exp.method, **exp.methods}
+    if exp.methods:
+        return {name: own.get(name, Choice(name=name)) for name in dict.fromkeys([*ALWAYS, *exp.methods])}
+    usual = [name for name, method in registered.items() if method.card.role == "method"]
+    ranked = sorted(usual, key=lambda name: (registered[name].card.distils != "no", registered[name].card.features))
+    return {name: own.get(name, Choice(name=name)) for name in dict.fromkeys([*ALWAYS, *ranked])}
+
+
+def tried(
+    exp: Experiment,
+    seeds: Sequence[int],
+    seconds: float,
+    folder: Path,
+    begin: Begin | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Trial:
+    """Compare as many fitting methods as `seconds` allow, with every seed; finished runs in the folder are reused."""
+    start = clock()
+    found = candidates(exp)
+    refused, built = examined(exp, found, seeds, folder)
+    everyone = [key for key in refused if key not in found]
+    refuse({key: refused[key] for key in everyone})
+    fit = {key: choice for key, choice in found.items() if key not in refused}
+    if not fit.keys() - {ALONE}:
+        why = next(iter(refused.values()), None)
+        raise UsageError(f"no method can be used with this data: {why}") from why
+    first = [key for key in ALWAYS if key in fit]
+    runs = run_methods(exp, {key: fit[key] for key in first}, built, folder=folder, begin=begin)
+    left = seconds - (clock() - start)
+    costs, slow = _costs(exp, {k: c for k, c in fit.items() if k not in first}, built, left * TRIALS, len(seeds), clock)
+    for key, cost in sorted(costs.items(), key=lambda pair: pair[1]):
+        if clock() - start + cost > seconds:
+            slow[key] = cost
+            continue
+        runs += run_methods(exp, {key: fit[key]}, built, folder=folder, begin=begin)
+    for sentence in sorted({f"{key}: {slow[key]:.0f} s" for key in slow if slow[key]}):
+        say(f"not compared, since it would take too long: {sentence}")
+    unfit = {key: str(error) for key, error in refused.items() if key in found}
+    return Trial(tuple(runs), built[seeds[0]], unfit, slow, clock() - start)
+
+
+def _costs(
+    exp: Experiment,
+    choices: Mapping[str, Choice],
+    built: Mapping[int, Built],
+    seconds: float,
+    seeds: int,
+    clock: Callable[[], float],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How long each method's comparison would take, from one round; those that time did not reach come second."""
+    costs: dict[str, float] = {}
+    unknown: dict[str, float] = {}
+    start, (seed, one) = clock(), next(iter(built.items()))
+    short = replace(exp, rounds=TRIAL_ROUNDS, evaluate_every=TRIAL_ROUNDS, engine="serial", workers=None)
+    for key, choice in choices.items():
+        if clock() - start > seconds:
+            unknown[key] = 0.0
+            continue
+        began = clock()
+        try:
+            (run,) = run_methods(short, {key: choice}, {seed: one})
+        except FedalloyError:
+            unknown[key] = 0.0
+            continue
+        per_round = [record["seconds"]["total"] for record in run.rounds]
+        setup = max(0.0, clock() - began - sum(per_round))
+        costs[key] = seeds * (setup + exp.rounds * max(per_round))
+    return costs, unknown

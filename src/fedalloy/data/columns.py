@@ -1,0 +1,234 @@
+"""Columns of a table, and what a federation may know of them: sums, counts, bounded histograms, names of categories.
+
+Nobody sees all rows. Each client summarises its own training rows with `summarise`, the server adds the summaries up
+with `agree`, and everyone turns rows into inputs with the `Preparation` that results. A simulation takes the same steps
+with the same functions, so it has the same inputs, to the bit, as a deployment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedalloy.base.checked import shown
+from fedalloy.base.text import listed
+from fedalloy.data.sketch import middle, sketch
+from fedalloy.errors import DataError
+
+Floats = NDArray[np.float32]
+Impute = Literal["mean", "median", "most_frequent"]
+MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: numbers, or codes of the categories named here. A missing value is NaN in both."""
+
+    name: str
+    categories: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an experiment says about columns; what it leaves open, the clients' summaries decide.
+
+    `mean` and `std` have one number per column of numbers, in their order; `categories` has the names for each column
+    of categories. If all are given, nothing is asked of the clients.
+    """
+
+    impute: Impute | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def asks(self, columns: Sequence[Column]) -> bool:
+        """Return whether clients must summarise their rows before the first round."""
+        open_names = any(c.categories is not None and c.name not in self.categories for c in columns)
+        open_numbers = self.mean is None and any(c.categories is None for c in columns)
+        return open_names or open_numbers or self.impute is not None
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """What a client tells about one column; which parts are filled depends on the column and on `impute`."""
+
+    present: int  # rows with a value
+    total: float = 0.0
+    squares: float = 0.0
+    histogram: Mapping[int, int] = field(default_factory=dict)  # of a sketch, for medians
+    values: Mapping[str, int] = field(default_factory=dict)  # categories or a few numbers, and how often (0: not told)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a client tells about its training rows before the first round."""
+
+    rows: int
+    columns: Mapping[str, ColumnSummary]
+
+
+def summarise(x: Floats, columns: Sequence[Column], recipe: Recipe) -> Summary:
+    """Summarise a client's training rows, N x C, as far as the recipe needs it.
+
+    >>> ages = np.array([[30.0], [50.0], [np.nan]], np.float32)
+    >>> told = summarise(ages, [Column("age")], Recipe(impute="mean"))
+    >>> told.columns["age"].present, told.columns["age"].total, told.columns["age"].squares
+    (2, 80.0, 3400.0)
+    """
+    if not recipe.asks(columns):
+        return Summary(len(x), {})
+    return Summary(len(x), {c.name: _column(x[:, place], c, recipe) for place, c in enumerate(columns)})
+
+
+def _column(values: Floats, column: Column, recipe: Recipe) -> ColumnSummary:
+    held = values[~np.isnan(values)].astype(np.float64)
+    if column.categories is not None:
+        codes, counts = np.unique(held.astype(np.int64), return_counts=True)
+        told = counts if recipe.impute else np.zeros_like(counts)
+        named = {column.categories[code]: int(n) for code, n in zip(codes, told, strict=True)}
+        return ColumnSummary(len(held), values=dict(sorted(named.items())))
+    total, squares = (float(held.sum()), float((held * held).sum())) if recipe.mean is None else (0.0, 0.0)
+    if recipe.impute == "mean" and recipe.mean is not None:
+        total = float(held.sum())
+    if recipe.impute == "median":
+        return ColumnSummary(len(held), total, squares, histogram=sketch(held))
+    if recipe.impute == "most_frequent":
+        distinct, counts = np.unique(held, return_counts=True)
+        if len(distinct) > MOST_VALUES:
+            raise DataError(
+                f"column {shown(column.name)} has {len(distinct)} different numbers, too many to tell which is most "
+                f'frequent ({MOST_VALUES} at most); write data.impute = "mean" or "median"'
+            )
+        often = {repr(float(v)): int(n) for v, n in zip(distinct, counts, strict=True)}
+        return ColumnSummary(len(held), total, squares, values=often)
+    return ColumnSummary(len(held), total, squares)
+
+
+@dataclass(frozen=True)
+class PreparedColumn:
+    """How one column becomes inputs: `(value - mean) / std`, or one input of 0 or 1 for each category."""
+
+    name: str
+    mean: float = 0.0
+    std: float = 1.0
+    fill: float | str | None = None  # what stands for a missing value
+    categories: tuple[str, ...] | None = None
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs that the column becomes."""
+        return (self.name,) if self.categories is None else tuple(f"{self.name}={c}" for c in self.categories)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become inputs, the same for all clients.
+
+    >>> sex = PreparedColumn("sex", categories=("f", "m"), fill="f")
+    >>> ready = Preparation((PreparedColumn("age", mean=40.0, std=10.0, fill=40.0), sex))
+    >>> rows = np.array([[50.0, 0.0], [np.nan, np.nan]], np.float32)
+    >>> ready.inputs, ready.apply(rows, [Column("age"), Column("sex", ("m",))]).tolist()
+    (('age', 'sex=f', 'sex=m'), [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
+    """
+
+    columns: tuple[PreparedColumn, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of a network's inputs."""
+        return tuple(name for column in self.columns for name in column.inputs)
+
+    def apply(self, x: Floats, columns: Sequence[Column]) -> Floats:
+        """Turn rows, N x C with these columns, into inputs; a category that nobody told of becomes zeros."""
+        ready = [
+            _prepared(x[:, place], own, to) for place, (own, to) in enumerate(zip(columns, self.columns, strict=True))
+        ]
+        return np.concatenate(ready, axis=1) if ready else x
+
+
+def _prepared(values: Floats, own: Column, to: PreparedColumn) -> Floats:
+    missing = np.isnan(values)
+    if missing.any() and to.fill is None:
+        raise DataError(
+            f"column {shown(own.name)} is empty in row {int(np.flatnonzero(missing)[0])}, counted from 0; fill in the "
+            'value, remove the row, or write data.impute = "mean", "median" or "most_frequent"'
+        )
+    if to.categories is None:
+        filled = np.where(missing, np.float32(to.fill or 0.0), values)
+        scaled: Floats = (filled - np.float32(to.mean)) / np.float32(to.std)
+        return scaled[:, None]
+    places = {name: place for place, name in enumerate(to.categories)}
+    known = np.array([places.get(name, -1) for name in own.categories or ()] + [places.get(str(to.fill), -1)], np.int64)
+    codes = known[np.where(missing, len(known) - 1, np.nan_to_num(values)).astype(np.int64)]
+    hot: Floats = (codes[:, None] == np.arange(len(places))).astype(np.float32)
+    return hot
+
+
+def agree(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe) -> Preparation:
+    """Add up what the clients told, in their order, to one preparation for all.
+
+    `columns` gives the names and kinds; whose categories they hold does not matter.
+
+    >>> north, south = ColumnSummary(2, 80.0, 3400.0), ColumnSummary(1, 70.0, 4900.0)
+    >>> told = [Summary(2, {"age": north}), Summary(2, {"age": south})]
+    >>> age = agree(told, [Column("age")], Recipe(impute="mean")).columns[0]
+    >>> age.mean, round(age.std, 4), age.fill
+    (50.0, 16.3299, 50.0)
+    """
+    numbers = [c.name for c in columns if c.categories is None]
+    if recipe.mean is not None and (len(recipe.mean) != len(numbers) or len(recipe.std or ()) != len(numbers)):
+        raise DataError(
+            f"data.mean has {len(recipe.mean)} numbers and data.std {len(recipe.std or ())}, but there must be one for "
+            f"each of the {len(numbers)} columns of numbers: {shown(listed(numbers))}"
+        )
+    ready = []
+    for column in columns:
+        said = [summary.columns[column.name] for summary in told if column.name in summary.columns]
+        if column.categories is not None:
+            ready.append(_categories(column.name, said, recipe))
+        else:
+            ready.append(_numbers(column.name, numbers.index(column.name), said, recipe))
+    return Preparation(tuple(ready))
+
+
+def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
+    present = sum(one.present for one in said)
+    if said and not present:
+        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+    if recipe.mean is not None and recipe.std is not None:
+        mean, std = recipe.mean[place], recipe.std[place]
+    else:
+        mean = math.fsum(one.total for one in said) / present
+        variance = math.fsum(one.squares for one in said) / present - mean * mean
+        # Rounding alone leaves a little of a constant column; a column that varies less than that is constant too.
+        std = math.sqrt(variance) if variance > 1e-12 * max(1.0, mean * mean) else 1.0
+    fill: float | None = None
+    if recipe.impute == "mean":
+        fill = math.fsum(one.total for one in said) / present
+    elif recipe.impute == "median":
+        fill = middle([one.histogram for one in said])
+    elif recipe.impute == "most_frequent":
+        fill = float(_most_frequent(said, key=float))
+    return PreparedColumn(name, mean, std, fill)
+
+
+def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
+    names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
+    if not names:
+        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+    fill = _most_frequent(said, key=str) if recipe.impute and any(one.values for one in said) else None
+    return PreparedColumn(name, fill=fill, categories=names)
+
+
+def _most_frequent(said: Sequence[ColumnSummary], key: type[float] | type[str]) -> str:
+    """The value that most rows have; the smallest of several."""
+    counts: dict[str, int] = {}
+    for one in said:
+        for value, n in one.values.items():
+            counts[value] = counts.get(value, 0) + n
+    return min(counts, key=lambda value: (-counts[value], key(value)))

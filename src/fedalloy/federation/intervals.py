@@ -1,0 +1,62 @@
+"""95 % intervals of what was measured on a test set of a given size, by formula; nothing is drawn at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+Z = 1.959963984540054  # the normal distribution has 95 % within so many standard deviations
+STEPS = 60  # of the bisection: more than the bits of a float
+
+Interval = tuple[float, float] | None
+"""Its two ends, or None if there is nothing to tell."""
+
+
+def wilson(share: float, size: int) -> Interval:
+    """Wilson's score interval of a share of `size` samples; unlike the normal one it never leaves [0, 1].
+
+    >>> [round(end, 4) for end in wilson(0.8, 10)], wilson(1.0, 0)
+    ([0.4902, 0.9433], None)
+    """
+    if size < 1 or math.isnan(share):
+        return None
+    middle = (share + Z**2 / (2 * size)) / (1 + Z**2 / size)
+    half = Z / (1 + Z**2 / size) * math.sqrt(share * (1 - share) / size + Z**2 / (4 * size**2))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def of_auc(auc: float, positives: int, negatives: int) -> Interval:
+    """Newcombe's interval of an AUC (2006, his method 5): Hanley and McNeil's variance at the ends, as in Wilson's.
+
+    A perfect AUC on few samples has an interval, which one with the variance at the AUC itself would not have.
+
+    >>> [round(end, 3) for end in of_auc(0.8, 20, 30)], [round(end, 3) for end in of_auc(1.0, 5, 5)]
+    ([0.643, 0.894], [0.643, 1.0])
+    """
+    if positives < 1 or negatives < 1 or math.isnan(auc):
+        return None
+
+    def far(end: float) -> bool:
+        """Whether an AUC would be surprising if this were the true one."""
+        more = (positives + negatives) / 2 - 1
+        spread = end * (1 - end) * (1 + more * ((1 - end) / (2 - end) + end / (1 + end)))
+        return abs(auc - end) > Z * math.sqrt(spread / (positives * negatives))
+
+    return _edge(auc, 0.0, far), _edge(auc, 1.0, far)
+
+
+def normal(value: float, error: float) -> Interval:
+    """The interval of a mean with this standard error.
+
+    >>> [round(end, 2) for end in normal(1.5, 0.5)]
+    [0.52, 2.48]
+    """
+    return None if math.isnan(value) or math.isnan(error) else (value - Z * error, value + Z * error)
+
+
+def _edge(inside: float, outside: float, far: Callable[[float], bool]) -> float:
+    """Where `far` begins on the way from one number to another, by bisection."""
+    for _ in range(STEPS):
+        middle = (inside + outside) / 2
+        inside, outside = (inside, middle) if far(middle) else (middle, outside)
+    return inside
