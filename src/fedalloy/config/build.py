@@ -15,17 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.base import rng
+from fedalloy.base.checked import shown
 from fedalloy.base.files import read_weights
+from fedalloy.base.text import listed
 from fedalloy.config.conditions import GIVEN
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import load, reader, up_to_the_last_class
+from fedalloy.data.columns import Preparation, summarise
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.partition import Partition, complete, partitions, split, strata
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
+from fedalloy.data.statistics import Statistics, gathered
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Augmentation, Network, initial
 from fedalloy.federation.setting import SERVER, Setting, Site
@@ -47,6 +51,7 @@ class Built:
     partition: Partition
     card: PartitionCard
     digests: Mapping[str, str]
+    statistics: Statistics | None = None  # of the clients' columns, if their rows had to be prepared
 
     @cached_property
     def network(self) -> nn.Module:
@@ -62,27 +67,57 @@ class Other(NamedTuple):
     shared_labels: bool
 
 
+class Pools(NamedTuple):
+    """All rows as networks take them; `other` is the complete other data set that provides the public samples."""
+
+    train: Samples
+    holdout: Samples | None
+    other: Other | None
+
+
 @dataclass(frozen=True)
 class Loaded:
     """An experiment's data before anything is drawn from it; all its seeds share it.
 
-    `other` is the complete other data set that provides the public samples.
+    There are no `pools` yet if rows must be prepared first, which depends on who has which rows for training.
     """
 
     data: Dataset
-    pool: Samples
-    holdout: Samples | None
-    other: Other | None
+    pools: Pools | None
     digest: str
 
 
 def loaded(exp: Experiment, dataset: Dataset | None = None) -> Loaded:
     """Load the data that an experiment names, or use the given data set instead."""
     _refuse_other_kinds(dataset, None)
-    data = _load(exp.data) if dataset is None else dataset
+    data = _load(exp) if dataset is None else dataset
+    return Loaded(data, pools_of(exp, data) if data.recipe is None else None, _data_digest(data))
+
+
+def pools_of(exp: Experiment, data: Dataset, preparation: Preparation | None = None) -> Pools:
+    """The rows of a data set, which has been prepared if need be, and of the public set's data."""
     pool, holdout = tensors(data, size=exp.data.size)
     pool, holdout = _moved(pool, exp.device), _moved(holdout, exp.device) if holdout is not None else None
-    return Loaded(data, pool, holdout, other_data(exp, data, pool), _data_digest(data))
+    return Pools(pool, holdout, other_data(exp, data, pool, preparation))
+
+
+def statistics_of(exp: Experiment, data: Dataset, rows: Sequence[NDArray[np.int64]]) -> Statistics:
+    """What the clients tell about their training rows, which are given, and what follows from it."""
+    assert data.recipe is not None
+    if exp.privacy is not None:
+        refuse_statistics(data)
+    return gathered([summarise(data.x[mine], data.columns, data.recipe) for mine in rows], data.columns, data.recipe)
+
+
+def refuse_statistics(data: Dataset) -> None:
+    """Refuse data whose preparation would tell exact statistics of private rows."""
+    assert data.recipe is not None
+    if data.recipe.asks(data.columns):
+        raise UsageError(
+            f"the columns of '{data.name}' would be prepared with exact statistics of the clients' rows, which "
+            "[privacy] does not cover; write constants: data.mean and data.std with one number for each column of "
+            'numbers, data.categories with the names for each column of categories, and no data.impute but "mean"'
+        )
 
 
 class Shelf:
@@ -112,11 +147,16 @@ def build(
     """
     _refuse_other_kinds(dataset, network)
     given = loaded(exp, dataset) if given is None else given
-    data, pool, holdout = given.data, given.pool, given.holdout
+    data, pools, statistics = given.data, given.pools, None
     aside, held = _set_aside(data, exp)
-    rows = np.setdiff1d(np.arange(len(pool)), np.concatenate([aside, held]))
+    rows = np.setdiff1d(np.arange(len(data.y)), np.concatenate([aside, held]))
     part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
-    public, space = public_of(exp, given.other, pool, aside, held)
+    if pools is None:
+        statistics = statistics_of(exp, data, [rows[mine] for mine in part.train])
+        data = data.prepared(statistics.preparation)
+        pools = pools_of(exp, data, statistics.preparation)
+    pool, holdout = pools.train, pools.holdout
+    public, space = public_of(exp, pools.other, pool, aside, held)
     everywhere = exp.partition.test == "global"
     setting = setting_of(
         exp,
@@ -128,6 +168,7 @@ def build(
         network=network,
         holdout=None if everywhere else holdout,
         names=_names(data, rows, exp.partition),
+        statistics={} if statistics is None else statistics.bytes,
     )
     if len(aside) or len(held):
         withheld = torch.from_numpy(np.concatenate([aside, held]))
@@ -145,6 +186,7 @@ def build(
         partition=part,
         card=card(part, data.y[rows], data.classes, data.task),
         digests=digests,
+        statistics=statistics,
     )
 
 
@@ -159,6 +201,7 @@ def setting_of(
     network: Network | None = None,
     holdout: Samples | None = None,
     names: Sequence[str] = (),
+    statistics: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Setting:
     """The setting of an experiment with these sites; only the form of a sample matters in `data` and `pool`."""
     outputs = data.classes if space is None else space.outputs
@@ -184,6 +227,7 @@ def setting_of(
         threshold=0.5 if exp.threshold is None else exp.threshold,
         private_answers=exp.public is not None and exp.public.answers == "private",
         names=names,
+        statistics=statistics or {},
     )
 
 
@@ -244,7 +288,8 @@ def _public_options(part: PublicPart) -> dict[str, Any]:
     return check_options(part, reader(part.data) if part.data != "own" else lambda: None, "public")
 
 
-def _load(part: DataPart) -> Dataset:
+def _load(exp: Experiment) -> Dataset:
+    part = exp.data
     return _read(part.name, check_options(part, reader(part.name), "data"))
 
 
@@ -365,6 +410,7 @@ def _divide(data: Dataset, rows: NDArray[np.int64], part: PartitionPart, seed: i
         seed=seed,
         test_fraction=part.test_fraction,
         validation=part.validation,
+        own_tests=data.own_tests[rows] if data.own_tests is not None and part.test == "local" else None,
         **given,
     )
     if part.test == "global":
@@ -449,12 +495,17 @@ def public_of(
     return known(rows, shared_labels=other.shared_labels), other.space
 
 
-def other_data(exp: Experiment, data: Dataset, pool: Samples) -> Other | None:
-    """All samples of the data set that an experiment's public set comes from, if it is another one."""
+def other_data(exp: Experiment, data: Dataset, pool: Samples, preparation: Preparation | None = None) -> Other | None:
+    """All samples of the data set that an experiment's public set comes from, if it is another one.
+
+    They are prepared as the clients' rows are.
+    """
     part = exp.public
     if part is None or part.data == "own":
         return None
     other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
+    if other.recipe is not None and preparation is not None:
+        other = _prepared_alike(other, part.data, preparation)
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
@@ -492,6 +543,17 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples) -> Other | None:
     return Other(_moved(everything, exp.device), space, shared_labels=space is None and not named_otherwise)
 
 
+def _prepared_alike(other: Dataset, name: str, preparation: Preparation) -> Dataset:
+    """A public table with the preparation of the private one, whose columns it must have."""
+    here, there = [column.name for column in other.columns], [column.name for column in preparation.columns]
+    if here != there:
+        raise UsageError(
+            f"the public set '{name}' has the columns {shown(listed(here))}, but the private data has "
+            f"{shown(listed(there))}; give it the same columns in the same order, or leave some out with data.drop"
+        )
+    return other.prepared(preparation)
+
+
 def _started(network: Network, start: str | None) -> Network:
     if start is None:
         return network
@@ -516,6 +578,9 @@ def _all_rows(site: Site) -> Tensor:
 
 def _data_digest(data: Dataset) -> str:
     scale = np.array([data.classes, *data.mean, *data.std])
+    if data.recipe is not None:
+        read_as = repr((data.columns, data.recipe)).encode()
+        scale = np.concatenate([scale, np.frombuffer(hashlib.sha256(read_as).digest(), np.uint8)])
     return _digest(scale, *(a for a in (data.x, data.y, data.x_test, data.y_test) if a is not None))
 
 

@@ -11,16 +11,12 @@ from numpy.typing import ArrayLike
 
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import listed
+from fedalloy.data.columns import Column, Recipe
 from fedalloy.data.samples import TASKS, Array, Dataset, Task
 from fedalloy.errors import DataError
 
 _CHANNELS = (1, 3, 4)
 _VOCABULARY, _WORDS = 1000, 4  # thresholds from which integers in a common range look like token ids
-POOLED = "pooled statistics: a federation could not"
-_POOLED = (
-    f"{POOLED} compute the mean and std of all clients' rows without sharing them; agree on constants and write "
-    "data.mean and data.std, or from_arrays(x, y, mean=..., std=...)"
-)
 _WHOLE = "its integers are treated as quantities; one-hot encode token ids and categories"
 
 
@@ -47,18 +43,19 @@ def from_arrays(
     * N x H x W: grey images.
     * N x C x H x W: images. If only the *last* axis has length 1, 3 or 4, they are read as N x H x W x C.
 
-    uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise unchanged. By default, mean
-    and std are those of the training part; for feature vectors, `note` says so, since a federation could not compute
-    them. Labels are integers of any dtype, from 0 and without gaps, unless `classes` gives the number of classes.
-    Integers that look like token ids are refused as features, because their size has no meaning. `client_ids` gives the
-    natural client of each training row; with `client_names`, it is the position of the client's name in that list.
+    uint8 pixels are scaled to [0, 1]; other numbers are converted to float32 and otherwise unchanged. By default, the
+    mean and std of images are those of the training part. Those of feature vectors are computed when the clients are
+    known, from the counts, sums and sums of squares of their training rows, as a federation can. Labels are integers
+    of any dtype, from 0 and without gaps, unless `classes` gives the number of classes. Integers that look like token
+    ids are refused as features, because their size has no meaning. `client_ids` gives the natural client of each
+    training row; with `client_names`, it is the position of the client's name in that list.
 
     With `task="labels"`, `y` is N x L: 1 for each label that a row has, else 0. With `task="numbers"` it holds what a
     regression predicts, N or N x T numbers, which are not scaled.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
-    >>> data.x.shape, data.mean, data.std
-    ((2, 2, 1, 1), (1.0, 1.0), (1.0, 1.0))
+    >>> data.x.shape, [column.name for column in data.columns]
+    ((2, 2, 1, 1), ['0', '1'])
     >>> from_arrays(np.zeros((5, 28, 28, 3), np.uint8), np.arange(5)).x.shape
     (5, 3, 28, 28)
     >>> from_arrays([[0.0], [2.0]], [[1, 0, 1], [0, 0, 1]], task="labels").classes
@@ -71,11 +68,18 @@ def from_arrays(
     test_labels = None if y_test is None else as_targets(name, y_test, task)
     if inputs.size == 0:
         raise DataError(f"data set '{name}': the training part is empty")
-    note = ""
+    said: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    if (mean is None) != (std is None):
+        raise DataError(f"data set '{name}': mean and std must be given together, or neither")
     if mean is None or std is None:
-        note = _said_of_columns(name, np.asarray(x))
-        own_mean, own_std = statistics(inputs)
-        mean, std = own_mean if mean is None else mean, own_std if std is None else std
+        if np.asarray(x).ndim == 2:
+            said, inputs = _said_of_columns(name, np.asarray(x)), inputs.astype(np.float32)
+            test_inputs = None if test_inputs is None else test_inputs.astype(np.float32)
+            columns = tuple(Column(str(place)) for place in range(inputs.shape[1]))
+            mean, std = [0.0] * len(columns), [1.0] * len(columns)
+        else:
+            mean, std = statistics(inputs)
     if classes is None and task != "classes":
         classes = labels.shape[1]
     if classes is None:
@@ -91,9 +95,11 @@ def from_arrays(
         tuple(map(float, std)),
         tuple(label_names),
         None if client_ids is None else as_labels(name, client_ids),
-        note,
-        tuple(map(str, client_names)),
+        client_names=tuple(map(str, client_names)),
         task=task,
+        columns=columns,
+        recipe=Recipe() if columns else None,
+        said=said,
     )
 
 
@@ -198,12 +204,10 @@ def _counted(name: str, labels: Array) -> int:
     return max(2, len(found))
 
 
-def _said_of_columns(name: str, x: Array) -> str:
-    """Return a note on feature vectors that are standardised with their own statistics; images need none."""
-    if x.ndim != 2:
-        return ""
+def _said_of_columns(name: str, x: Array) -> tuple[str, ...]:
+    """Return what a user should know about feature vectors that are standardised; refuse those that look like text."""
     if x.dtype.kind not in "iu":
-        return _POOLED
+        return ()
     most = x.max(axis=0, initial=0)
     largest = int(most.max(initial=0))
     alike = np.count_nonzero(most >= largest / 2) * 2 >= len(most)
@@ -214,7 +218,7 @@ def _said_of_columns(name: str, x: Array) -> str:
             "ids, whose size has no meaning; write x.astype(numpy.float32) if they are quantities, or embed the tokens "
             "first"
         )
-    return f"{_POOLED}; {_WHOLE}"
+    return (_WHOLE,)
 
 
 def _pairs(name: str, dataset: torch.utils.data.Dataset[Any]) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from fedalloy.errors import DataError
 
 Floats = NDArray[np.float32]
 Impute = Literal["mean", "median", "most_frequent"]
+NONE = ""  # stands for a missing category where nobody was asked which is most frequent
 MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
 
 
@@ -38,7 +39,11 @@ class Recipe:
     """What an experiment says about columns; what it leaves open, the clients' summaries decide.
 
     `mean` and `std` have one number per column of numbers, in their order; `categories` has the names for each column
-    of categories. If all are given, nothing is asked of the clients.
+    of categories. If all are given and missing values are replaced by the `mean`, nothing is asked of the clients: a
+    missing category is then none of them.
+
+    >>> Recipe().asks([Column("age")]), Recipe(mean=(50.0,), std=(9.0,)).asks([Column("age")])
+    (True, False)
     """
 
     impute: Impute | None = None
@@ -48,9 +53,9 @@ class Recipe:
 
     def asks(self, columns: Sequence[Column]) -> bool:
         """Return whether clients must summarise their rows before the first round."""
-        open_names = any(c.categories is not None and c.name not in self.categories for c in columns)
-        open_numbers = self.mean is None and any(c.categories is None for c in columns)
-        return open_names or open_numbers or self.impute is not None
+        if self.impute in ("median", "most_frequent"):
+            return True
+        return any(c.name not in self.categories if c.categories is not None else self.mean is None for c in columns)
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class Summary:
     columns: Mapping[str, ColumnSummary]
 
 
-def summarise(x: Floats, columns: Sequence[Column], recipe: Recipe) -> Summary:
-    """Summarise a client's training rows, N x C, as far as the recipe needs it.
+def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe) -> Summary:
+    """Summarise a client's training rows, N x C or images N x C x H x W, as far as the recipe needs it.
 
     >>> ages = np.array([[30.0], [50.0], [np.nan]], np.float32)
     >>> told = summarise(ages, [Column("age")], Recipe(impute="mean"))
@@ -82,10 +87,14 @@ def summarise(x: Floats, columns: Sequence[Column], recipe: Recipe) -> Summary:
     """
     if not recipe.asks(columns):
         return Summary(len(x), {})
-    return Summary(len(x), {c.name: _column(x[:, place], c, recipe) for place, c in enumerate(columns)})
+    return Summary(len(x), {c.name: _column(x[:, place].reshape(-1), c, recipe) for place, c in enumerate(columns)})
 
 
-def _column(values: Floats, column: Column, recipe: Recipe) -> ColumnSummary:
+def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSummary:
+    if values.dtype == np.uint8:  # pixels, on the scale [0, 1]; from whole numbers, so that no rounding adds up
+        counts = np.bincount(values, minlength=256)
+        level = np.arange(256)
+        return ColumnSummary(len(values), int(counts @ level) / 255, int(counts @ level**2) / 255**2)
     held = values[~np.isnan(values)].astype(np.float64)
     if column.categories is not None:
         codes, counts = np.unique(held.astype(np.int64), return_counts=True)
@@ -93,8 +102,6 @@ def _column(values: Floats, column: Column, recipe: Recipe) -> ColumnSummary:
         named = {column.categories[code]: int(n) for code, n in zip(codes, told, strict=True)}
         return ColumnSummary(len(held), values=dict(sorted(named.items())))
     total, squares = (float(held.sum()), float((held * held).sum())) if recipe.mean is None else (0.0, 0.0)
-    if recipe.impute == "mean" and recipe.mean is not None:
-        total = float(held.sum())
     if recipe.impute == "median":
         return ColumnSummary(len(held), total, squares, histogram=sketch(held))
     if recipe.impute == "most_frequent":
@@ -209,7 +216,7 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
         std = math.sqrt(variance) if variance > 1e-12 * max(1.0, mean * mean) else 1.0
     fill: float | None = None
     if recipe.impute == "mean":
-        fill = math.fsum(one.total for one in said) / present
+        fill = mean
     elif recipe.impute == "median":
         fill = middle([one.histogram for one in said])
     elif recipe.impute == "most_frequent":
@@ -221,7 +228,9 @@ def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> Pre
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
         raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
-    fill = _most_frequent(said, key=str) if recipe.impute and any(one.values for one in said) else None
+    fill: str | None = None
+    if recipe.impute is not None:
+        fill = _most_frequent(said, key=str) if any(one.values for one in said) else NONE
     return PreparedColumn(name, fill=fill, categories=names)
 
 

@@ -14,7 +14,7 @@ from fedalloy.base.registry import suggest
 from fedalloy.base.rng import numpy_generator
 from fedalloy.data.partition_fixed import Priors, class_priors, draw_tests
 from fedalloy.data.partition_legacy import at_least_one, local_split
-from fedalloy.data.partitioners import Indices, partitions
+from fedalloy.data.partitioners import Indices, own_order, partitions
 from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 
@@ -61,6 +61,7 @@ def split(
     test_labels: ArrayLike | None = None,
     test_samples: int | None = None,
     ids: ArrayLike | None = None,
+    own_tests: NDArray[np.bool_] | None = None,
     **options: Any,
 ) -> Partition:
     """Split a data set among clients with the named partition, and each client's rows into train, val and test.
@@ -68,7 +69,8 @@ def split(
     Without `test_labels`, each client keeps `test_fraction` of its rows for its local test. With them, all its rows are
     used for training, and the local test is drawn from that common test set according to the client's class
     distribution: `test_samples` rows each, by default an equal share of the test set. Then `validation` of the training
-    rows are set aside. A client with any rows trains on at least one; a local test may be empty.
+    rows are set aside. A client with any rows trains on at least one; a local test may be empty. A client with rows in
+    `own_tests` has these as its local test.
 
     >>> part = split(np.repeat(np.arange(10), 100), name="dirichlet", clients=4, seed=0, alpha=0.5, validation=0.1)
     >>> [(len(a), len(b), len(c)) for a, b, c in zip(part.train, part.val, part.test)]
@@ -90,7 +92,7 @@ def split(
     if test_labels is None:
         if test_samples is not None:
             raise UsageError("test_samples needs test_labels to draw from; pass test_labels too, or use test_fraction")
-        halves = [local_split(r, client_id=k, fraction=1 - test_fraction) for k, r in enumerate(rows)]
+        halves = [_halves(r, k, test_fraction, own_tests) for k, r in enumerate(rows)]
         learn, test = [half[0] for half in halves], [half[1] for half in halves]
     else:
         common = _as_labels(test_labels, "test_labels")
@@ -98,15 +100,47 @@ def split(
         mixtures = priors if priors is not None else _mixtures(pool, rows)
         learn, test = rows, draw_tests(mixtures, common, seed=seed, samples=share)
 
-    train, val = [], []
-    for client, mine in enumerate(learn):
-        if validation > 0:
-            mine = numpy_generator(seed, "partition", "validation", client).permutation(mine)
-        kept = at_least_one(1 - validation, len(mine))
-        train.append(mine[:kept])
-        val.append(mine[kept:])
+    train, val = zip(*(_validated(mine, k, seed, validation) for k, mine in enumerate(learn)), strict=True)
     test_from: Literal["train", "official"] = "train" if test_labels is None else "official"
     return Partition(name, seed, settings, tuple(train), tuple(val), tuple(test), test_from, priors)
+
+
+def own_split(
+    n: int,
+    client: int,
+    seed: int,
+    test_fraction: float = 0.2,
+    validation: float = 0.0,
+    own_tests: NDArray[np.bool_] | None = None,
+) -> tuple[Indices, Indices, Indices]:
+    """Split a client's `n` rows into train, val and test as `split` does for a natural client, knowing no other.
+
+    >>> part = split([0] * 9, name="natural", clients=2, seed=0, ids=[0, 1, 1, 1, 1, 1, 1, 0, 0], validation=0.3)
+    >>> [(rows + 1).tolist() for rows in own_split(6, 1, 0, validation=0.3)]
+    [[5, 3], [4, 2], [1, 6]]
+    >>> part.train[1].tolist(), part.val[1].tolist(), part.test[1].tolist()
+    ([5, 3], [4, 2], [1, 6])
+    """
+    learn, test = _halves(own_order(np.arange(n), client, seed), client, test_fraction, own_tests)
+    train, val = _validated(learn, client, seed, validation)
+    return train, val, test
+
+
+def _halves(
+    rows: Indices, client: int, test_fraction: float, own_tests: NDArray[np.bool_] | None
+) -> tuple[Indices, Indices]:
+    """A client's rows to learn from, and those of its local test."""
+    if own_tests is not None and own_tests[rows].any():
+        return rows[~own_tests[rows]], rows[own_tests[rows]]
+    return local_split(rows, client_id=client, fraction=1 - test_fraction)
+
+
+def _validated(rows: Indices, client: int, seed: int, validation: float) -> tuple[Indices, Indices]:
+    """A client's rows to train on, and those set aside for validation."""
+    if validation > 0:
+        rows = numpy_generator(seed, "partition", "validation", client).permutation(rows)
+    kept = at_least_one(1 - validation, len(rows))
+    return rows[:kept], rows[kept:]
 
 
 LABEL_FREE = ("iid", "quantity", "natural")  # partitions that do not look at classes

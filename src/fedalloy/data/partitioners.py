@@ -117,8 +117,12 @@ def natural(labels: Indices, clients: int, *, seed: int, ids: NDArray[Any]) -> l
     names, owner = np.unique(ids, return_inverse=True)
     if len(names) != clients:
         raise UsageError(f"there are {len(names)} different ids, but clients = {clients}; write clients={len(names)}")
-    rng = numpy_generator(seed, "partition", "natural")
-    return [rng.permutation(rows) for rows in rows_by_class(owner.astype(np.int64))]
+    return [own_order(rows, k, seed) for k, rows in enumerate(rows_by_class(owner.astype(np.int64)))]
+
+
+def own_order(rows: Indices, client: int, seed: int) -> Indices:
+    """Shuffle a natural client's rows, which may be all that it knows; the stream is this client's alone."""
+    return numpy_generator(seed, "partition", "natural", client).permutation(rows)
 
 
 def rows_by_class(labels: Indices) -> list[Indices]:

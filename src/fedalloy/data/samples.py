@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy.base.text import name_fault
+from fedalloy.data.columns import Column, Preparation, Recipe
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
@@ -54,6 +55,11 @@ class Dataset:
     name in `client_names`, if there are names. `note` describes how these rows differ from the full published set; it
     is empty if they are the full set.
 
+    With a `recipe`, `x` is as it was read: what becomes of its `columns` (or of the channels of images) follows from
+    the clients' statistics, and `prepared` does it. Until then, missing values are NaN and categories are codes.
+    `own_tests` marks the rows that a client's own file sets aside as its test. `said` is what a user should know about
+    how the data was read.
+
     `task` says what `y` holds: a class number per row (int64), or a row of `classes` float32 numbers, which are 0 or 1
     for "labels" and anything finite for "numbers". `classes` is the number of outputs in every task.
 
@@ -79,6 +85,10 @@ class Dataset:
     note: str = ""
     client_names: tuple[str, ...] = ()
     task: Task = "classes"
+    columns: tuple[Column, ...] = ()
+    recipe: Recipe | None = None
+    own_tests: NDArray[np.bool_] | None = None
+    said: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.classes < 2 and self.task == "classes":
@@ -113,6 +123,8 @@ class Dataset:
             raise self._wrong(f"{fault}; rename it in client_names")
         if self.client_names and self.client_ids is None:
             raise self._wrong("client names need client_ids, the client of each training row")
+        if self.recipe is not None and len(self.columns) != channels:
+            raise self._wrong(f"there are {len(self.columns)} column names for {channels} columns")
         if self.client_names and self.client_ids is not None:
             stray = np.flatnonzero((self.client_ids < 0) | (self.client_ids >= len(self.client_names)))
             if stray.size:
@@ -120,6 +132,26 @@ class Dataset:
                     f"row {stray[0]} belongs to client {self.client_ids[stray[0]]}, but only "
                     f"{len(self.client_names)} clients have names"
                 )
+
+    def prepared(self, preparation: Preparation) -> Dataset:
+        """Return the data set with inputs as all clients have agreed to prepare them."""
+        if self.x.shape[2:] != (1, 1) or self.x.dtype == np.uint8:  # images: only their scale was open
+            mean, std = (tuple(getattr(c, key) for c in preparation.columns) for key in ("mean", "std"))
+            return replace(self, mean=mean, std=std, columns=(), recipe=None)
+
+        def ready(x: Array) -> Array:
+            return preparation.apply(x[:, :, 0, 0], self.columns)[:, :, None, None]
+
+        width = len(preparation.inputs)
+        return replace(
+            self,
+            x=ready(self.x),
+            x_test=None if self.x_test is None else ready(self.x_test),
+            mean=(0.0,) * width,
+            std=(1.0,) * width,
+            columns=(),
+            recipe=None,
+        )
 
     @property
     def scale(self) -> Scale:
@@ -143,7 +175,8 @@ class Dataset:
             raise self._wrong(f"there are {len(x)} {split} samples but {len(y)} {split} labels")
         if x.size == 0:
             raise self._wrong(f"the {split} part is empty")
-        if x.dtype == np.float32 and not np.isfinite(x).all():
+        filled = self.recipe is not None and self.recipe.impute is not None
+        if x.dtype == np.float32 and not (np.isfinite(x) | (np.isnan(x) & filled)).all():
             row, channel = (int(place) for place in np.argwhere(~np.isfinite(x))[0][:2])
             where = f"row {row}, column {channel}," if x.shape[2:] == (1, 1) else f"sample {row}"
             raise self._wrong(f"{split} {where} contains NaN or infinity; remove or correct it")

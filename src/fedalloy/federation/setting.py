@@ -77,6 +77,7 @@ class Setting:
     task: Task = "classes"
     threshold: float = 0.5  # the probability that a positive answer must exceed, with two classes or labels
     names: Sequence[str] = ()  # of the clients, if they have names
+    statistics: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # bytes sent before the first round
 
     def __post_init__(self) -> None:
         if not self.sites:

@@ -12,7 +12,6 @@ import numpy as np
 from fedalloy.base.text import human_bytes, human_seconds, listed
 from fedalloy.config.experiment import recorded
 from fedalloy.config.methods import make_method
-from fedalloy.data.arrays import POOLED
 from fedalloy.data.card import jensen_shannon
 from fedalloy.errors import FedalloyError
 from fedalloy.federation import disclosure
@@ -77,21 +76,22 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *unheard(runs),
         *uncovered(runs),
         *private(runs),
-        *pooled(runs),
+        *prepared(runs),
     ]
 
 
-def pooled(runs: Sequence[Run]) -> list[str]:
-    """A sentence for each data set that was standardised in a way that no federation could.
+def prepared(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each data set that clients prepared with statistics of their own rows.
 
-    >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "note": f"{POOLED} ..."}}, ())
-    >>> pooled([run, run])
-    ["The columns of 'wards' were standardised with pooled statistics: a federation could not ...."]
+    >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "statistics": {"up": 90, "down": 30}}}, ())
+    >>> prepared([run, run])
+    ["Before the first round, the clients of 'wards' told statistics of their columns: 120 bytes in all."]
     """
-    about = [run.meta.get("data", {}) for run in runs]
-    found = dict.fromkeys((data.get("name"), data.get("note", "")) for data in about)
+    about = [data for run in runs if (data := run.meta.get("data", {})).get("statistics")]
+    found = dict.fromkeys((data["name"], sum(data["statistics"].values())) for data in about)
     return [
-        f"The columns of '{name}' were standardised with {note}." for name, note in found if note.startswith(POOLED)
+        f"Before the first round, the clients of '{name}' told statistics of their columns: {cost:,} bytes in all."
+        for name, cost in found
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import platform
 import shutil
 import time
@@ -25,6 +26,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method, naming, with_sections
 from fedalloy.config.sections import Choice, Experiment, Stop
 from fedalloy.data.samples import Dataset
+from fedalloy.data.statistics import preparation_text
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.choose import engine_for
 from fedalloy.engine.malloc import tune_malloc
@@ -289,12 +291,19 @@ def round_record(state: State, fed: Round, seconds: Mapping[str, float], views: 
         **figures(setting.privacy, fed.engine.memories, len(fed.sizes), secret=setting.secret_noise),
         **({"spent": sorted(fed.spent)} if fed.spent else {}),
         "seconds": dict(seconds),
-        "bytes": {"down": dict(fed.ledger.down), "up": dict(fed.ledger.up)},
+        "bytes": _bytes(state.round, fed),
         "passes": fed.ledger.passes(),
         "flops": fed.ledger.flops(),
         "memory": peak_memory(),
         "views": dict(views),
     }
+
+
+def _bytes(round: int, fed: Round) -> dict[str, dict[str, int]]:
+    """A round's bytes by what was sent; those of the clients' statistics, sent before, count as the first round's."""
+    before = fed.engine.setting.statistics if round == 1 else {}
+    ways = {"down": fed.ledger.down, "up": fed.ledger.up}
+    return {way: {**before.get(way, {}), **sent} for way, sent in ways.items()}
 
 
 def _give_up(exp: Experiment, records: Sequence[Mapping[str, Any]]) -> None:
@@ -382,6 +391,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "rows": len(built.dataset.y),
             "mean": list(setting.scale.mean),
             "std": list(setting.scale.std),
+            **_statistics(built),
         },
         "partition": built.card.to_json(),
         "model": {
@@ -398,6 +408,15 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
         "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
     }
+
+
+def _statistics(built: Built) -> dict[str, Any]:
+    """How the clients' rows were prepared and what it cost to agree on it, if they had to be."""
+    if built.statistics is None:
+        return {}
+    found = built.statistics
+    columns = json.loads(preparation_text(found.preparation))
+    return {"columns": columns, "statistics": {"up": found.up, "down": found.down}}
 
 
 def versions(*, private: bool) -> dict[str, str]:
