@@ -39,7 +39,7 @@ def construct(cls: type[T], values: Mapping[str, Any], where: str, **built: Any)
 
 def type_hints(thing: Any) -> dict[str, Any]:
     """Return the types of a function's or a dataclass's arguments by name, with their limits, as far as known."""
-    return _type_hints(thing)
+    return _type_hints(thing.func if isinstance(thing, functools.partial) else thing)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.base import rng
-from fedalloy.base.checked import shown
 from fedalloy.base.files import read_weights
-from fedalloy.base.text import listed
 from fedalloy.config.conditions import GIVEN
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
-from fedalloy.data.catalogue import load, reader, up_to_the_last_class
-from fedalloy.data.columns import Preparation, summarise
+from fedalloy.data.catalogue import GIVEN as OWN_GIVEN
+from fedalloy.data.catalogue import LISTED, load, reader
+from fedalloy.data.columns import Preparation, Recipe, agree, summarise
 from fedalloy.data.label_space import LabelSpace
+from fedalloy.data.own.dataset import is_own, own_dataset
+from fedalloy.data.own.wanted import Format
 from fedalloy.data.partition import Partition, complete, partitions, split, strata
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
@@ -38,6 +40,8 @@ from fedalloy.nets.architectures import ModelPart, assign
 from fedalloy.nets.models import parameter_count
 from fedalloy.train.costs import forward_flops
 from fedalloy.train.fit import load as load_weights
+
+PUBLIC_LIKE = ("label", "drop", "categorical", "impute", "task", "names", "categories")  # keys of [data] for [public]
 
 
 @dataclass(frozen=True)
@@ -208,8 +212,8 @@ def setting_of(
     server = _started(network or network_of(exp.model, data, pool, outputs), exp.start)
     return Setting(
         sites=sites,
-        networks=networks_of(exp, data, pool, outputs, len(sites)) if exp.models else [server],
-        server=server if exp.models else None,
+        networks=networks_of(exp, data, pool, outputs, len(sites)) if differing(exp) else [server],
+        server=server if differing(exp) else None,
         classes=data.classes,
         task=data.task,
         seed=exp.seed,
@@ -262,12 +266,15 @@ def check_names(exp: Experiment) -> None:
     fedalloy.errors.UsageError: partition has no key 'alhpa'; choose one of: clients, name, seed, test, \
 test_fraction, test_samples, validation
     """
-    check_options(exp.data, reader(exp.data.name), "data")
+    check_options(exp.data, own_dataset if exp.data.name == LISTED else reader(exp.data.name), "data", OWN_GIVEN)
     augmentation(exp.data.augment, ())
     options = _partition_options(exp.partition)
     complete(exp.partition.name, options if exp.partition.name != "natural" else {**options, "ids": ()})
     for part in exp.models:
         _model_options(part, "models")
+    for client in exp.clients:
+        if client.network is not None:
+            _model_options(client.network, "clients.network")
     _model_options(exp.model, "model")
     if exp.public is not None:
         _public_options(exp.public)
@@ -285,12 +292,16 @@ def _model_options(choice: Choice | ModelPart, where: str) -> dict[str, Any]:
 
 def _public_options(part: PublicPart) -> dict[str, Any]:
     # Rows of the private data have no options.
-    return check_options(part, reader(part.data) if part.data != "own" else lambda: None, "public")
+    return check_options(part, reader(part.data) if part.data != "own" else lambda: None, "public", OWN_GIVEN)
 
 
 def _load(exp: Experiment) -> Dataset:
     part = exp.data
-    return _read(part.name, check_options(part, reader(part.name), "data"))
+    if part.name == LISTED:
+        files = [(client.name, Path(client.data)) for client in exp.clients if client.data is not None]
+        return own_dataset(files, size=part.size, **check_options(part, own_dataset, "data", OWN_GIVEN))
+    options = check_options(part, reader(part.name), "data", OWN_GIVEN)
+    return _read(part.name, {**options, **({"size": part.size} if is_own(part.name) else {})})
 
 
 def _read(name: str, options: Mapping[str, Any]) -> Dataset:
@@ -303,6 +314,8 @@ def _read(name: str, options: Mapping[str, Any]) -> Dataset:
 def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, clients: int) -> list[Network]:
     """Each client's network; equal networks are the same object, which is how they are recognised as equal."""
     exp.participation.check(clients)  # its tiers may say which client has which
+    if exp.clients:
+        return _own_networks(exp, data, pool, outputs)
     makers = [network_of(part, data, pool, outputs, "models") for part in exp.models]
     costs: list[float] = []
     if exp.budget is not None:
@@ -311,6 +324,21 @@ def networks_of(exp: Experiment, data: Dataset, pool: Samples, outputs: int, cli
         costs = [size(initial(maker, exp.seed, device=example.device)) for maker in makers]
     dealt = assign(exp.models, clients, exp.budget, costs, exp.participation.tiers or ())
     return [makers[number] for number in dealt]
+
+
+def differing(exp: Experiment) -> bool:
+    """Whether clients have networks of their own."""
+    return bool(exp.models) or any(client.network is not None for client in exp.clients)
+
+
+def _own_networks(exp: Experiment, data: Dataset, pool: Samples, outputs: int) -> list[Network]:
+    """The networks that [[clients]] gives, or that of [model] where it gives none."""
+    wanted = [exp.model if client.network is None else client.network for client in exp.clients]
+    makers: list[tuple[Choice, Network]] = []
+    for choice in wanted:
+        if not any(choice == known for known, _ in makers):
+            makers.append((choice, network_of(choice, data, pool, outputs, "clients.network")))
+    return [next(maker for known, maker in makers if known == choice) for choice in wanted]
 
 
 def network_of(choice: Choice | ModelPart, data: Dataset, pool: Samples, outputs: int, where: str = "model") -> Network:
@@ -503,9 +531,7 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples, preparation: Prepa
     part = exp.public
     if part is None or part.data == "own":
         return None
-    other = _read(part.data, {**_public_options(part), **up_to_the_last_class(part.data)})
-    if other.recipe is not None and preparation is not None:
-        other = _prepared_alike(other, part.data, preparation)
+    other = _own_public(exp, data, preparation) if is_own(part.data) else _read(part.data, _public_options(part))
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
@@ -543,14 +569,27 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples, preparation: Prepa
     return Other(_moved(everything, exp.device), space, shared_labels=space is None and not named_otherwise)
 
 
-def _prepared_alike(other: Dataset, name: str, preparation: Preparation) -> Dataset:
-    """A public table with the preparation of the private one, whose columns it must have."""
-    here, there = [column.name for column in other.columns], [column.name for column in preparation.columns]
-    if here != there:
-        raise UsageError(
-            f"the public set '{name}' has the columns {shown(listed(here))}, but the private data has "
-            f"{shown(listed(there))}; give it the same columns in the same order, or leave some out with data.drop"
-        )
+def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None) -> Dataset:
+    """A public set from own files, which are read and prepared like the private ones.
+
+    What [public] does not say about them, such as the label's column, is as in [data].
+    """
+    part = exp.public
+    assert part is not None
+    like_data = check_options(exp.data, own_dataset, "data", OWN_GIVEN) if preparation is not None else {}
+    options = {key: like_data[key] for key in PUBLIC_LIKE if key in like_data} | _public_options(part)
+    agreed = None
+    if preparation is not None and part.classes == "shared":
+        names = [column.name for column in preparation.columns]
+        coded = [column.name for column in preparation.columns if column.categories is not None]
+        table = data.x.shape[2:] == (1, 1)
+        shape = (len(names), 1, 1) if table else tuple(data.x.shape[1:])
+        agreed = Format(tuple(names) if table else (), tuple(coded), data.label_names, data.task, shape)
+    elif part.classes == "shared":
+        options = {"classes": data.classes, **options}
+    other = own_dataset(Path(part.data), size=exp.data.size, agreed=agreed, **options)
+    if preparation is None:
+        preparation = agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe())
     return other.prepared(preparation)
 
 

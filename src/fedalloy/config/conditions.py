@@ -13,6 +13,7 @@ from fedalloy.base.options import ByVariant, options_of
 from fedalloy.base.registry import suggest
 from fedalloy.config.overrides import at
 from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, Experiment, own_keys
+from fedalloy.data import catalogue
 from fedalloy.data.catalogue import datasets, reader
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
@@ -23,6 +24,8 @@ from fedalloy.nets.models import models
 GIVEN: Mapping[str, tuple[str, ...]] = {
     "partition": ("labels", "clients", "seed", "ids"),
     "model": ("classes", "channels", "size"),
+    "data": catalogue.GIVEN,
+    "public": catalogue.GIVEN,
 }
 PARTS = ("aggregation", "cache", "training")  # the sections of which a method may have keys of its own
 FEW = 20  # names that a message lists

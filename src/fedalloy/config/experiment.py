@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fedalloy.base.checked import construct, refuse_unknown, refuse_unwritable, shown
 from fedalloy.base.options import sections_of, without_effect
 from fedalloy.base.registry import LONGEST
+from fedalloy.base.text import name_fault
 from fedalloy.config.conditions import refuse_unknown_keys
 from fedalloy.config.methods import cache_keys, for_method, given_keys, make_method
 from fedalloy.config.overrides import override, read_toml, table
-from fedalloy.config.sections import CLOSED, OPEN, Choice, Experiment, Published, own_keys, usual_name
+from fedalloy.config.sections import CLOSED, OPEN, Choice, ClientPart, Experiment, Published, own_keys, usual_name
+from fedalloy.data.catalogue import AGREED, LISTED, datasets
+from fedalloy.data.own.dataset import Glance, glance, is_own
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, methods
 from fedalloy.nets.architectures import ModelPart
@@ -25,7 +29,7 @@ T = TypeVar("T")
 def experiment(values: Mapping[str, Any]) -> Experiment:
     """Check and build an experiment from nested values, as read from TOML; `fedalloy table` handles [[axes]]."""
     refuse_unwritable(values, "the experiment")
-    values = {key: value for key, value in values.items() if key != "axes"}
+    values = with_usual({key: value for key, value in values.items() if key != "axes"})
     known = [f.name for f in dataclasses.fields(Experiment)]
     _refuse_misplaced(values, known)
     refuse_unknown(values, known, "the experiment")
@@ -49,6 +53,7 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
             built["partition"], options={"alpha": 0.1, **built["partition"].options}
         )
     exp = construct(Experiment, built, "")
+    _check_clients(exp)
     for key in ("aggregation", "cache", "training"):
         refuse_unknown({key: 1} if getattr(exp.model, key) else {}, ["name"], "model")
     made = [make_method(exp, choice) for choice in (exp.method, *exp.methods.values())]
@@ -61,6 +66,27 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     listed = {label: choice.name for label, choice in exp.methods.items()}
     refuse_unknown_keys((key for part in exp.published for key in part.where), listed)
     return exp
+
+
+def _check_clients(exp: Experiment) -> None:
+    """Refuse a list of clients that does not go with the data."""
+    if exp.data.name == LISTED and not exp.clients:
+        raise UsageError(f"data.name = '{LISTED}' needs [[clients]] with a name and data for each; add them")
+    if not exp.clients:
+        return
+    if fault := name_fault([client.name for client in exp.clients]):
+        raise UsageError(f"clients: {fault}; give each client a name of its own")
+    if exp.data.name not in (LISTED, AGREED):
+        raise UsageError(
+            f"data.name = {shown(exp.data.name)}, but [[clients]] says where the data is; leave one of them out"
+        )
+    pathless = [client.name for client in exp.clients if client.data is None]
+    if exp.data.name == LISTED and pathless:
+        raise UsageError(f"clients: {shown(pathless[0])} has no data; write the path of its file or folder")
+    if exp.data.name == LISTED and exp.partition.name != "natural":
+        raise UsageError(
+            f"partition.name = '{exp.partition.name}', but with [[clients]] each client has its own rows; leave it out"
+        )
 
 
 def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -87,11 +113,66 @@ def _published(part: Mapping[str, Any]) -> Published:
     return construct(Published, {**part, "rows": rows}, "published")
 
 
+def _client(part: Mapping[str, Any]) -> ClientPart:
+    network = part.get("network")
+    if isinstance(network, str):
+        network = {"name": network}
+    if network is not None and (not isinstance(network, Mapping) or "name" not in network):
+        raise UsageError(
+            f"clients: network = {shown(network)} must be the name of a network, or a table with its name and options"
+        )
+    made = None if network is None else _open_section(Choice, network, "clients.network")
+    return construct(ClientPart, {**part, "network": made}, "clients")
+
+
+def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what the data suggests where an experiment says nothing: its own clients, and a network for tables.
+
+    >>> with_usual({"data": {"name": "nowhere.csv"}})["model"]
+    'mlp'
+    """
+    out = dict(values)
+    data, listed_clients = table("data", out.get("data", {})), out.get("clients")
+    if not isinstance(data, Mapping):
+        return out
+    if listed_clients and data.get("name", LISTED) == LISTED:
+        out["data"] = {"name": LISTED, **data}
+    seen = _glance(data, listed_clients)
+    if seen is None:
+        return out
+    partition = table("partition", out.get("partition", {}))
+    if seen.clients and isinstance(partition, Mapping) and "name" not in partition:
+        out["partition"] = {"name": "natural", **partition}
+    if seen.table and "model" not in out:
+        out["model"] = "mlp"
+    return out
+
+
+def _glance(data: Mapping[str, Any], listed_clients: Any) -> Glance | None:
+    """What is known about the data without reading it; None for most data sets with a name."""
+    name, column = data.get("name"), data.get("client")
+    if not isinstance(name, str):
+        return None
+    if name in datasets:
+        return Glance(datasets[name].clients, datasets[name].table)
+    if name == AGREED:
+        return Glance(clients=True, table="columns" in data)
+    if isinstance(listed_clients, list | tuple) and listed_clients:
+        parts = [part for part in listed_clients if isinstance(part, Mapping)]
+        paths = [(str(k), Path(str(part.get("data", "")))) for k, part in enumerate(parts)]
+        return replace(glance(paths), clients=True)
+    return glance(Path(name), column if isinstance(column, str) else None) if is_own(name) else None
+
+
 def _one_of_several(part: Mapping[str, Any]) -> ModelPart:
     return _open_section(ModelPart, part, "models")
 
 
-_LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"published": _published, "models": _one_of_several}
+_LISTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "published": _published,
+    "models": _one_of_several,
+    "clients": _client,
+}
 
 
 def _open_section(cls: type[T], values: Mapping[str, Any], where: str) -> T:

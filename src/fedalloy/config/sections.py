@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
@@ -32,9 +32,9 @@ LEAST_MEMORY = 10**6  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class DataPart:
-    """Which data: a registered name or the path of an .npz file; other keys are options of that data set."""
+    """Which data: a registered name, or the path of your own file or folder; other keys are options of that data."""
 
-    name: str = option("fashion-mini", "a registered data set, or the path of an `.npz` file")
+    name: str = option("fashion-mini", "a registered data set, or the path of your own file or folder")
     size: Annotated[int, Interval(ge=1, le=1024)] | None = option(None, "resize images to this many pixels a side")
     augment: str = option("none", "random changes of training images, by the name of a recipe")
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -74,6 +74,18 @@ class Choice:
     aggregation: Mapping[str, Any] = field(default_factory=dict)
     cache: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientPart:
+    """One client with its own data: a name, the path of its file or folder, and perhaps a network of its own."""
+
+    name: str = option(MISSING, "what tables, reports and deployments call the client")
+    data: str | None = option(None, "the path of its file or folder; at a real site, `site.toml` has it")
+    network: Choice | None = option(None, "its network: a name, or a table of name and options; unset: [model]")
+
+    def __post_init__(self) -> None:
+        resolve(self, "clients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +191,7 @@ class Experiment:
     layout: Layout = option("auto", "memory layout of the networks; it changes the last bits")
     device: str = option("cpu", "where data and networks lie: `cpu` or `cuda` (not tried on a GPU yet)")
     data: DataPart = field(default_factory=DataPart)
+    clients: tuple[ClientPart, ...] = ()
     partition: PartitionPart = field(default_factory=lambda: PartitionPart(options={"alpha": 0.1}))
     model: Choice = field(default_factory=lambda: Choice(name="lenet5"))
     models: tuple[ModelPart, ...] = ()
@@ -203,6 +216,8 @@ class Experiment:
             _check_memory(self.memory)
         if self.budget is not None and not self.models:
             raise UsageError("[budget] chooses among several networks; give them under [[models]]")
+        if self.models and any(client.network for client in self.clients):
+            raise UsageError("both [[models]] and [[clients]] give clients networks; leave one of them out")
         self._check_tiers()
         waits = self.stop.target is not None or self.stop.patience is not None
         if waits and self.stop.metric == "validation" and self.partition.validation == 0:

@@ -6,6 +6,7 @@ import inspect
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,11 +14,12 @@ import numpy as np
 
 from fedalloy.base.registry import LONGEST, Registry, suggest
 from fedalloy.data import files, readers
-from fedalloy.data.arrays import as_labels, from_arrays
+from fedalloy.data.arrays import from_arrays
 from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
+from fedalloy.data.own.dataset import is_own, own_dataset
 from fedalloy.data.samples import Array, Dataset
-from fedalloy.errors import DataError, UsageError
+from fedalloy.errors import UsageError
 
 Pick = Literal["first", "random"]
 
@@ -28,6 +30,8 @@ _FASHION_NAMES = (
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
 AGREED = "sites"  # the name of data that stays at the sites of a deployment
+LISTED = "clients"  # the name of the data that [[clients]] lists
+GIVEN = ("source", "size", "agreed")  # what a reader of own files takes besides the keys of [data]
 _EMBEDDED = Path(__file__).with_name("embedded") / "fashion_mini.npz"
 
 
@@ -40,25 +44,27 @@ class Source:
     about: str
     source: str
     licence: str
+    clients: bool = False  # whether its rows have natural clients
+    table: bool = False
 
 
 datasets: Registry[Source] = Registry("data set")
 
 
 def dataset(
-    name: str, *, about: str, source: str, licence: str
+    name: str, *, about: str, source: str, licence: str, clients: bool = False, table: bool = False
 ) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
     """Register a function that reads a data set; its keyword arguments are the options of `load`."""
 
     def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        datasets.register(name, by=read)(Source(name, read, about, source, licence))
+        datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table))
         return read
 
     return add
 
 
 def load(name_or_path: str | Path, **options: Any) -> Dataset:
-    """Load a data set by its name, or your own `.npz` file by its path.
+    """Load a data set by its name, or your own files by their path.
 
     >>> data = load("tiny")
     >>> data.x.shape, data.classes
@@ -70,8 +76,8 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
     """
     name = str(name_or_path)
     read = reader(name)
-    known = list(inspect.signature(read).parameters)
-    for option in options:
+    known = options_of(read)
+    for option in options.keys() - {"size"}:
         if option not in known:
             hint = suggest(option, known) if known else "it has no options"
             raise UsageError(f"data set '{name}' has no option '{option}'; {hint}")
@@ -79,32 +85,25 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
 
 
 def reader(name: str) -> Callable[..., Dataset]:
-    """Return the function that reads a data set or file; its keyword arguments are the options of `load`."""
-    if name.endswith(".npz"):
-        return _user_file(Path(name))
-    if name == AGREED and name not in datasets:
+    """Return the function that reads a data set or own files; its keyword arguments are the options of `load`."""
+    if name in datasets:
+        return datasets[name].read
+    if name == AGREED:
         raise UsageError(
-            f"'{AGREED}' stands for data that only real sites have; for a simulation, give the path of an .npz file"
+            f"'{AGREED}' stands for data that only real sites have; for a simulation, give the path of a file or folder"
         )
-    if name not in datasets and ("/" in name or Path(name).suffix):
-        raise UsageError(
-            f"there is no data set {name[:LONGEST]!r}; your own data must be an .npz file; "
-            "write one with numpy.savez_compressed('mine.npz', x=inputs, y=labels)"
-        )
-    if name not in datasets:
-        hint = suggest(name, datasets)
-        own = "" if hint.endswith("?") else "; your own is the path of an .npz file, or needs --plugin FILE.py"
-        raise UsageError(f"there is no data set {name[:LONGEST]!r}; {hint}{own}")
-    return datasets[name].read
+    if name == LISTED:
+        raise UsageError(f"'{LISTED}' stands for the files under [[clients]]; write name and data for each client")
+    if is_own(name):
+        return partial(own_dataset, Path(name))
+    hint = suggest(name, datasets)
+    own = "" if hint.endswith("?") else "; your own is the path of a file or folder, or needs --plugin FILE.py"
+    raise UsageError(f"there is no data set {name[:LONGEST]!r}; {hint}{own}")
 
 
-def up_to_the_last_class(name: str) -> dict[str, int]:
-    """Return the option that lets an .npz file lack rows of some classes, as a public set may; {} for other data."""
-    if not name.endswith(".npz") or not Path(name).is_file():
-        return {}
-    held = readers.read_npz(Path(name))
-    parts = [as_labels(Path(name).stem, part) for part in (held.y, held.y_test) if part is not None]
-    return {"classes": 1 + max(int(part.max(initial=1)) for part in parts)}
+def options_of(read: Callable[..., Dataset]) -> list[str]:
+    """The options of a reader that users choose."""
+    return [key for key in inspect.signature(read).parameters if key not in GIVEN]
 
 
 def first_per_class(y: Array, k: int) -> Array:
@@ -342,43 +341,6 @@ def _eighth(x: Array) -> Array:
     framed = np.pad(x, ((0, 0), (0, 0), (2, 2), (2, 2)))
     small: Array = framed.reshape(len(x), 1, 8, 4, 8, 4).mean(axis=(3, 5))
     return small.round().astype(np.uint8)
-
-
-def _user_file(path: Path) -> Callable[..., Dataset]:
-    def read(
-        classes: int | None = None, mean: tuple[float, ...] | None = None, std: tuple[float, ...] | None = None
-    ) -> Dataset:
-        if (mean is None) != (std is None):
-            raise UsageError(
-                "data.mean and data.std must be given together; write one number per column or channel in both"
-            )
-        if not path.is_file():
-            raise DataError(
-                f"the file '{path}' does not exist; write one with numpy.savez_compressed(path, x=inputs, y=labels)"
-            )
-        held = readers.read_npz(path)
-        x, x_test = held.x, held.x_test
-        if mean is not None:  # for a table, they are in the columns' own units, as at the sites
-            x, x_test = _unscaled(x), None if x_test is None else _unscaled(x_test)
-        return from_arrays(
-            x,
-            held.y,
-            x_test=x_test,
-            y_test=held.y_test,
-            name=path.stem,
-            classes=classes,
-            mean=mean,
-            std=std,
-            client_ids=held.client_ids,
-            client_names=held.client_names,
-        )
-
-    return read
-
-
-def _unscaled(x: Array) -> Array:
-    """Convert uint8 tables to float32, so that they are not treated as pixels; return other arrays unchanged."""
-    return x.astype(np.float32) if x.ndim == 2 and x.dtype == np.uint8 else x
 
 
 def _whole_or_compact(

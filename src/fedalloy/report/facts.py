@@ -88,10 +88,13 @@ def prepared(runs: Sequence[Run]) -> list[str]:
     ["Before the first round, the clients of 'wards' told statistics of their columns: 120 bytes in all."]
     """
     about = [data for run in runs if (data := run.meta.get("data", {})).get("statistics")]
-    found = dict.fromkeys((data["name"], sum(data["statistics"].values())) for data in about)
+    costs: dict[str, int] = {}
+    for data in about:
+        costs[data["name"]] = max(costs.get(data["name"], 0), sum(data["statistics"].values()))
     return [
         f"Before the first round, the clients of '{name}' told statistics of their columns: {cost:,} bytes in all."
-        for name, cost in found
+        for name, cost in costs.items()
+        if cost
     ]
 
 

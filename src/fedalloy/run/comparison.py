@@ -66,6 +66,8 @@ def run_methods(
     """Run what `examined` has approved, on what it built for each seed."""
     made = {key: make_method(exp, choice) for key, choice in choices.items()}
     runs = []
+    for sentence in next(iter(settings.values())).dataset.said if settings else ():
+        say(sentence)
     for key, method in made.items():
         for name in sorted({"combine", "clip"} - choices[key].aggregation.keys()):
             if (asked := getattr(exp.aggregation, name)) != getattr(method.aggregation, name):

@@ -22,6 +22,7 @@ from fedalloy.base.layout import resolve
 from fedalloy.base.plugins import fingerprints
 from fedalloy.base.tree import Tree
 from fedalloy.config.build import Built, build, network_name
+from fedalloy.config.build import differing as own_networks
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method, naming, with_sections
 from fedalloy.config.sections import Choice, Experiment, Stop
@@ -80,7 +81,10 @@ def simulate(
     method = make_method(exp) if method is None else with_sections(method, exp)
     _refuse_own(exp, dataset, network)
     with one_thread():
-        built = build(exp, dataset, network) if built is None else built
+        if built is None:
+            built = build(exp, dataset, network)
+            for sentence in built.dataset.said:
+                say(sentence)
         built.setting.check(method)
         exp = settled(exp, built, method)
         meta = describe(exp, built, label or method.label)
@@ -403,7 +407,7 @@ def describe(exp: Experiment, built: Built, label: str) -> dict[str, Any]:
             "flops_per_sample": forward_flops(net, example),
             "layout": resolve(net, exp.layout),
         },
-        "models": _client_models(setting) if exp.models else [],
+        "models": _client_models(setting) if own_networks(exp) else [],
         "versions": versions(private=exp.privacy is not None),
         "digests": {**built.digests, "initial model": tree.digest(params(net))},
         "status": "running",
