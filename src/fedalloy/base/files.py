@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -242,3 +243,12 @@ def _said(path: Path, done: str, what: str = "") -> Iterator[None]:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise SecurityError(f"'{path}' is a link; {NO_LINKS}") from error
         raise StorageError(f"{what}'{path}' cannot be {done}: {error.strerror or error}") from error
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise DataError(f"{quoted(path)} cannot be read: {error.strerror}; check the path") from error

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.base import rng
-from fedalloy.base.files import read_weights
+from fedalloy.base.files import file_digest, read_weights
 from fedalloy.config.conditions import GIVEN
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
@@ -32,7 +32,7 @@ from fedalloy.data.partition import Partition, complete, partitions, split, stra
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.data.statistics import Statistics, gathered
-from fedalloy.errors import UsageError
+from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Augmentation, Network, initial
 from fedalloy.federation.setting import SERVER, Setting, Site
 from fedalloy.nets import models
@@ -523,15 +523,17 @@ def public_of(
     return known(rows, shared_labels=other.shared_labels), other.space
 
 
-def other_data(exp: Experiment, data: Dataset, pool: Samples, preparation: Preparation | None = None) -> Other | None:
+def other_data(
+    exp: Experiment, data: Dataset, pool: Samples, preparation: Preparation | None = None, folder: Path = Path()
+) -> Other | None:
     """All samples of the data set that an experiment's public set comes from, if it is another one.
 
-    They are prepared as the clients' rows are.
+    They are prepared as the clients' rows are; the path of a file is relative to `folder`.
     """
     part = exp.public
     if part is None or part.data == "own":
         return None
-    other = _own_public(exp, data, preparation) if is_own(part.data) else _read(part.data, _public_options(part))
+    other = _own_public(exp, data, preparation, folder) if is_own(part.data) else _read(part.data, _public_options(part))
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
@@ -569,15 +571,16 @@ def other_data(exp: Experiment, data: Dataset, pool: Samples, preparation: Prepa
     return Other(_moved(everything, exp.device), space, shared_labels=space is None and not named_otherwise)
 
 
-def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None) -> Dataset:
+def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None, folder: Path) -> Dataset:
     """A public set from own files, which are read and prepared like the private ones.
 
     What [public] does not say about them, such as the label's column, is as in [data].
     """
     part = exp.public
     assert part is not None
-    like_data = check_options(exp.data, own_dataset, "data", OWN_GIVEN) if preparation is not None else {}
-    options = {key: like_data[key] for key in PUBLIC_LIKE if key in like_data} | _public_options(part)
+    like_data = {key: exp.data.options[key] for key in PUBLIC_LIKE if key in exp.data.options}
+    alike = replace(part, options={**(like_data if preparation is not None else {}), **part.options})
+    options = _public_options(alike)
     agreed = None
     if preparation is not None and part.classes == "shared":
         names = [column.name for column in preparation.columns]
@@ -587,7 +590,13 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None)
         agreed = Format(tuple(names) if table else (), tuple(coded), data.label_names, data.task, shape)
     elif part.classes == "shared":
         options = {"classes": data.classes, **options}
-    other = own_dataset(Path(part.data), size=exp.data.size, agreed=agreed, **options)
+    path = folder / part.data
+    if part.sha256 is not None and (found := file_digest(path)) != part.sha256:
+        raise DataError(
+            f"the public set '{part.data}' has the SHA-256 {found[:16]}..., but public.sha256 is {part.sha256[:16]}...; "
+            "use the file that everybody has"
+        )
+    other = own_dataset(path, size=exp.data.size, agreed=agreed, **options)
     if preparation is None:
         preparation = agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe())
     return other.prepared(preparation)

@@ -104,6 +104,7 @@ class PublicPart:
     answers: Literal["all", "private"] = option(
         "all", "outputs that a prediction is chosen from, if classes were added"
     )
+    sha256: str | None = option(None, "the digest that an own file must have, checked wherever it is read")
     task_samples: Number = option(0, "rows of the private data, with labels, that the server alone has to validate on")
     options: Mapping[str, Any] = field(default_factory=dict)
 

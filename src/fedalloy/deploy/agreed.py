@@ -2,90 +2,152 @@
 
 [data]
 name = "sites"
-classes = 2
-channels = 1
-size = 28            # images are resized to size x size pixels; omit it for tables
-mean = [0.5]         # images: on the scale [0, 1], one for all channels or one per channel; tables: one per column
-std = [0.25]
-names = ["benign", "malignant"]
+names = ["benign", "malignant"]         # the classes in their order, or classes = 2 for numbers from 0
+columns = ["age", "sex", "pressure"]    # tables: the columns besides the label; other columns must be in `drop`
+categorical = ["sex"]
+label = "diagnosis"
+
+channels = 1                            # images instead: 1 or 3 channels, resized to size x size pixels
+size = 28
+
+`deploy init` writes it from an experiment on own files. What it leaves open - means, deviations, categories, what
+stands for missing values - follows from what the sites tell before the first round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedalloy.base.checked import shown
 from fedalloy.config.sections import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
-from fedalloy.data.samples import LEAST_STD, Dataset
+from fedalloy.data.columns import Column, Impute, Preparation, Recipe, agree
+from fedalloy.data.own.dataset import own_dataset
+from fedalloy.data.own.wanted import Format
+from fedalloy.data.samples import Dataset, Task
 from fedalloy.errors import UsageError
 
-__all__ = ["AGREED", "frame"]
-
-_DEFAULTS = {"mean": (0.0,), "std": (1.0,)}  # for images, whose pixels are on the scale [0, 1]
+__all__ = ["AGREED", "constants", "frame", "framed", "read_site_data"]
 
 
 def _options(
     classes: int = 0,
     channels: int = 0,
-    mean: tuple[float, ...] = (),
-    std: tuple[float, ...] = (),
+    columns: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
+    task: Task = "classes",
+    label: str | tuple[str, ...] | None = None,
+    drop: tuple[str, ...] = (),
+    categorical: tuple[str, ...] = (),
+    categories: Mapping[str, tuple[str, ...]] | None = None,
+    impute: Impute | None = None,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
 ) -> None:
     """Declare the keys of [data] and their types."""
 
 
 def frame(part: DataPart) -> Dataset:
-    """Return the agreed format as a data set with a single black sample as a placeholder.
+    """Return the agreed format as a data set with a single blank sample as a placeholder, still to be prepared.
 
-    >>> agreed = frame(DataPart(name="sites", size=8, options={"classes": 2, "channels": 1, "names": ("no", "yes")}))
-    >>> agreed.x.shape, agreed.scale
-    ((1, 1, 8, 8), Scale(mean=(0.0,), std=(1.0,)))
+    >>> agreed = frame(DataPart(name="sites", size=8, options={"channels": 1, "names": ("no", "yes")}))
+    >>> agreed.x.shape, agreed.classes, frame(DataPart(name="sites", options={"columns": ("age",), "classes": 2})).columns
+    ((1, 1, 8, 8), 2, (Column(name='age', categories=None),))
     """
-    options = check_options(part, _options, "data")
-    classes, channels = options.get("classes", 0), options.get("channels", 0)
-    if classes < 2 or channels < 1:
-        raise UsageError(
-            f"data.classes = {classes} and data.channels = {channels}: write the values that all sites have agreed on, "
-            "for example classes = 2 and channels = 1"
-        )
-    names = options.get("names", ())
-    if names and len(names) != classes:
-        raise UsageError(f"data.names has {len(names)} names, but data.classes = {classes}; write one for each class")
-    side = part.size or 1
-    mean, std = (_each(options, key, channels, table=side == 1) for key in ("mean", "std"))
+    options, form = _checked(part), agreed_format(part)
+    coded = {*form.categorical}
+    columns = tuple(Column(name, () if name in coded else None) for name in form.columns)
+    channels, outputs = form.shape[0], len(form.label_names)
     return Dataset(
         AGREED,
-        np.zeros((1, channels, side, side), np.float32),
-        np.zeros(1, np.int64),
+        np.zeros((1, *form.shape), np.float32),
+        np.zeros(1, np.int64) if form.task == "classes" else np.zeros((1, outputs), np.float32),
         None,
         None,
-        classes,
-        mean,
-        std,
-        names,
+        outputs,
+        (0.0,) * channels,
+        (1.0,) * channels,
+        form.label_names,
+        task=form.task,
+        columns=columns or tuple(Column(f"channel {place}") for place in range(channels)),
+        recipe=_recipe(options, channels, images=not columns),
     )
 
 
-def _each(options: Mapping[str, Any], key: str, channels: int, *, table: bool) -> tuple[float, ...]:
-    """Return one number per channel; for images a single number applies to all channels, and there is a default."""
-    values: tuple[float, ...] = options.get(key, () if table else _DEFAULTS[key])
-    if len(values) != channels and (table or len(values) != 1):
-        what, how = "channel", ""
-        if table:
-            what = "column"
-            how = ": published values, or values computed from the count, sum and sum of squares over all sites"
-        given = f"has length {len(values)}" if key in options else "is missing"
+def framed(agreed: Dataset, preparation: Preparation) -> Dataset:
+    """Return the placeholder as it is once rows are prepared."""
+    if agreed.x.shape[2:] != (1, 1):
+        return agreed.prepared(preparation)
+    width = len(preparation.inputs)
+    blank = agreed.prepared(Preparation(preparation.columns[:0]))
+    return Dataset(
+        **{
+            **vars(blank),
+            "x": np.zeros((1, width, 1, 1), np.float32),
+            "mean": (0.0,) * width,
+            "std": (1.0,) * width,
+        }
+    )
+
+
+def constants(agreed: Dataset) -> Preparation | None:
+    """Return how rows are prepared if the experiment says all of it, so that no site is asked; else None."""
+    assert agreed.recipe is not None
+    return None if agreed.recipe.asks(agreed.columns) else agree([], agreed.columns, agreed.recipe)
+
+
+def read_site_data(path: Path, part: DataPart, label: str | None = None) -> Dataset:
+    """Read a site's own file or folder, which must have the agreed format; `label` is the site's name of that column."""
+    options = _checked(part)
+    own = {key: options[key] for key in ("drop", "impute", "mean", "std", "categories") if key in options}
+    named = label if label is not None else options.get("label")
+    return own_dataset(path, size=part.size, agreed=agreed_format(part), label=named, **own)
+
+
+def agreed_format(part: DataPart) -> Format:
+    """Return the format that an experiment describes."""
+    options = _checked(part)
+    columns, channels, task = options.get("columns", ()), options.get("channels", 0), options.get("task", "classes")
+    if bool(columns) == bool(channels):
         raise UsageError(
-            f"data.{key} {given}, but there are {channels} {what}s; write one number per {what}, the same at all "
-            f"sites{how}"
+            "data.name = 'sites' needs the format that all sites have agreed on: for tables data.columns with the name "
+            "of each column, for images data.channels and data.size"
         )
-    values = values * channels if len(values) == 1 else values
-    if key == "std" and not all(value >= LEAST_STD for value in values):
+    if channels and part.size is None:
         raise UsageError(
-            f"data.std = {shown(list(values))} must be greater than 0 everywhere; write 1.0 for a constant column"
+            f"data.channels = {channels}, but there is no data.size, to which images are resized; for tables, write "
+            "data.columns with the name of each column instead"
         )
-    return values
+    names, classes = options.get("names", ()), options.get("classes", 0)
+    if names and classes and len(names) != classes:
+        raise UsageError(f"data.names has {len(names)} names, but data.classes = {classes}; write one for each class")
+    names = names or tuple(str(number) for number in range(classes))
+    if len(names) < (2 if task == "classes" else 1):
+        raise UsageError(
+            "data.names must have the names of the classes that all sites have agreed on, in their order, for example "
+            'names = ["benign", "malignant"]; data.classes = 2 stands for numbers from 0'
+        )
+    categorical = tuple(dict.fromkeys([*options.get("categorical", ()), *(options.get("categories") or {})]))
+    if strange := [name for name in categorical if name not in columns]:
+        raise UsageError(f"data.categorical has {strange[0]!r}, which is not one of data.columns")
+    shape = (len(columns), 1, 1) if columns else (channels, part.size or 1, part.size or 1)
+    return Format(columns, categorical, names, task, shape)
+
+
+def _checked(part: DataPart) -> dict[str, Any]:
+    return check_options(part, _options, "data")
+
+
+def _recipe(options: Mapping[str, Any], channels: int, *, images: bool) -> Recipe:
+    mean, std = options.get("mean"), options.get("std")
+    if (mean is None) != (std is None):
+        raise UsageError("data.mean and data.std must be given together; write one number per column in both")
+    if std is not None and not all(value > 0 for value in std):
+        raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
+    if images and mean is not None and std is not None:
+        mean, std = (value * channels if len(value) == 1 else value for value in (mean, std))
+    given = {key: tuple(names) for key, names in (options.get("categories") or {}).items()}
+    return Recipe(options.get("impute"), mean, std, given)

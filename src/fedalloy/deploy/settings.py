@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedalloy.base import rng
-from fedalloy.config.build import Built, build, other_data, public_of, setting_of
+from fedalloy.config.build import Built, build, other_data, public_of, refuse_statistics, setting_of
 from fedalloy.config.sections import Experiment
 from fedalloy.data.card import PartitionCard, gini
-from fedalloy.data.partition import Partition
+from fedalloy.data.columns import Preparation, Summary, summarise
+from fedalloy.data.partition import Partition, own_split
 from fedalloy.data.samples import Dataset, Samples, tensors
-from fedalloy.deploy.agreed import AGREED, frame
+from fedalloy.data.statistics import Statistics, read_preparation
+from fedalloy.deploy.agreed import AGREED, constants, frame, framed
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.setting import Setting, Site
 
@@ -61,28 +63,51 @@ def known_sizes(begun: Mapping[str, Any]) -> dict[int, Sizes]:
     return {k: Amount(*numbers) for k, numbers in enumerate(zip(*parts, strict=True))}
 
 
-def for_server(exp: Experiment, amounts: Mapping[int, Sizes]) -> Built:
+def for_server(exp: Experiment, amounts: Mapping[int, Sizes], statistics: Statistics | None = None) -> Built:
     """Build the server's setting: the right number of samples at each site, all of them blank."""
-    return with_sizes(without_sizes(exp, len(amounts)), amounts)
+    return with_sizes(without_sizes(exp, len(amounts), statistics), amounts)
 
 
-def without_sizes(exp: Experiment, sites: int) -> Built:
-    """Build the server's setting before the sites report their sizes: one blank sample at each site."""
+def without_sizes(
+    exp: Experiment, sites: int, statistics: Statistics | None = None, folder: Path = Path()
+) -> Built:
+    """Build the server's setting before the sites report their sizes: one blank sample at each site.
+
+    `statistics` say how the sites prepare their rows; without them, the experiment must. A public file lies in `folder`.
+    """
     amounts = dict.fromkeys(range(sites), Amount(1, 1))
     if exp.data.name != AGREED:
         return with_sizes(build(exp), amounts)
     agreed = frame(exp.data)
-    one = tensors(agreed)[0]
+    if statistics is None:
+        ready = constants(agreed)
+        if ready is None:
+            raise UsageError("the sites have not told the statistics of their columns yet")
+        statistics = Statistics(ready)
+    data = framed(agreed, statistics.preparation)
+    one = tensors(data)[0]
     part = _partition(exp.seed, amounts)
     return Built(
-        setting=_agreed_setting(exp, agreed, [_blank_site(one, amount) for amount in amounts.values()]),
+        setting=_agreed_setting(
+            exp, data, [_blank_site(one, amount) for amount in amounts.values()], statistics, folder
+        ),
         data=exp.data,
         model=exp.model,
-        dataset=agreed,
+        dataset=data,
         partition=part,
-        card=_card(part, agreed.classes),
+        card=_card(part, data.classes),
         digests={},
+        statistics=statistics,
     )
+
+
+def known_statistics(exp: Experiment, begun: Mapping[str, Any]) -> Statistics | None:
+    """Return what the sites told when a run began, according to its `run.json`."""
+    data = begun.get("data", {})
+    if exp.data.name != AGREED or "columns" not in data:
+        return None
+    ready = read_preparation(json.dumps(data["columns"]), frame(exp.data).columns)
+    return Statistics(ready, **data.get("statistics", {}))
 
 
 def with_sizes(built: Built, amounts: Mapping[int, Sizes]) -> Built:
@@ -140,41 +165,69 @@ def for_share(exp: Experiment, client: int, share: int) -> Setting:
     return replace(setting, sites=sites, secret_noise=True)
 
 
-def for_site(exp: Experiment, client: int, sites: int, data: Dataset) -> Setting:
+def for_site(
+    exp: Experiment, client: int, sites: int, data: Dataset, preparation: Preparation, folder: Path = Path()
+) -> Setting:
     """Build a site's setting with its own samples; the data of other sites is not known here and not needed."""
-    agreed = frame(exp.data)
-    train, test = tensors(data, size=exp.data.size)
+    agreed = framed(frame(exp.data), preparation)
+    train, test = tensors(data.prepared(preparation), size=exp.data.size)
     if train.x.shape[1:] != agreed.x.shape[1:]:
         here, there = (" x ".join(map(str, shape[1:])) for shape in (train.x.shape, agreed.x.shape))
         raise DataError(f"the samples of '{data.name}' are {here}, but the sites agreed on {there}")
-    own = divided(train, test, exp)
+    own = divided(train, test, exp, client)
     everyone = [_blank_site(train, Amount(1, 1))] * sites
     everyone[client] = own
-    return _agreed_setting(exp, agreed, everyone)
+    return _agreed_setting(exp, agreed, everyone, Statistics(preparation), folder)
 
 
-def divided(train: Samples, test: Samples | None, exp: Experiment) -> Site:
-    """Split a site's samples into training, test and validation parts; without test data, a share is drawn for it.
+def told(exp: Experiment, client: int, data: Dataset) -> Summary:
+    """Return what a site tells about its training rows, before they are prepared."""
+    if exp.privacy is not None:
+        refuse_statistics(data)
+    assert data.recipe is not None
+    everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
+    rows = _rows(len(data.x), len(everything) - len(data.x), exp, client)[0]
+    return summarise(everything[rows], data.columns, data.recipe)
 
-    The draw depends on the seed: the server can tell which rows belong to which part, but not what they contain. Under
-    [privacy] this is covered, since it only depends on the number of samples (see `Privacy`).
+
+def divided(train: Samples, test: Samples | None, exp: Experiment, client: int) -> Site:
+    """Split a site's samples into training, test and validation parts, as a simulation does for a natural client.
+
+    Without test data, a share is drawn for it. The draw depends on the seed: the server can tell which rows belong to
+    which part, but not what they contain. Under [privacy] this is covered, since it only depends on the number of
+    samples (see `Privacy`).
     """
-    order = torch.randperm(len(train), generator=rng.generator(exp.seed, "site split"))
-    held = 0 if test is not None else max(1, round(exp.partition.test_fraction * len(train)))
-    kept = round(exp.partition.validation * (len(train) - held))
-    if held + kept >= len(train):
+    rows, kept, held = _rows(len(train), 0 if test is None else len(test), exp, client)
+    if not len(rows) or not len(held):
         raise DataError(
             f"{len(train)} samples are too few for training, testing and validation; add samples to this site's data"
         )
-    own_test = train.subset(order[:held].sort().values) if test is None else test
-    validation = train.subset(order[held : held + kept].sort().values) if kept else None
-    return Site(train.subset(order[held + kept :].sort().values), own_test, validation)
+    if test is not None:
+        x, y = torch.cat([train.x, test.x]), torch.cat([train.y, test.y])
+        train = Samples(x, y, torch.arange(len(y)))
+    own, validation, tested = (train.subset(torch.from_numpy(part)) for part in (rows, kept, held))
+    return Site(own, tested, validation if len(kept) else None)
 
 
-def _agreed_setting(exp: Experiment, agreed: Dataset, sites: Sequence[Site]) -> Setting:
+def _rows(
+    train: int, test: int, exp: Experiment, client: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """A site's rows for training, validation and testing; those of its own test part come after the others."""
+    part = exp.partition
+    seed = exp.seed if part.seed is None else part.seed
+    own_tests = np.arange(train + test) >= train if test else None
+    return own_split(train + test, client, seed, part.test_fraction, part.validation, own_tests)
+
+
+def _agreed_setting(
+    exp: Experiment, agreed: Dataset, sites: Sequence[Site], statistics: Statistics, folder: Path
+) -> Setting:
     pool = sites[0].train
-    public, space = public_of(exp, other_data(exp, agreed, pool), pool)
-    return replace(setting_of(exp, agreed, pool, sites, public, space), secret_noise=True)
+    other = other_data(exp, agreed, pool, statistics.preparation, folder)
+    public, space = public_of(exp, other, pool)
+    names = [client.name for client in exp.clients]
+    setting = setting_of(exp, agreed, pool, sites, public, space, names=names, statistics=statistics.bytes)
+    return replace(setting, secret_noise=True)
 
 
 def _blank_site(like: Samples, amount: Sizes) -> Site:

@@ -14,9 +14,11 @@ from fedalloy.config.experiment import made_from, read
 from fedalloy.config.methods import for_method, make_method
 from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment
-from fedalloy.deploy.agreed import AGREED, frame
-from fedalloy.deploy.settings import for_share, for_site
-from fedalloy.deploy.site_data import read_samples
+from fedalloy.data.columns import Summary
+from fedalloy.data.samples import Dataset
+from fedalloy.data.statistics import read_preparation
+from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
+from fedalloy.deploy.settings import for_share, for_site, told
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.store import FREE, METHOD_PARTS
@@ -43,25 +45,50 @@ def read_site(folder: Path) -> SiteFile:
     return construct(SiteFile, read_toml(folder / "site.toml", "site file"), "site.toml")
 
 
-def site_setting(folder: Path, sites: int) -> tuple[int, Setting]:
-    """Return a site's client number and its setting, from its folder and its data."""
+def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple[int, Setting]:
+    """Return a site's client number and its setting, from its folder and its data.
+
+    `prepared` is how all sites prepare their rows, as the server sent it; an experiment with constants needs none.
+    """
+    site, exp = _site(folder, sites)
+    if site.share is not None:
+        return site.client, for_share(exp, site.client, site.share)
+    data = own_data(folder, site, exp)
+    ready = constants(frame(exp.data))
+    if ready is None:
+        if prepared is None:
+            raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
+        ready = read_preparation(prepared, data.columns)
+    return site.client, for_site(exp, site.client, sites, data, ready, folder)
+
+
+def site_summary(folder: Path, sites: int) -> tuple[int, Summary]:
+    """Return a site's client number and what it tells about its training rows."""
+    site, exp = _site(folder, sites)
+    if site.share is not None:
+        raise UsageError("this site takes a share of the experiment's own data, and has no statistics to tell")
+    return site.client, told(exp, site.client, own_data(folder, site, exp))
+
+
+def own_data(folder: Path, site: SiteFile, exp: Experiment) -> Dataset:
+    """Read a site's own samples, which must have the agreed format."""
+    assert site.data is not None
+    return read_site_data(folder / site.data, exp.data, site.label)
+
+
+def _site(folder: Path, sites: int) -> tuple[SiteFile, Experiment]:
+    """Return a site's file and its experiment, if they go together."""
     site, exp = read_site(folder), agreed_experiment(folder)
     if site.client >= sites:
         raise UsageError(f"client = {site.client} in site.toml, but there are {sites} sites, numbered from 0")
-    if site.share is not None:
-        if exp.data.name == AGREED:
-            raise UsageError(
-                'share = ... in site.toml requires a named data set in the experiment; write data = "FILE"'
-            )
-        return site.client, for_share(exp, site.client, site.share)
-    if exp.data.name != AGREED:
+    if site.share is not None and exp.data.name == AGREED:
+        raise UsageError('share = ... in site.toml requires a named data set in the experiment; write data = "FILE"')
+    if site.share is None and exp.data.name != AGREED:
         raise UsageError(
             f'data = ... in site.toml requires data.name = "{AGREED}" in the experiment, which has '
             f"'{exp.data.name}'; write share = {site.client}"
         )
-    assert site.data is not None
-    own = read_samples(folder / site.data, frame(exp.data), label=site.label, size=exp.data.size)
-    return site.client, for_site(exp, site.client, sites, own)
+    return site, exp
 
 
 def agreed_experiment(folder: Path) -> Experiment:
