@@ -135,17 +135,18 @@ def down_command(folder: str) -> None:
 @click.command("audit")
 @click.argument("path", metavar="PATH", default=".")
 @click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
-def audit_command(path: str, as_text: bool) -> None:
+@click.option("--head", "heads", multiple=True, metavar="LINE:HASH", help="A head that you have noted earlier.")
+def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
     """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
 
-    The exit status is 1 if a line was changed, removed or inserted.
+    The exit status is 1 if a line was changed, removed or inserted, or if a noted head is not in the log.
     """
     import json
 
     from fedalloy.deploy.audit import audited, rows, table
     from fedalloy.errors import FedalloyError
 
-    found = audited(Path(path))
+    found = audited(Path(path), heads)
     if as_text:
         told = [
             {"site": folder.name, "client": number, "intact": one.fault is None, "fault": one.fault, "head": one.head,
