@@ -164,6 +164,22 @@ def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
             raise FedalloyError(f"the audit log of {folder.name} is not intact: {one.fault}")
 
 
+@click.command("report")
+@click.argument("path", metavar="PATH", default=".")
+@click.option("--out", "-o", default="", metavar="FILE", help="Where to write; of several sites, a folder.")
+@click.option("--alone", is_flag=True, help="Also train a model on the site's own rows, to compare with.")
+def report_command(path: str, out: str, alone: bool) -> None:
+    """Write a site's own page from its audit log, without the server: what it was asked, sent and gained.
+
+    PATH is the site's folder, or a deployment with sites in it, each of which gets its page. By default this is
+    report.html in the site's folder.
+    """
+    from fedalloy.deploy.site_report import write_pages
+
+    for page in write_pages(Path(path), out, say, alone=alone):
+        say(f"written: {page}")
+
+
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
@@ -192,5 +208,14 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
 
 COMMANDS: dict[str, click.Command] = {
     str(each.name): each
-    for each in (init_command, up_command, run_command, status_command, resume_command, down_command, audit_command)
+    for each in (
+        init_command,
+        up_command,
+        run_command,
+        status_command,
+        resume_command,
+        down_command,
+        audit_command,
+        report_command,
+    )
 }
