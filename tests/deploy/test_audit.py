@@ -176,7 +176,9 @@ def test_the_command_exits_with_1_and_names_the_line(
         return int(ended.value.code or 0)
 
     assert code(str(ran.folder)) == 0
-    assert "train" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "train" in out
+    assert all(f"{one.head}\n" in out for one in audited(ran.folder).values())  # in one piece on any terminal
     assert code(str(ran.site(1)), "--json") == 0
     (told,) = json.loads(capsys.readouterr().out)
     assert told["intact"] is True

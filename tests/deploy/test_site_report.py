@@ -83,6 +83,7 @@ def test_the_page_tells_what_the_log_says_and_needs_no_network(ran: Deployment, 
         assert expected in text
     assert "model weights" in text  # from the method's card
     assert "confusion matrix" in text
+    assert "training rows of each class" not in text  # FedAvg does not tell that
     assert f"intact, {len(log.entries)} lines" in text
     assert "Nothing was refused" in text
     assert not [a for a in seen.addresses if not a.startswith("#")]

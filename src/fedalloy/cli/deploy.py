@@ -157,6 +157,8 @@ def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
     else:
         for (folder, number), one in found.items():
             screen().print(table(f"{folder.name}, client {number}", one).rich())
+            if one.fault is None:
+                say(f"head of {folder.name}: {one.head}")  # in one piece, to be copied
     if not found:
         say("no site here has an audit log yet; it begins with the first message")
     for (folder, _), one in found.items():

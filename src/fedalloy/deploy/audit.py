@@ -138,7 +138,7 @@ def table(title: str, found: Verified) -> Table:
     total = {key: sum(row[key] for row in made) for key in ("asked", "answered", "refused", "bytes in", "bytes out")}
     shown = [*made, {"round": "", "action": "total", **total}]
     notes = [f"refused, {name_of(e)}: {e.get('why', '')}" for e in found.entries if e["event"] == "refused"]
-    verdict = f"NOT INTACT: {found.fault}" if found.fault else f"intact; head {found.head}"
+    verdict = f"NOT INTACT: {found.fault}" if found.fault else "intact"
     return Table(
         title,
         ("action", "round", "asked", "answered", "refused", "bytes in", "bytes out"),

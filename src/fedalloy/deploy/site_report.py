@@ -156,8 +156,8 @@ def _rounds(entries: Sequence[Entry]) -> Listing:
         for row in made[-MOST:]
     ]
     note = (
-        "Bytes are those of tensors and numbers; of an introduction, those of its header. An answer is counted when it "
-        "is written to the log, just before it leaves."
+        "Sent: tensors and numbers, by kind. Bytes in and out: with names and shapes; of an introduction, its header. "
+        "An answer is counted when it is written to the log, just before it leaves."
     )
     if len(made) > MOST:
         note += f" The first {len(made) - MOST} lines are left out; `fedalloy deploy audit` shows all."
@@ -187,18 +187,17 @@ def _refused(entries: Sequence[Entry]) -> Listing:
 def _left(entries: Sequence[Entry], agreed: Experiment | None) -> Listing:
     """Return what kinds of information left the site, from the log, the method's card and what all clients send."""
     answers = [entry for entry in entries if entry["event"] == "answered"]
-    parts = {
-        "introduce": disclosure.INTRODUCTION,
-        "evaluate": _evaluation(answers),
-        "train": disclosure.REPLY,
-    }
+    method = None if agreed is None else make_method(agreed)
+    without = {"counts"} if method is not None and not method.tells_counts else set()
+    without |= {"ledger"} if agreed is not None and agreed.privacy is None else set()
+    replied = "unknown: its experiment cannot be read" if method is None else method.leaves()
     body = []
     for action in dict.fromkeys(map(name_of, answers)):
         some = [entry for entry in answers if name_of(entry) == action]
-        words = ", ".join(parts.get(action, disclosure.REPLY).values())
-        if action not in ("introduce", "evaluate"):
-            leaves = "unknown: its experiment cannot be read" if agreed is None else make_method(agreed).leaves()
-            words = f"{leaves}; with it: {words}"
+        sent = {"introduce": disclosure.INTRODUCTION, "evaluate": _evaluation(some)}.get(action, disclosure.REPLY)
+        words = ", ".join(text for key, text in sent.items() if key not in without)
+        if sent is disclosure.REPLY:
+            words = f"{replied}; with it: {words}"
         size = sum(sum(kinds_of(entry).values()) for entry in some)
         body.append([shortened(action, 40), words, str(len(some)), human_bytes(size)])
     note = "Every answer also states the head of the audit log, which reveals nothing about the log's content."

@@ -168,7 +168,7 @@ def _curve(curves: Curves, alone: Scores | None, width: float) -> Figure:
     figure, axes = canvas(
         width, 3.4 if width >= WIDE else 3.0, [*series, *([reference] if own is not None else [])], xlabel="Round"
     )
-    axes.set_title(f"{_heading(name)} on this site's own test rows, with 95 % intervals")
+    axes.set_title(f"{_heading(name)}, own test rows")
     ends = []
     for one in series:
         points = sorted((r, s) for r, s in curves[one.view].items() if _number(s, name) is not None)
