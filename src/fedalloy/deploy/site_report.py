@@ -17,7 +17,7 @@ from fedalloy.config.sections import Experiment
 from fedalloy.deploy.audit import audited, kinds_of, name_of, rows
 from fedalloy.deploy.folder import Say, read_deployment
 from fedalloy.deploy.site import agreed_experiment
-from fedalloy.deploy.site_scores import gain, last_scores, over_rounds, picture, score_table, scored
+from fedalloy.deploy.site_scores import Curves, gain, last_scores, over_rounds, picture, score_table, scored
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.errors import FedalloyError, StorageError, UsageError
 from fedalloy.federation import disclosure
@@ -104,7 +104,7 @@ def render(folder: Path, client: int, log: Verified, name: str, alone: Mapping[s
     return UNFIT.sub("?", page)
 
 
-def _verdict(entries: Sequence[Entry], curves: Mapping[str, Any], alone: Mapping[str, Any] | None) -> str:
+def _verdict(entries: Sequence[Entry], curves: Curves, alone: Mapping[str, Any] | None) -> str:
     made = rows(list(entries))
     asked, refused = (sum(row[key] for row in made) for key in ("asked", "refused"))
     rounds = {row["round"] for row in made if row["round"] != ""}

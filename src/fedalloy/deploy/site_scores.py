@@ -58,7 +58,7 @@ def lead(scores: Scores) -> str | None:
 
 def _number(scores: Scores, name: str) -> float | None:
     value = scores.get(name)
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def span(scores: Scores, name: str) -> Interval:
