@@ -135,17 +135,18 @@ def down_command(folder: str) -> None:
 @click.command("audit")
 @click.argument("path", metavar="PATH", default=".")
 @click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
-def audit_command(path: str, as_text: bool) -> None:
+@click.option("--head", "heads", multiple=True, metavar="LINE:HASH", help="A head that you have noted earlier.")
+def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
     """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
 
-    The exit status is 1 if a line was changed, removed or inserted.
+    The exit status is 1 if a line was changed, removed or inserted, or if a noted head is not in the log.
     """
     import json
 
     from fedalloy.deploy.audit import audited, rows, table
     from fedalloy.errors import FedalloyError
 
-    found = audited(Path(path))
+    found = audited(Path(path), heads)
     if as_text:
         told = [
             {"site": folder.name, "client": number, "intact": one.fault is None, "fault": one.fault, "head": one.head,
@@ -156,11 +157,29 @@ def audit_command(path: str, as_text: bool) -> None:
     else:
         for (folder, number), one in found.items():
             screen().print(table(f"{folder.name}, client {number}", one).rich())
+            if one.fault is None:
+                say(f"head of {folder.name}: {one.head}")  # in one piece, to be copied
     if not found:
         say("no site here has an audit log yet; it begins with the first message")
     for (folder, _), one in found.items():
         if one.fault is not None:
             raise FedalloyError(f"the audit log of {folder.name} is not intact: {one.fault}")
+
+
+@click.command("report")
+@click.argument("path", metavar="PATH", default=".")
+@click.option("--out", "-o", default="", metavar="FILE", help="Where to write; of several sites, a folder.")
+@click.option("--alone", is_flag=True, help="Also train a model on the site's own rows, to compare with.")
+def report_command(path: str, out: str, alone: bool) -> None:
+    """Write a site's own page from its audit log, without the server: what it was asked, sent and gained.
+
+    PATH is the site's folder, or a deployment with sites in it, each of which gets its page. By default this is
+    report.html in the site's folder.
+    """
+    from fedalloy.deploy.site_report import write_pages
+
+    for page in write_pages(Path(path), out, say, alone=alone):
+        say(f"written: {page}")
 
 
 def _conduct(deployment: Deployment, command: str, folder: str) -> None:
@@ -191,5 +210,14 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
 
 COMMANDS: dict[str, click.Command] = {
     str(each.name): each
-    for each in (init_command, up_command, run_command, status_command, resume_command, down_command, audit_command)
+    for each in (
+        init_command,
+        up_command,
+        run_command,
+        status_command,
+        resume_command,
+        down_command,
+        audit_command,
+        report_command,
+    )
 }

@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedalloy.base.files import PRIVATE, as_json, write_atomically
+from fedalloy.base.files import append_line
 from fedalloy.base.text import human_bytes
 from fedalloy.deploy.folder import Deployment
 from fedalloy.errors import UsageError
 from fedalloy.report.tables import Table
 from fedalloy.storage.audit import HEAD, LOG, AuditLog, Entry, Verified, verify
 
-_HEAD = re.compile(r"\d{1,15}:[0-9a-f]{64}")
+HEADS = "audit-heads.jsonl"  # in the server's folder `state`
+_HEAD = re.compile(r"[0-9]{1,15}:[0-9a-f]{64}")
+_NOTED = re.compile(rf'\{{"client": ([0-9]{{1,9}}), "head": "({_HEAD.pattern})"\}}')
 
 
 def site_log(folder: Path, client: int) -> AuditLog:
@@ -50,6 +53,7 @@ def _server(folder: Path) -> str:
 
 def site_folders(path: Path) -> list[Path]:
     """Return the folders of sites at a path: a site's own, or those in a deployment's folder."""
+    path = Path(os.path.abspath(path))  # so that "." has a name
     if (path / "site.toml").is_file():
         return [path]
     found = sorted(file.parent for file in path.glob("sites/*/site.toml"))
@@ -58,39 +62,47 @@ def site_folders(path: Path) -> list[Path]:
     return found
 
 
-def audited(path: Path) -> dict[tuple[Path, int], Verified]:
-    """Verify the logs of all sites at a path, also against what the server has seen, if its files are there."""
-    found = {}
-    for folder in site_folders(path):
+def audited(path: Path, noted: Collection[str] = ()) -> dict[tuple[Path, int], Verified]:
+    """Verify the logs of all sites at a path, also against what the server has seen, if its files are there.
+
+    `noted` are heads of a single site's log that somebody has written down.
+    """
+    if wrong := [head for head in noted if not _HEAD.fullmatch(head)]:
+        raise UsageError(f"'{wrong[0]:.100}' is not a head; write it as `deploy audit` prints it, such as 12:0f3c...")
+    folders, found = site_folders(path), {}
+    if noted and len(folders) > 1:
+        raise UsageError(f"'{path}' has {len(folders)} sites; name the folder of the one whose head you have noted")
+    everything = _seen(path / "state" / HEADS)
+    for folder in folders:
         memory = folder / "memory"
         numbers = {int(p.name) for p in memory.iterdir() if p.name.isdecimal()} if memory.is_dir() else set()
-        seen = _seen(path / "state" / "audit-heads.json")
-        numbers |= {int(key) for key in seen if folder.name == f"site-{key}"}  # the whole memory may have been removed
+        numbers |= {number for number in everything if folder.name == f"site-{number}"}  # all of its memory may be gone
         for number in sorted(numbers):
-            at = memory / str(number)
-            if (at / LOG).exists() or (at / HEAD).exists() or str(number) in seen:
-                found[folder, number] = verify(at, _whose(folder, number), seen.get(str(number), ""))
+            at, seen = memory / str(number), [*everything.get(number, ()), *noted]
+            if any(os.path.lexists(at / name) for name in (LOG, HEAD)) or seen:
+                found[folder, number] = verify(at, _whose(folder, number), seen)
     return found
 
 
 def witnessed(deployment: Deployment, client: int, head: str) -> None:
-    """Keep the newest head of a site's log that an answer has stated."""
+    """Keep a head of a site's log that an answer has stated; none is ever replaced."""
     if _HEAD.fullmatch(head):
-        file = deployment.state / "audit-heads.json"
-        write_atomically(file, as_json({**_seen(file), str(client): head}), PRIVATE)
+        append_line(deployment.state / HEADS, json.dumps({"client": client, "head": head}))
 
 
-def _seen(file: Path) -> dict[str, str]:
-    try:
-        return {str(key): str(value) for key, value in json.loads(file.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        return {}
+def _seen(file: Path) -> dict[int, list[str]]:
+    """Return the heads of each site that the server has seen; what a crash left of a line is ignored."""
+    found: dict[int, list[str]] = {}
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    for client, head in _NOTED.findall(text):
+        found.setdefault(int(client), []).append(head)
+    return found
 
 
 def name_of(entry: Entry) -> str:
     """Return what an entry is about: the method's action, or the kind of message."""
-    return str(entry.get("action") or {"evaluate.views": "evaluate", "query.introduce": "introduce"}.get(
-        entry.get("kind", ""), entry.get("kind", "")))  # fmt: skip
+    kind = str(entry.get("kind", ""))
+    return str(entry.get("action") or {"evaluate.views": "evaluate", "query.introduce": "introduce"}.get(kind, kind))
 
 
 def rows(entries: list[Entry]) -> list[dict[str, Any]]:
@@ -99,17 +111,25 @@ def rows(entries: list[Entry]) -> list[dict[str, Any]]:
     for entry in entries:
         if entry["event"] not in ("asked", "answered", "refused"):
             continue
-        key = (entry.get("round", ""), name_of(entry))
+        key = (entry["round"] if type(entry.get("round")) is int else "", name_of(entry))
         row = found.setdefault(key, {"round": key[0], "action": key[1], "asked": 0, "answered": 0, "refused": 0,
                                      "bytes in": 0, "bytes out": 0})  # fmt: skip
         row[entry["event"]] += 1
-        row["bytes in"] += _size(entry.get("in"))
-        row["bytes out"] += _size(entry.get("out"))
+        row["bytes in"] += size_of(entry.get("in"))
+        row["bytes out"] += max(size_of(entry.get("out")), sum(kinds_of(entry).values()))
     return list(found.values())
 
 
-def _size(sealed: Any) -> int:
-    return int(sealed.get("bytes", 0)) if isinstance(sealed, Mapping) else 0
+def size_of(sealed: Any) -> int:
+    """Return the bytes of what an entry says came in or went out."""
+    size = sealed.get("bytes") if isinstance(sealed, Mapping) else 0
+    return size if type(size) is int else 0
+
+
+def kinds_of(entry: Entry) -> dict[str, int]:
+    """Return the bytes of each kind of information that an answer contained."""
+    kinds = entry.get("kinds")
+    return {str(k): v for k, v in kinds.items() if type(v) is int} if isinstance(kinds, Mapping) else {}
 
 
 def table(title: str, found: Verified) -> Table:
@@ -117,8 +137,8 @@ def table(title: str, found: Verified) -> Table:
     made = rows(found.entries)
     total = {key: sum(row[key] for row in made) for key in ("asked", "answered", "refused", "bytes in", "bytes out")}
     shown = [*made, {"round": "", "action": "total", **total}]
-    notes = [f"refused, {name_of(e)}: {e['why']}" for e in found.entries if e["event"] == "refused"]
-    verdict = f"NOT INTACT: {found.fault}" if found.fault else f"intact; head {found.head}"
+    notes = [f"refused, {name_of(e)}: {e.get('why', '')}" for e in found.entries if e["event"] == "refused"]
+    verdict = f"NOT INTACT: {found.fault}" if found.fault else "intact"
     return Table(
         title,
         ("action", "round", "asked", "answered", "refused", "bytes in", "bytes out"),

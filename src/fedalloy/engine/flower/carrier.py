@@ -26,6 +26,7 @@ from fedalloy.config.methods import for_method, naming
 from fedalloy.config.sections import Experiment
 from fedalloy.engine.base import REFERENCE, Round
 from fedalloy.engine.flower import claims
+from fedalloy.engine.flower.audited import stated
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
@@ -72,7 +73,7 @@ class Flower:
         bound: Mapping[int, int] | None = None,
         witness: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
-        self.witness = witness  # is given the head of a site's audit log, as each answer states it
+        self.witness = witness  # is given the head of a site's audit log, as each answer and refusal states it
         self.setting, self.exp, self.say, self.patience, self.bound = setting, for_method(exp), say, patience, bound
         self.memories: dict[int, Tree] = dict(memories or {})
         self.trusted: Generation | None = None
@@ -88,6 +89,7 @@ class Flower:
         self.grid = grid
         told = json.dumps(self.exp.to_dict())
         self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge, self.setting.names)
+        self.roster.witness = self.witness
 
     def _judge(self, one: claims.Introduction) -> str | None:
         """Return why a client is refused, or None: its data differs from what the run began with."""
@@ -219,8 +221,7 @@ class Flower:
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
                     self.roster.leave(client)
                 found = _found(reply, room(client))
-                if not isinstance(found, DataError) and isinstance(head := found[0].get("audit"), str):
-                    self.witness(client, head)
+                self.witness(client, stated(reply))
                 yield client, found
             self.check()
             waited = time.monotonic() - begun

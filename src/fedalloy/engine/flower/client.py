@@ -12,17 +12,16 @@ and are not read if they have more bytes than that allows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
@@ -30,7 +29,8 @@ from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.config.experiment import made_from
 from fedalloy.config.sections import Experiment
-from fedalloy.engine.flower.codec import BODY, HEADER, header_in, to_records, tree_in
+from fedalloy.engine.flower.audited import LONGEST, answered, asked, refused, scores
+from fedalloy.engine.flower.codec import header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.engine.flower.room import room_for
@@ -38,7 +38,7 @@ from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Message, Method, act
 from fedalloy.federation.disclosure import OFF
-from fedalloy.federation.evaluation import PERSONAL, announced, at_client, unfit
+from fedalloy.federation.evaluation import announced, at_client, unfit
 from fedalloy.federation.gate import Contract, refusal, whole
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.audit import AuditError, AuditLog
@@ -47,7 +47,6 @@ from fedalloy.train.fit import one_thread
 from fedalloy.train.privacy import LEDGER, charged
 
 ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
-LONGEST = 300  # characters of an error that is sent back
 MOST_STEPS, MOST_ROUNDS = 1 << 20, 1 << 40  # limits on what a server may ask for, per action and per run
 PARTITION = "partition-id"  # Flower's name for a client's number
 
@@ -149,69 +148,31 @@ def _answered(
 ) -> FlowerMessage:
     """Answer a message in any case, since a client that raises or stays silent may never be asked again."""
     audit: AuditLog | None = None
-    asked_by: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     try:
         tune_once()
         if audit_of is not None:
-            asked_by = {"run": str(context.run_id), "kind": message.metadata.message_type, **_asked(message.content)}
             audit = audit_of(context)
-            audit.append("asked", {**asked_by, "message": message.metadata.message_id, "in": _sealed(message.content)})
+            about = asked(audit, message, context.run_id)
         with one_thread():
             header = header_in(message.content)
-            asked = json.loads(header["experiment"])
-            client, setting, folder = setting_of(context, asked)
+            wanted = json.loads(header["experiment"])
+            client, setting, folder = setting_of(context, wanted)
             if header.get("client", client) != client:
                 raise UsageError(f"this is client {client}, but the message is for client {header['client']}")
             memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
-            answer, about = do(_Site(client, setting, memory, asked, header, message.content, handed))
+            answer, told = do(_Site(client, setting, memory, wanted, header, message.content, handed))
             if audit is not None:
-                head = audit.append("answered", {**asked_by, "out": _sealed(answer), **about})
-                _state(answer, head)
+                answered(audit, about, answer, told)
     except (Exception, SystemExit) as error:
-        told = _sentence(error, real=agreed is not None)
-        if told != str(error):
+        sentence = _sentence(error, real=agreed is not None)
+        if sentence != str(error):
             log.exception("the message could not be answered")
         who = {"client": number} if isinstance(number := context.node_config.get(PARTITION), int) else {}
-        answer = to_records({}, {"error": told, "lost": int(isinstance(error, MemoryLostError)), **who})
+        answer = to_records({}, {"error": sentence, "lost": int(isinstance(error, MemoryLostError)), **who})
         if audit is not None and not isinstance(error, AuditError):
-            _note_refusal(audit, asked_by, error, answer)
+            refused(audit, about, error, answer)
     return FlowerMessage(answer, reply_to=message)
-
-
-def _note_refusal(audit: AuditLog, asked_by: Mapping[str, Any], error: BaseException, answer: RecordDict) -> None:
-    why = f"{error}" if isinstance(error, FedalloyError) else f"{type(error).__name__}: {error}"
-    try:
-        head = audit.append("refused", {**asked_by, "why": why[:LONGEST], "out": _sealed(answer)})
-        _state(answer, head)
-    except (FedalloyError, OSError):  # a full disk, perhaps: the refusal contains nothing that must be recorded
-        log.exception("the refusal could not be written to the audit log")
-
-
-def _state(answer: RecordDict, head: str) -> None:
-    """Tell the server the head of the log, so that somebody else than the site has a copy."""
-    cast(ConfigRecord, answer[HEADER])["audit"] = head
-
-
-def _asked(content: RecordDict) -> dict[str, Any]:
-    """Return what a message says it wants, if it says so in the right way."""
-    try:
-        header = header_in(content)
-    except DataError:
-        return {}
-    told = {key: header[key] for key, kind in (("round", int), ("action", str)) if type(header.get(key)) is kind}
-    experiment = hashlib.sha256(str(header.get("experiment", "")).encode()).hexdigest()
-    return {**{key: value if key == "round" else value[:LONGEST] for key, value in told.items()}, "asks": experiment}
-
-
-def _sealed(content: RecordDict) -> dict[str, Any]:
-    """Return bytes and digest of a message's tree, and the digest of its header."""
-    record = content.get(BODY)
-    data = b"".join(one.data for one in record.values()) if isinstance(record, ArrayRecord) else b""
-    head = content.get(HEADER)
-    text = json.dumps({k: v for k, v in head.items() if k != "audit"} if head is not None else {}, sort_keys=True,
-                      default=repr)  # fmt: skip
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-            "header": hashlib.sha256(text.encode()).hexdigest()}  # fmt: skip
 
 
 def _act(site: _Site) -> Told:
@@ -248,21 +209,10 @@ def _views(site: _Site) -> Told:
     if site.agreed is not None:
         EvaluationLog(site.memory.folder, site.agreed).admit(round, json.loads(digests), str(site.header["digest"]))
     counted = at_client(site.setting, method, site.client, round, memory, models)
-    return to_records(counted, {}), {
-        "kinds": {"evaluation": sum(payload(counted).values())},
-        "scores": _scores(counted),
-    }
-
-
-def _scores(counted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accuracy of each view on this site's own test rows, for its own log."""
-    views = {**counted["models"], PERSONAL: counted[PERSONAL], **counted["stages"]}
-    tables = {view: found["confusion"] for view, found in views.items() if "confusion" in found}
-    return {
-        view: {"accuracy": float(table.diagonal().sum() / table.sum()), "rows": int(table.sum())}
-        for view, table in tables.items()
-        if int(table.sum())
-    }
+    told: dict[str, Any] = {"kinds": {"evaluation": sum(payload(counted).values())}}
+    if site.agreed is not None:
+        told["scores"] = scores(site.setting, site.client, counted)
+    return to_records(counted, {}), told
 
 
 def _introduce(site: _Site) -> Told:

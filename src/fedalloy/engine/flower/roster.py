@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from fedalloy.base.text import client_label, client_labels
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Experiment
+from fedalloy.engine.flower.audited import stated
 from fedalloy.engine.flower.claims import Introduction, introduction
 from fedalloy.engine.flower.client import INTRODUCE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records
@@ -88,6 +89,7 @@ class Roster:
     ) -> None:
         self.grid, self.experiment, self.clients, self.say = grid, experiment, clients, say
         self.bound, self.judge, self.names = bound, judge, names
+        self.witness: Callable[[int, str], None] = lambda *_: None  # is given the heads of sites' audit logs
         self.known: dict[int, Introduction] = {}
         self.refused: dict[int, Refusal] = {}
         self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
@@ -129,6 +131,8 @@ class Roster:
     def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
         self._again[node] = time.monotonic() + AGAIN
         client = _claimed(reply, self.clients) if self.bound is None else self.bound[node]
+        if client is not None:
+            self.witness(client, stated(reply))
         try:
             one = introduction(read(reply, NOTHING)[0], node)
         except DataError as error:
