@@ -110,12 +110,17 @@ class _Link:
         self.ids: dict[bytes, int] = {}
 
     def ListNodes(self, _: Any) -> Any:  # noqa: N802  # Flower's name
-        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, node_id=n) for k, n in self.ids.items()])
+        return SimpleNamespace(
+            nodes_info=[SimpleNamespace(public_key=k, node_id=n, status="online") for k, n in self.ids.items()]
+        )
 
     def RegisterNode(self, request: Any) -> Any:  # noqa: N802
         assert request.public_key not in self.ids
         self.ids[request.public_key] = 2**63 + len(self.ids)
         return SimpleNamespace(node_id=self.ids[request.public_key])
+
+    def UnregisterNode(self, request: Any) -> None:  # noqa: N802
+        self.ids = {key: node for key, node in self.ids.items() if node != request.node_id}
 
 
 @pytest.fixture
