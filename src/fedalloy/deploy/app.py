@@ -90,7 +90,7 @@ def valid(deployment: Deployment) -> Keys:
 def present(grid: Grid, exp: Experiment, deployment: Deployment, setting: Setting, say: Say) -> Mapping[int, Sizes]:
     """Return what each site says it has, within the deployment's limits; from here on it is fixed.
 
-    A revoked site has nothing. It keeps its number and counts as a client that never answers.
+    A revoked site keeps its number, with one blank sample, and counts as a client that never answers.
     """
     told = make_method(exp).tells_counts
 
@@ -106,7 +106,7 @@ def present(grid: Grid, exp: Experiment, deployment: Deployment, setting: Settin
 
     bound = partial(valid, deployment)
     roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names)
-    absent: dict[int, Sizes] = dict.fromkeys(roster.revoked(), Amount(0, 0))
+    absent: dict[int, Sizes] = dict.fromkeys(roster.revoked(), Amount(1, 1))
     missing = [deployment.label(k) for k in range(deployment.sites) if k not in roster.known and k not in absent]
     if missing:
         why = "".join(f"; {deployment.label(k)}: {one.reason}" for k, one in sorted(roster.refused.items()))

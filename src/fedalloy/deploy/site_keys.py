@@ -133,9 +133,9 @@ def _install(deployment: Deployment, site: int) -> bool:
     elif staged.exists():
         remove_file(staged)  # the command was killed before the server knew of this key
     private, public = folder / "node.key", folder / "node.pub"
-    if key and public.exists() and _pem(public.read_bytes()) != key and private.exists():
-        if keys.public_of(private.read_bytes()) == key:
-            write_atomically(public, current.read_bytes(), PUBLIC)
+    ours = bool(key) and private.exists() and keys.public_of(private.read_bytes()) == key
+    if ours and (not public.exists() or _pem(public.read_bytes()) != key):
+        write_atomically(public, current.read_bytes(), PUBLIC)
     return done
 
 

@@ -56,7 +56,8 @@ class Flower:
     The clients build their settings from `exp`; those in `setting` may contain no data. A client whose node is
     disconnected for longer than `patience` seconds counts as absent; one that is connected, but with different data
     from `setting`, or whose key was revoked, counts as absent immediately. `bound` says which client each registered
-    node is at the moment; without it, the node's claim is trusted. If clients are not `simulated` but real sites, they evaluate nothing under [privacy].
+    node is at the moment; without it, the node's claim is trusted. If clients are not `simulated` but real sites, they
+    evaluate nothing under [privacy].
     """
 
     simulated: ClassVar[bool] = False
