@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 sys.path.insert(0, str(Path(__file__).parent))  # for sites_grid, which is no test
 
+from fake_link import FakeLink
 from flwr.app import Message
 from sites_grid import Killed, Mortal, changed, grid_of
 
@@ -103,54 +103,40 @@ def test_a_node_that_was_never_registered_is_ignored_and_said_once(made: Deploym
     assert "quarantined" not in read(made.run).rounds[0]
 
 
-class _Link:
-    """A SuperLink that knows keys."""
-
-    def __init__(self) -> None:
-        self.ids: dict[bytes, int] = {}
-
-    def ListNodes(self, _: Any) -> Any:  # noqa: N802  # Flower's name
-        return SimpleNamespace(nodes_info=[SimpleNamespace(public_key=k, node_id=n) for k, n in self.ids.items()])
-
-    def RegisterNode(self, request: Any) -> Any:  # noqa: N802
-        assert request.public_key not in self.ids
-        self.ids[request.public_key] = 2**63 + len(self.ids)
-        return SimpleNamespace(node_id=self.ids[request.public_key])
-
-
 @pytest.fixture
-def superlink(monkeypatch: pytest.MonkeyPatch) -> _Link:
-    found = _Link()
+def superlink(monkeypatch: pytest.MonkeyPatch) -> FakeLink:
+    found = FakeLink()
     monkeypatch.setattr(link, "connected", lambda _: nullcontext(found))
     return found
 
 
-def test_nodes_are_bound_by_their_keys(made: Deployment, superlink: _Link) -> None:
+def test_nodes_are_bound_by_their_keys(made: Deployment, superlink: FakeLink) -> None:
     link.register(made)
     bound = link.bound_nodes(made)
     assert sorted(bound.values()) == [0, 1, 2]
     assert (made.state / "nodes.json").stat().st_mode & 0o777 == 0o600
     (made.state / "nodes.json").unlink()  # what the SuperLink knows is found again, in whatever order it has it
-    superlink.ids = dict(reversed(superlink.ids.items()))
+    superlink.nodes = superlink.nodes[::-1]
     link.register(made)
     assert link.bound_nodes(made) == bound
 
 
-def test_a_key_that_was_replaced_is_no_site_s_any_more(made: Deployment, superlink: _Link) -> None:
+def test_a_key_that_was_replaced_is_no_site_s_any_more(made: Deployment, superlink: FakeLink) -> None:
     link.register(made)
     (old,) = (node for node, site in link.bound_nodes(made).items() if site == 1)
     (made.server / "sites" / "site-1.pub").write_bytes(keys.node_key().public)
     link.register(made)
     assert old not in link.bound_nodes(made)
+    assert old not in superlink.accepted().values()
     assert sorted(link.bound_nodes(made).values()) == [0, 1, 2]
 
 
-def test_two_sites_with_one_key_are_refused(made: Deployment, superlink: _Link) -> None:
+def test_two_sites_with_one_key_are_refused(made: Deployment, superlink: FakeLink) -> None:
     folder = made.server / "sites"
     (folder / "site-2.pub").write_bytes((folder / "site-0.pub").read_bytes())
     with pytest.raises(StorageError, match="sites 0 and 2"):
         link.register(made)
-    assert not superlink.ids
+    assert not superlink.nodes
 
 
 def test_a_site_that_stays_away_does_not_keep_a_run_from_being_resumed(

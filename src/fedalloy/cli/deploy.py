@@ -132,6 +132,41 @@ def down_command(folder: str) -> None:
     down(read_deployment(folder), say)
 
 
+@click.command("revoke")
+@click.argument("folder", metavar="DEPLOYMENT")
+@click.argument("site", metavar="SITE")
+def revoke_command(folder: str, site: str) -> None:
+    """Revoke a site's key, from this moment on: SITE is a number, site-NUMBER or the site's name.
+
+    A run in progress goes on without the site. `rotate --reinstate` gives it a new key.
+    """
+    from fedalloy.deploy.folder import read_deployment
+    from fedalloy.deploy.rotation import revoke
+
+    deployment = read_deployment(folder)
+    revoke(deployment, deployment.number(site), say)
+
+
+@click.command("rotate")
+@click.argument("folder", metavar="DEPLOYMENT")
+@click.argument("site", metavar="SITE")
+@click.option("--public-key", metavar="FILE", help="The public part of a key that the site has created itself.")
+@click.option("--reinstate", is_flag=True, help="Let a revoked site take part again.")
+def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bool) -> None:
+    """Replace a site's key; the old one is never valid again. SITE can also be `server`, to renew its certificate."""
+    from fedalloy.deploy.folder import read_deployment
+    from fedalloy.deploy.rotation import renew_server, rotate
+
+    deployment = read_deployment(folder)
+    if site == "server":
+        if public_key is not None or reinstate:
+            raise UsageError("--public-key and --reinstate are for sites; leave them out to renew the certificate")
+        renew_server(deployment, say)
+    else:
+        file = None if public_key is None else Path(public_key)
+        rotate(deployment, deployment.number(site), say, file, reinstate=reinstate)
+
+
 @click.command("audit")
 @click.argument("path", metavar="PATH", default=".")
 @click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
@@ -217,6 +252,8 @@ COMMANDS: dict[str, click.Command] = {
         status_command,
         resume_command,
         down_command,
+        revoke_command,
+        rotate_command,
         audit_command,
         report_command,
     )

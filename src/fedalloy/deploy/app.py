@@ -22,12 +22,13 @@ from fedalloy.deploy.audit import site_log, witnessed
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
-from fedalloy.deploy.settings import known_sizes, with_sizes, without_sizes
+from fedalloy.deploy.settings import Amount, Sizes, known_sizes, with_sizes, without_sizes
 from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting
+from fedalloy.deploy.site_keys import revoked_sites
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.claims import Introduction, unlike
 from fedalloy.engine.flower.client import PARTITION, client_app
-from fedalloy.engine.flower.roster import introductions
+from fedalloy.engine.flower.roster import Keys, introductions
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
@@ -64,7 +65,7 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
     load_installed()
     for plugin in deployment.plugins:
         load_file(plugin)
-    exp, bound = read(deployment.experiment), bound_nodes(deployment)
+    exp = read(deployment.experiment)
     built = without_sizes(exp, deployment.sites)
     if deployment.names:
         built = replace(built, setting=replace(built.setting, names=deployment.names))
@@ -72,19 +73,25 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
         built = with_sizes(built, known_sizes(described(deployment.run)))
         resume(deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
     else:
-        built = with_sizes(built, present(grid, exp, deployment, bound, built.setting, say))
+        built = with_sizes(built, present(grid, exp, deployment, built.setting, say))
         simulate(exp, deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
 
 
 def _engine(grid: Grid, setting: Setting, exp: Experiment, deployment: Deployment, say: Say) -> Flower:
     witness = partial(witnessed, deployment)
-    return Flower(grid, setting, exp, say=say, bound=bound_nodes(deployment), witness=witness)
+    return Flower(grid, setting, exp, say=say, bound=partial(valid, deployment), witness=witness)
 
 
-def present(
-    grid: Grid, exp: Experiment, deployment: Deployment, bound: Mapping[int, int], setting: Setting, say: Say
-) -> Mapping[int, Introduction]:
-    """Return what each site says it has, within the deployment's limits; from here on it is fixed."""
+def valid(deployment: Deployment) -> Keys:
+    """Return whose keys are valid at the moment."""
+    return Keys(bound_nodes(deployment), revoked_sites(deployment))
+
+
+def present(grid: Grid, exp: Experiment, deployment: Deployment, setting: Setting, say: Say) -> Mapping[int, Sizes]:
+    """Return what each site says it has, within the deployment's limits; from here on it is fixed.
+
+    A revoked site keeps its number, with one blank sample, and counts as a client that never answers.
+    """
     told = make_method(exp).tells_counts
 
     def judge(one: Introduction) -> str | None:
@@ -97,14 +104,16 @@ def present(
             return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
 
+    bound = partial(valid, deployment)
     roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names)
-    missing = [deployment.label(k) for k in range(deployment.sites) if k not in roster.known]
+    absent: dict[int, Sizes] = dict.fromkeys(roster.revoked(), Amount(1, 1))
+    missing = [deployment.label(k) for k in range(deployment.sites) if k not in roster.known and k not in absent]
     if missing:
         why = "".join(f"; {deployment.label(k)}: {one.reason}" for k, one in sorted(roster.refused.items()))
         raise QuorumError(
             f"not enough sites: {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
         )
-    return roster.known
+    return {**roster.known, **absent}
 
 
 def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:

@@ -14,6 +14,7 @@ from fedalloy.base.text import client_label
 from fedalloy.deploy import link, processes
 from fedalloy.deploy.events import events, events_file
 from fedalloy.deploy.folder import Deployment, Say
+from fedalloy.deploy.site_keys import REVOKED, is_revoked, revoked_sites
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, UsageError
 from fedalloy.federation.quorum import QuorumError
 
@@ -33,10 +34,11 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
     link.need_flower()
     if not 0 <= local <= deployment.sites:
         raise UsageError(f"--local {local}: this deployment has {deployment.sites} sites")
-    names = [SUPERLINK, SUPEREXEC, *(site_name(k) for k in range(local))]
+    here = [k for k in range(local) if not is_revoked(deployment, k)]
+    names = [SUPERLINK, SUPEREXEC, *map(site_name, here)]
     missing = [name for name in names if not processes.is_running(deployment.state, name)]
     processes.stop(deployment.state, missing)  # a process that died may have left child processes behind
-    ports = {SUPERLINK: deployment.port} | {site_name(k): deployment.runtime_port(k) for k in range(local)}
+    ports = {SUPERLINK: deployment.port} | {site_name(k): deployment.runtime_port(k) for k in here}
     processes.refuse_busy("127.0.0.1", [ports[name] for name in missing if name in ports])
     for name in (SUPERLINK, SUPEREXEC):
         if name in missing:
@@ -50,9 +52,17 @@ def up(deployment: Deployment, local: int, say: Say) -> None:
     for name in names[2:]:
         if name in missing:
             _start(deployment, name)
-    for k, name in enumerate(names[2:]):
-        _await_site(deployment, k, started if name in missing else 0.0)
+    for k in here:
+        _await_site(deployment, k, started if site_name(k) in missing else 0.0)
         say(f"{deployment.label(k):<12} online")
+    for k in revoked_sites(deployment):
+        say(f"{deployment.label(k):<12} {REVOKED}")
+
+
+def start_site(deployment: Deployment, number: int, since: float) -> None:
+    """Start a site on this machine, and wait until it has connected."""
+    _start(deployment, site_name(number))
+    _await_site(deployment, number, since)
 
 
 def _await_site(deployment: Deployment, number: int, since: float) -> None:
@@ -122,7 +132,10 @@ def down(deployment: Deployment, say: Say) -> None:
 
 
 def submitted(deployment: Deployment, say: Say) -> str:
-    """Return the id of the current run, or submit one; a new run needs all sites, a resumed one at least one."""
+    """Return the id of the current run, or submit one; a new run needs all sites, a resumed one at least one.
+
+    Revoked sites do not count, unless too few are left for a quorum.
+    """
     from fedalloy.storage.store import begun  # takes seconds, because of torch
 
     current = _current(deployment)
@@ -130,14 +143,33 @@ def submitted(deployment: Deployment, say: Say) -> str:
         say("the run is in progress; following it")
         return current
     states = link.site_states(deployment)
-    away = [f"{deployment.label(k)} is {state}" for k, state in states.items() if state != "online"]
-    if away and (len(away) == len(states) or not begun(deployment.run)):
+    revoked = [k for k, state in states.items() if state == REVOKED]
+    if revoked:
+        _refuse_too_few(deployment, revoked)
+        say(f"revoked: {', '.join(map(deployment.label, revoked))}; the run goes on without")
+    counted = {k: state for k, state in states.items() if state != REVOKED}
+    away = [f"{deployment.label(k)} is {state}" for k, state in counted.items() if state != "online"]
+    if away and (len(away) == len(counted) or not begun(deployment.run)):
         raise UsageError(f"not all sites are online: {', '.join(away)}; start them, then try again")
     for sentence in away:
         say(f"{sentence}; the run continues without it until it is back")
     run = link.submit(deployment)
     write_json(deployment.state / "current.json", {"run": run})
     return run
+
+
+def _refuse_too_few(deployment: Deployment, revoked: list[int]) -> None:
+    """Refuse a run in which every round would be skipped because too few sites are left."""
+    from fedalloy.config.experiment import read
+
+    exp, left = read(deployment.experiment), deployment.sites - len(revoked)
+    needed = max(1, exp.quorum.needed(deployment.sites))
+    if left == 0 or (exp.participation.policy == "full" and left < needed):
+        raise QuorumError(
+            f"not enough sites: {', '.join(map(deployment.label, revoked))} of {deployment.sites} are revoked, and "
+            f"quorum.fraction = {exp.quorum.fraction:g} needs {needed}; give a site a new key with `fedalloy deploy "
+            f"rotate {deployment.folder.name} SITE --reinstate`, or create a deployment without the revoked sites"
+        )
 
 
 def revive(deployment: Deployment, say: Say) -> None:
@@ -223,7 +255,7 @@ def status(deployment: Deployment) -> list[tuple[str, str]]:
         sites = link.site_states(deployment)
         rows.append(("link", f"answers at {deployment.address}"))
     except link.LinkError as error:
-        sites = dict.fromkeys(range(deployment.sites), "unknown")
+        sites = {k: REVOKED if is_revoked(deployment, k) else "unknown" for k in range(deployment.sites)}
         rows.append(("link", str(error)))
     rows += [(deployment.label(k), state) for k, state in sites.items()]
     records = _records(deployment)

@@ -2,16 +2,23 @@
 
 One port carries three interfaces. Sites need /v1/fleet/, which requires a registered key. Through the other two, anyone
 who can reach the port can register keys and start apps whose code then runs at every site, so they only answer this
-machine.
+machine. A revoked key opens nothing, even before the SuperLink has been told.
 """
 
 from __future__ import annotations
 
+import binascii
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping
+import os
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from fedalloy.deploy.site_keys import REVOKED, revoked_keys
+
 FLEET = "/v1/fleet/"
+KEY = b"flwr-public-key"  # the header with the key that a request is signed with
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[Scope], Awaitable[None]]
@@ -34,12 +41,42 @@ def may_pass(path: str, peer: str) -> bool:
     return mapped.is_loopback or (path.startswith(FLEET) and ".." not in path)
 
 
-def guarded(app: App) -> App:
-    """Wrap an application so that other machines only reach the paths they may request."""
+def barred(scope: Scope, revoked: Collection[bytes]) -> bool:
+    """Return whether a request is signed with a revoked key."""
+    for name, value in scope.get("headers", ()):
+        try:
+            if name.lower() == KEY and b64decode(value, validate=True) in revoked:
+                return True
+        except (ValueError, binascii.Error):  # the SuperLink refuses it
+            continue
+    return False
+
+
+def keys_in(folder: Path) -> Callable[[], Collection[bytes]]:
+    """Return a function that returns the keys in a folder, and reads them again whenever there are other files."""
+    names: set[str] = set()
+    keys: frozenset[bytes] = frozenset()
+
+    def found() -> Collection[bytes]:
+        nonlocal names, keys
+        now = set(os.listdir(folder)) if folder.is_dir() else set()
+        if now != names:
+            names, keys = now, revoked_keys(folder)
+        return keys
+
+    return found
+
+
+def guarded(app: App, revoked: Callable[[], Collection[bytes]] = frozenset) -> App:
+    """Wrap an application so that other machines only reach the paths they may request, and revoked keys nothing."""
 
     async def door(scope: Scope, receive: Any, send: Send) -> None:
         peer = (scope.get("client") or ("",))[0]
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and may_pass(scope["path"], peer)):
+        if scope["type"] == "http" and barred(scope, revoked()):
+            # A SuperNode that is answered with 401 ends by itself.
+            await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+        elif scope["type"] == "lifespan" or (scope["type"] == "http" and may_pass(scope["path"], peer)):
             await app(scope, receive, send)
         elif scope["type"] == "http":
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
@@ -55,7 +92,8 @@ def main() -> None:
 
     run = uvicorn.run
     # Flower has no public way to wrap its application; a test checks that it still calls this.
-    uvicorn.run = lambda app, **options: run(guarded(app), **options)
+    revoked = keys_in(Path.cwd() / REVOKED)  # the start script changes to the server's folder
+    uvicorn.run = lambda app, **options: run(guarded(app, revoked), **options)
     flower_superlink()
 
 

@@ -2,7 +2,7 @@
 
 deployment.toml      the address, the number of sites, and how many samples each may claim
 app/                 what Flower ships: the names of two functions in fedalloy, and the experiment
-server/              certificates, secrets and start scripts for the SuperLink's machine
+server/              certificates, secrets, the sites' public keys and start scripts for the SuperLink's machine
 sites/site-0/        everything for the first site, and no secrets of other sites
 state/               databases, logs, process ids
 run/                 the run, in the same format as every fedalloy run
@@ -65,6 +65,22 @@ class Deployment:
         'site-1'
         """
         return self.names[site] if self.names else f"site-{site}"
+
+    def number(self, text: str) -> int:
+        """Return the number of the site that a user means by its number, `site-NUMBER` or its name.
+
+        >>> lab = Deployment(Path("lab"), "127.0.0.1", 8443, 2, names=("North clinic", "Lakeside"))
+        >>> lab.number("1"), lab.number("site-1"), lab.number("Lakeside")
+        (1, 1, 1)
+        """
+        sites = range(self.sites)
+        found = {k for k in sites if text == f"site-{k}"} or {k for k in sites if text in (self.label(k), str(k))}
+        if len(found) > 1:
+            raise UsageError(f"'{text}' is the name of one site and the number of another; write site-NUMBER")
+        if not found:
+            each = ", ".join(self.label(k) for k in range(self.sites))
+            raise UsageError(f"there is no site '{text}' in this deployment; its sites are {each}")
+        return found.pop()
 
     def limit(self, site: int) -> int:
         """Return how many samples a site may claim, separately for training, testing and validation.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import ipaddress
 import secrets
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -62,6 +64,20 @@ def authority() -> Authority:
     return Authority(key, certificate)
 
 
+def read_authority(private: bytes, certificate: bytes) -> Authority:
+    """Read an authority from the contents of its files; a ValueError says what is wrong with them."""
+    key, found = serialization.load_pem_private_key(private, None), x509.load_pem_x509_certificate(certificate)
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != found.public_key():
+        raise ValueError("the key does not belong to the certificate")
+    return Authority(key, found)
+
+
+def certified(private: bytes, certificate: bytes) -> bool:
+    """Return whether a certificate belongs to a private key."""
+    key, found = serialization.load_pem_private_key(private, None), x509.load_pem_x509_certificate(certificate)
+    return key.public_key() == found.public_key()
+
+
 def server_certificate(issuer: Authority, host: str) -> Pair:
     """Create a certificate for the host, and for 127.0.0.1, which the server's own processes use."""
     key = ec.generate_private_key(ec.SECP384R1())
@@ -83,6 +99,39 @@ def node_key() -> Pair:
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     private = key.private_bytes(_PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption())
     return Pair(private, public + b"\n")
+
+
+def public_pem(public: bytes) -> bytes:
+    """Convert a public key in OpenSSH format to the form in which Flower compares keys; a ValueError says why not.
+
+    >>> public_pem(node_key().public)[:26]
+    b'-----BEGIN PUBLIC KEY-----'
+    """
+    try:
+        key = serialization.load_ssh_public_key(public)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"it is not in OpenSSH format ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("it is not an ECDSA key; create one with `ssh-keygen -t ecdsa -b 384`")
+    return _pem(key)
+
+
+def public_of(private: bytes) -> bytes:
+    """Return the public part of a site's private key, as `public_pem` does; empty if this is not such a key."""
+    try:
+        key = serialization.load_ssh_private_key(private, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return b""
+    return _pem(key.public_key()) if isinstance(key, ec.EllipticCurvePrivateKey) else b""
+
+
+def fingerprint(pem: bytes) -> str:
+    """Return the SHA-256 digest of a public key."""
+    return hashlib.sha256(pem).hexdigest()
+
+
+def _pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
 def secret() -> bytes:

@@ -16,12 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedalloy.base.files import PRIVATE, as_json, write_atomically
+from fedalloy.base.files import PRIVATE, as_json, locked, write_atomically
 from fedalloy.deploy.folder import Deployment
+from fedalloy.deploy.site_keys import REVOKED, is_revoked, settle, valid_keys
 from fedalloy.errors import FedalloyError, StorageError, UsageError
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
+
+UNREGISTERED = "unregistered"  # Flower's word for a node whose key is not accepted any more
 
 
 class LinkError(FedalloyError):
@@ -83,46 +86,47 @@ def _reason(error: Exception, deployment: Deployment) -> str:
 
 
 def register(deployment: Deployment) -> None:
-    """Register the key of each site with the SuperLink, and store which node belongs to each key.
+    """Make the SuperLink accept the key of each site that is not revoked, and no other key."""
+    with locked(lock_file(deployment)):
+        settle(deployment, range(deployment.sites))
+        reconcile(deployment)
 
-    A site is identified by its key.
+
+def reconcile(deployment: Deployment) -> None:
+    """Unregister all keys that are not valid (any more), register those that are, and store the node of each site.
+
+    A site is identified by its key. Old keys go first, so that an old and a new key are never valid at the same time.
     """
-    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest
+    from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, UnregisterNodeRequest
 
-    keys: dict[bytes, int] = {}
-    for number in range(deployment.sites):
-        key = _public_key(deployment.server / "sites" / f"site-{number}.pub", number)
-        if key in keys:
-            raise StorageError(f"sites {keys[key]} and {number} have the same key in '{deployment.server / 'sites'}'")
-        keys[key] = number
+    keys = valid_keys(deployment)
     with connected(deployment) as client:
-        known = {node.public_key: node.node_id for node in client.ListNodes(ListNodesRequest()).nodes_info}
+        listed = client.ListNodes(ListNodesRequest()).nodes_info
+        known = {node.public_key: node.node_id for node in listed if node.status != UNREGISTERED}
+        gone = {node.public_key for node in listed} - known.keys()
+        for key, number in keys.items():
+            if key in gone:
+                raise StorageError(
+                    f"the key of site {number} was unregistered before, and the SuperLink does not accept it again; "
+                    f"create another with `fedalloy deploy rotate {deployment.folder.name} site-{number}`"
+                )
+        for key in known.keys() - keys.keys():
+            client.UnregisterNode(UnregisterNodeRequest(node_id=known[key]))
         for key in keys.keys() - known.keys():
             known[key] = client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
     found = {str(number): str(known[key]) for key, number in keys.items()}
     write_atomically(_nodes(deployment), as_json(found), PRIVATE)
 
 
-def _public_key(file: Path, number: int) -> bytes:
-    """Read a site's public key and return it in the format that Flower expects."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    try:
-        key = serialization.load_ssh_public_key(file.read_bytes())
-    except OSError as error:
-        raise StorageError(f"'{file}' does not exist; put the public key of site {number} there") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise StorageError(f"'{file}' is not a public key in OpenSSH format: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise StorageError(f"'{file}' is not an ECDSA key; create one with `ssh-keygen -t ecdsa -b 384`")
-    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+def lock_file(deployment: Deployment) -> Path:
+    """Return the file that a command locks while it changes keys."""
+    return deployment.state / "keys.lock"
 
 
 def bound_nodes(deployment: Deployment) -> dict[int, int]:
     """Return the site of each registered node, by Flower's node id, which stays the same across reconnections."""
-    return {int(node): int(number) for number, node in node_ids(deployment).items()}
+    found = {int(node): int(number) for number, node in node_ids(deployment).items()}
+    return {node: number for node, number in found.items() if not is_revoked(deployment, number)}
 
 
 def node_ids(deployment: Deployment) -> dict[str, str]:
@@ -133,7 +137,7 @@ def node_ids(deployment: Deployment) -> dict[str, str]:
 
 
 def site_states(deployment: Deployment) -> dict[int, str]:
-    """Return the state of each site: `online`, `offline`, `registered` (never seen) or `not registered`."""
+    """Return the state of each site: `online`, `offline`, `registered` (never seen), `not registered` or `revoked`."""
     return {number: state for number, (state, _) in nodes(deployment).items()}
 
 
@@ -145,6 +149,9 @@ def nodes(deployment: Deployment) -> dict[int, tuple[str, float]]:
         listed = {str(node.node_id): node for node in client.ListNodes(ListNodesRequest()).nodes_info}
     found = {}
     for number in range(deployment.sites):
+        if is_revoked(deployment, number):
+            found[number] = (REVOKED, 0.0)
+            continue
         node = listed.get(node_ids(deployment).get(str(number), ""))
         since = node.last_activated_at if node is not None else ""
         when = datetime.fromisoformat(since).timestamp() if since else 0.0

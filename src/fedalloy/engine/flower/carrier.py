@@ -30,7 +30,7 @@ from fedalloy.engine.flower.audited import stated
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
-from fedalloy.engine.flower.roster import AWAY, WHY, ActionError, Roster, one_line, pulled, read
+from fedalloy.engine.flower.roster import AWAY, REVOKED, WHY, ActionError, Bound, Roster, one_line, pulled, read
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Generation, Message, Method, Reply, State, methods
 from fedalloy.federation.disclosure import OFF
@@ -56,8 +56,9 @@ class Flower:
 
     The clients build their settings from `exp`; those in `setting` may contain no data. A client whose node is
     disconnected for longer than `patience` seconds counts as absent; one that is connected, but with different data
-    from `setting`, counts as absent immediately. `bound` says which client each registered node is; without it, the
-    node's claim is trusted. If clients are not `simulated` but real sites, they evaluate nothing under [privacy].
+    from `setting`, or whose key was revoked, counts as absent immediately. `bound` says which client each registered
+    node is at the moment; without it, the node's claim is trusted. If clients are not `simulated` but real sites, they
+    evaluate nothing under [privacy].
     """
 
     simulated: ClassVar[bool] = False
@@ -70,7 +71,7 @@ class Flower:
         memories: dict[int, Tree] | None = None,
         say: Say = lambda _: None,
         patience: float = PATIENCE,
-        bound: Mapping[int, int] | None = None,
+        bound: Bound | None = None,
         witness: Callable[[int, str], None] = lambda *_: None,
     ) -> None:
         self.witness = witness  # is given the head of a site's audit log, as each answer and refusal states it
@@ -164,7 +165,7 @@ class Flower:
                 fault = found if isinstance(found, DataError) else miscounted(self.setting, client, counted, kept)
                 if fault is None:
                     counts[client] = counted
-                else:
+                elif client not in self.roster.revoked():  # that is said once
                     self.say(f"round {state.round}: {self.setting.label(client)} was not evaluated: {fault}")
         return from_clients(self.setting, which, kept, counts)
 
@@ -213,7 +214,12 @@ class Flower:
                 if not sent:
                     self.roster.leave(client)
                     yield client, DataError(WHY[AWAY])
-            for identifier, reply in pulled(self.grid, list(waiting)):
+            replies = pulled(self.grid, list(waiting))
+            revoked = self.roster.revoked()
+            for identifier in [i for i, k in waiting.items() if k in revoked]:  # whether it has answered or not
+                yield waiting.pop(identifier), DataError(REVOKED)
+                replies = [one for one in replies if one[0] != identifier]
+            for identifier, reply in replies:
                 if identifier not in waiting:
                     self.roster.tell(f"round {round}: ignored an answer to a message of another round")
                     continue

@@ -28,6 +28,8 @@ LONGEST = 300  # characters of a reason
 TEXT = 1 << 16  # characters of a string in the header of an answer
 NOTHING = Room(LEAST, LEAST)  # if no tree is expected
 EXPIRY = 600.0  # seconds after which the Grid may drop the question
+NOBODY = 0  # no node has this id
+REVOKED = "its key was revoked"
 AWAY = 5  # Flower's code for a node that is not connected
 WHY = {3: "its message expired", 4: "its answer expired", AWAY: "its node is not connected", 8: "its process died"}
 
@@ -40,13 +42,25 @@ Judge: TypeAlias = Callable[[Introduction], str | None]
 """Returns why an introduction is refused, or None; the text continues a sentence that begins with the client."""
 
 
+@dataclass(frozen=True)
+class Keys:
+    """Whose keys are valid at the moment: the client of each registered node, and the clients that were revoked."""
+
+    nodes: Mapping[int, int]
+    revoked: Collection[int] = ()
+
+
+Bound: TypeAlias = Callable[[], Keys]
+"""Returns the valid keys; it is asked again and again, since keys are revoked and replaced during a run."""
+
+
 def introductions(
     grid: Grid,
     exp: Experiment,
     clients: int,
     patience: float,
     say: Say = lambda _: None,
-    bound: Mapping[int, int] | None = None,
+    bound: Bound | None = None,
     judge: Judge = lambda _: None,
     names: Sequence[str] = (),
 ) -> Roster:
@@ -74,7 +88,7 @@ class Roster:
 
     If nodes have registered keys, `bound` says which client each of them is, and other nodes are ignored. A client that
     answered but is refused, by `judge` or because it claims to be another, is in `refused`; it is asked again every few
-    seconds, but nobody waits for it.
+    seconds, but nobody waits for it. A client whose key was revoked is in `refused` too, and is not asked.
     """
 
     def __init__(
@@ -83,7 +97,7 @@ class Roster:
         experiment: str,
         clients: int,
         say: Say,
-        bound: Mapping[int, int] | None = None,
+        bound: Bound | None = None,
         judge: Judge = lambda _: None,
         names: Sequence[str] = (),
     ) -> None:
@@ -98,12 +112,16 @@ class Roster:
 
     def look(self, wanted: Collection[int]) -> None:
         """Update the roster without waiting; unknown nodes are asked while one of these clients is missing."""
-        online = set(self.grid.get_node_ids())
-        if self.bound is not None and online - self.bound.keys():
+        online, keys = set(self.grid.get_node_ids()), self.bound() if self.bound is not None else None
+        if keys is not None and online - keys.nodes.keys():
             self.tell("ignoring a node whose key does not belong to any site of this deployment")
-            online &= self.bound.keys()
+            online &= keys.nodes.keys()
         self.known = {k: one for k, one in self.known.items() if one.node in online}
         self.refused = {k: one for k, one in self.refused.items() if one.node in online}
+        for client in keys.revoked if keys is not None else ():
+            self.known.pop(client, None)
+            self.refused[client] = Refusal(NOBODY, REVOKED)
+            self.tell(f"{client_label(self.names, client)} is revoked and does not take part")
         if all(k in self.known for k in wanted):
             return
         now = time.monotonic()
@@ -116,6 +134,10 @@ class Roster:
         for identifier, reply in pulled(self.grid, self._asked):
             if identifier in self._asked:
                 self._meet(self._asked.pop(identifier), reply)
+
+    def revoked(self) -> Collection[int]:
+        """Return the clients whose keys were revoked."""
+        return () if self.bound is None else self.bound().revoked
 
     def leave(self, client: int) -> None:
         """Record that a client's node does not answer; it must introduce itself again."""
@@ -130,7 +152,10 @@ class Roster:
 
     def _meet(self, node: int, reply: FlowerMessage | Exception) -> None:
         self._again[node] = time.monotonic() + AGAIN
-        client = _claimed(reply, self.clients) if self.bound is None else self.bound[node]
+        owner = None if self.bound is None else self.bound().nodes.get(node)
+        if self.bound is not None and owner is None:
+            return  # its key was revoked or replaced after it was asked
+        client = _claimed(reply, self.clients) if owner is None else owner
         if client is not None:
             self.witness(client, stated(reply))
         try:
@@ -141,7 +166,7 @@ class Roster:
             if self.bound is None and one.client in self.known:
                 self.tell(f"a second node claims to be {client_label(self.names, one.client)}; the first one counts")
                 return
-            fault = self._fault(one, node)
+            fault = self._fault(one, owner)
             if fault is None:
                 self.known[one.client] = one
                 self.refused.pop(one.client, None)
@@ -151,13 +176,13 @@ class Roster:
         if client is not None and client not in self.known and not silent:
             self.refused[client] = Refusal(node, one_line(f"it {fault}"))
 
-    def _fault(self, one: Introduction, node: int) -> str | None:
+    def _fault(self, one: Introduction, owner: int | None) -> str | None:
         if not 0 <= one.client < self.clients:
             return f"claims to be client {one.client}; ids are 0 to {self.clients - 1}"
-        if self.bound is not None and one.client != self.bound[node]:
+        if owner is not None and one.client != owner:
             return (
                 f"claims to be {client_label(self.names, one.client)}, but its key belongs to "
-                f"{client_label(self.names, self.bound[node])}"
+                f"{client_label(self.names, owner)}"
             )
         return self.judge(one)
 
