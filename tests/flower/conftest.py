@@ -30,7 +30,7 @@ def federation(tmp_path, plain, monkeypatch):
     monkeypatch.setattr(roster, "AGAIN", 0.05)
 
     def make(setting=plain, fault=None, memories=None, say=None, patience=60.0, setting_of=None):
-        def usual(context, asked):
+        def usual(context, asked, _prepared):
             return context.node_config["partition-id"], setting, tmp_path / "memories"
 
         grid = LocalGrid(client_app(setting_of or usual), len(setting.sites), fault)

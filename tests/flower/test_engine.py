@@ -100,7 +100,7 @@ def test_a_client_does_not_need_to_know_how_much_others_have(plain, federation, 
     """With equal steps, a client whose setting holds blanks for the others takes the steps that the server counts."""
     setting = replace(plain, work=LocalWork(work="equal_steps", batch=4))
 
-    def alone(context, asked):
+    def alone(context, asked, _prepared):
         k = context.node_config["partition-id"]
         sites = [site if j == k else Site(site.train.subset([0]), site.test) for j, site in enumerate(setting.sites)]
         return k, replace(setting, sites=sites), tmp_path / "memories"

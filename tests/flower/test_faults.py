@@ -214,7 +214,7 @@ def test_an_answer_to_another_message_is_ignored(setting, federation):
 def test_two_nodes_that_claim_one_client_and_one_that_is_nobody(setting, federation, plain, tmp_path):
     said = []
 
-    def impostor(context, asked):
+    def impostor(context, asked, _prepared):
         k = context.node_config["partition-id"]
         return {4: 3, 5: 0}.get(k, k), setting, tmp_path
 
@@ -229,7 +229,7 @@ def test_two_nodes_that_claim_one_client_and_one_that_is_nobody(setting, federat
 def test_a_client_with_other_data_than_it_began_with_is_absent(setting, federation, tmp_path):
     said = []
 
-    def changed_data(context, asked):
+    def changed_data(context, asked, _prepared):
         k = context.node_config["partition-id"]
         sites = list(setting.sites)
         sites[BAD] = sites[3]
@@ -284,7 +284,7 @@ def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):
     from fedalloy.config.experiment import experiment
     from fedalloy.errors import DataError
 
-    def setting_of(context, asked):
+    def setting_of(context, asked, _prepared):
         if context.node_config["partition-id"] == BAD:
             raise DataError("there is no data at 'x'")
         return context.node_config["partition-id"], setting, tmp_path / "memories"

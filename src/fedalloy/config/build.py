@@ -533,7 +533,9 @@ def other_data(
     part = exp.public
     if part is None or part.data == "own":
         return None
-    other = _own_public(exp, data, preparation, folder) if is_own(part.data) else _read(part.data, _public_options(part))
+    other = (
+        _own_public(exp, data, preparation, folder) if is_own(part.data) else _read(part.data, _public_options(part))
+    )
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "

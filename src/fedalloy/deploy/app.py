@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,24 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedalloy.base.files import PRIVATE, write_atomically
 from fedalloy.base.plugins import blamed, load_file, load_installed
+from fedalloy.config.build import refuse_statistics
 from fedalloy.config.experiment import read
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
+from fedalloy.data.columns import Summary
+from fedalloy.data.statistics import Statistics, gathered, preparation_text
+from fedalloy.deploy.agreed import AGREED, constants, frame
 from fedalloy.deploy.audit import site_log, witnessed
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
-from fedalloy.deploy.settings import Amount, Sizes, known_sizes, with_sizes, without_sizes
-from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting
+from fedalloy.deploy.settings import Amount, Sizes, known_sizes, known_statistics, with_sizes, without_sizes
+from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting, site_summary
 from fedalloy.deploy.site_keys import revoked_sites
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.claims import Introduction, unlike
 from fedalloy.engine.flower.client import PARTITION, client_app
-from fedalloy.engine.flower.roster import Keys, introductions
+from fedalloy.engine.flower.roster import Keys, Roster, introduce, introductions, summarise
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
@@ -66,20 +71,53 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
     for plugin in deployment.plugins:
         load_file(plugin)
     exp = read(deployment.experiment)
-    built = without_sizes(exp, deployment.sites)
+    before = described(deployment.run) if begun(deployment.run) else None
+    statistics = known_statistics(exp, before) if before is not None else summaries(grid, exp, deployment, say)
+    built = without_sizes(exp, deployment.sites, statistics, deployment.server)
     if deployment.names:
         built = replace(built, setting=replace(built.setting, names=deployment.names))
-    if begun(deployment.run):
-        built = with_sizes(built, known_sizes(described(deployment.run)))
-        resume(deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
+    prepared = None if statistics is None else preparation_text(statistics.preparation)
+    if before is not None:
+        built = with_sizes(built, known_sizes(before))
     else:
-        built = with_sizes(built, present(grid, exp, deployment, built.setting, say))
-        simulate(exp, deployment.run, built=built, engine=_engine(grid, built.setting, exp, deployment, say), say=say)
+        built = with_sizes(built, present(grid, exp, deployment, built.setting, say, prepared))
+    engine = Flower(
+        grid,
+        built.setting,
+        exp,
+        say=say,
+        bound=partial(valid, deployment),
+        witness=partial(witnessed, deployment),
+        prepared=prepared,
+    )
+    if before is not None:
+        resume(deployment.run, built=built, engine=engine, say=say)
+    else:
+        simulate(exp, deployment.run, built=built, engine=engine, say=say)
 
 
-def _engine(grid: Grid, setting: Setting, exp: Experiment, deployment: Deployment, say: Say) -> Flower:
-    witness = partial(witnessed, deployment)
-    return Flower(grid, setting, exp, say=say, bound=partial(valid, deployment), witness=witness)
+def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> Statistics | None:
+    """Ask the sites, once, for statistics of their columns; None if the experiment says all that is needed."""
+    if exp.data.name != AGREED or constants(agreed := frame(exp.data)) is not None:
+        return None
+    assert agreed.recipe is not None
+    if exp.privacy is not None:
+        refuse_statistics(agreed)
+    question = summarise(agreed.columns, prod(agreed.x.shape[2:]))
+    bound = partial(valid, deployment)
+    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, names=deployment.names, question=question)
+    _refuse_missing(roster, deployment, "tell statistics of their columns")
+    told = [one.summary for _, one in sorted(roster.known.items())]
+    return gathered(told, agreed.columns, agreed.recipe)
+
+
+def _refuse_missing(roster: Roster[Any], deployment: Deployment, what: str) -> None:
+    """Refuse to begin without a site that was not revoked."""
+    wanted = set(range(deployment.sites)) - set(roster.revoked())
+    missing = [deployment.label(k) for k in sorted(wanted - roster.known.keys())]
+    if missing:
+        why = "".join(f"; {deployment.label(k)}: {one.reason}" for k, one in sorted(roster.refused.items()))
+        raise QuorumError(f"not enough sites: {', '.join(missing)} of {deployment.sites} did not {what}{why}")
 
 
 def valid(deployment: Deployment) -> Keys:
@@ -87,7 +125,9 @@ def valid(deployment: Deployment) -> Keys:
     return Keys(bound_nodes(deployment), revoked_sites(deployment))
 
 
-def present(grid: Grid, exp: Experiment, deployment: Deployment, setting: Setting, say: Say) -> Mapping[int, Sizes]:
+def present(
+    grid: Grid, exp: Experiment, deployment: Deployment, setting: Setting, say: Say, prepared: str | None = None
+) -> Mapping[int, Sizes]:
     """Return what each site says it has, within the deployment's limits; from here on it is fixed.
 
     A revoked site keeps its number, with one blank sample, and counts as a client that never answers.
@@ -104,29 +144,37 @@ def present(grid: Grid, exp: Experiment, deployment: Deployment, setting: Settin
             return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
 
-    bound = partial(valid, deployment)
-    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names)
+    bound, question = partial(valid, deployment), introduce(prepared)
+    roster = introductions(
+        grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names, question=question
+    )
+    _refuse_missing(roster, deployment, "introduce themselves")
     absent: dict[int, Sizes] = dict.fromkeys(roster.revoked(), Amount(1, 1))
-    missing = [deployment.label(k) for k in range(deployment.sites) if k not in roster.known and k not in absent]
-    if missing:
-        why = "".join(f"; {deployment.label(k)}: {one.reason}" for k, one in sorted(roster.refused.items()))
-        raise QuorumError(
-            f"not enough sites: {', '.join(missing)} of {deployment.sites} did not introduce themselves{why}"
-        )
     return {**roster.known, **absent}
 
 
-def setting_of(context: Context, asked: dict[str, Any]) -> tuple[int, Setting, Path]:
+def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) -> tuple[int, Setting, Path]:
     """Return a site's number, its setting and its memory folder; refuse a server with a different experiment."""
     folder = _folder(context)
     refuse_another(agreed(context), asked)
-    client, setting = site_setting(folder, int(context.node_config["num-partitions"]))
+    client, setting = site_setting(folder, int(context.node_config["num-partitions"]), prepared)
+    return _same_number(client, context), setting, folder / "memory"
+
+
+def summary_of(context: Context, asked: dict[str, Any]) -> tuple[int, Summary]:
+    """Return a site's number and what it tells about its training rows; refuse a server with another experiment."""
+    refuse_another(agreed(context), asked)
+    client, summary = site_summary(_folder(context), int(context.node_config["num-partitions"]))
+    return _same_number(client, context), summary
+
+
+def _same_number(client: int, context: Context) -> int:
     if client != context.node_config[PARTITION]:
         raise UsageError(
             f"client = {client} in site.toml, but start.sh has {context.node_config[PARTITION]}; use the same number "
             "in both"
         )
-    return client, setting, folder / "memory"
+    return client
 
 
 def agreed(context: Context) -> Experiment:
@@ -143,4 +191,4 @@ def audit(context: Context) -> AuditLog:
     return site_log(_folder(context), int(context.node_config[PARTITION]))
 
 
-client = client_app(setting_of, agreed, audit)
+client = client_app(setting_of, agreed, audit, summary_of)

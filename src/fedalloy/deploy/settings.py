@@ -68,9 +68,7 @@ def for_server(exp: Experiment, amounts: Mapping[int, Sizes], statistics: Statis
     return with_sizes(without_sizes(exp, len(amounts), statistics), amounts)
 
 
-def without_sizes(
-    exp: Experiment, sites: int, statistics: Statistics | None = None, folder: Path = Path()
-) -> Built:
+def without_sizes(exp: Experiment, sites: int, statistics: Statistics | None = None, folder: Path = Path()) -> Built:
     """Build the server's setting before the sites report their sizes: one blank sample at each site.
 
     `statistics` say how the sites prepare their rows; without them, the experiment must. A public file lies in `folder`.

@@ -30,7 +30,18 @@ from fedalloy.engine.flower.audited import stated
 from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import Header, array, to_records
 from fedalloy.engine.flower.room import room_for
-from fedalloy.engine.flower.roster import AWAY, REVOKED, WHY, ActionError, Bound, Roster, one_line, pulled, read
+from fedalloy.engine.flower.roster import (
+    AWAY,
+    REVOKED,
+    WHY,
+    ActionError,
+    Bound,
+    Roster,
+    introduce,
+    one_line,
+    pulled,
+    read,
+)
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Generation, Message, Method, Reply, State, methods
 from fedalloy.federation.disclosure import OFF
@@ -73,7 +84,9 @@ class Flower:
         patience: float = PATIENCE,
         bound: Bound | None = None,
         witness: Callable[[int, str], None] = lambda *_: None,
+        prepared: str | None = None,
     ) -> None:
+        self.prepared = prepared  # how real sites prepare their rows, if the experiment does not say it
         self.witness = witness  # is given the head of a site's audit log, as each answer and refusal states it
         self.setting, self.exp, self.say, self.patience, self.bound = setting, for_method(exp), say, patience, bound
         self.memories: dict[int, Tree] = dict(memories or {})
@@ -89,7 +102,16 @@ class Flower:
         """Continue over this Grid; its nodes have to introduce themselves first."""
         self.grid = grid
         told = json.dumps(self.exp.to_dict())
-        self.roster = Roster(grid, told, len(self.setting.sites), self.say, self.bound, self._judge, self.setting.names)
+        self.roster = Roster(
+            grid,
+            told,
+            len(self.setting.sites),
+            self.say,
+            self.bound,
+            self._judge,
+            self.setting.names,
+            question=introduce(self.prepared),
+        )
         self.roster.witness = self.witness
 
     def _judge(self, one: claims.Introduction) -> str | None:
@@ -180,7 +202,8 @@ class Flower:
 
     def _address(self, told: str, round: int, client: int) -> Header:
         digest = _digest(self.memories.get(client, {}))
-        return {"experiment": told, "round": round, "client": client, "digest": digest}
+        ready = {} if self.prepared is None else {"prepared": self.prepared}
+        return {"experiment": told, "round": round, "client": client, "digest": digest, **ready}
 
     def _header(self, told: str, round: int, client: int, action: str) -> Header:
         header = {**self._address(told, round, client), "action": action, "steps": self.setting.steps(client)}

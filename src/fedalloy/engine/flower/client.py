@@ -1,8 +1,9 @@
-"""The code that runs at a client: a Flower ClientApp with three actions, which always answer.
+"""The code that runs at a client: a Flower ClientApp with four actions, which always answer.
 
 * `train.act` lets the client act from the generation of its memory that the message names, and stores the new one.
 * `evaluate.views` evaluates the server's models and the client's own, and answers with counts; a real site limits this,
   and refuses it under [privacy].
+* `query.summarise` answers, at a real site, with statistics of the columns of its training rows.
 * `query.introduce` answers with the client's id and how much data it has, per class if the method sends that anyway.
 
 A message contains a tree and a header: the experiment with its method, by registered name and options, and the round.
@@ -29,8 +30,10 @@ from fedalloy.base import tree
 from fedalloy.base.tree import Tree
 from fedalloy.config.experiment import made_from
 from fedalloy.config.sections import Experiment
+from fedalloy.data.columns import Summary
+from fedalloy.data.statistics import summary_text
 from fedalloy.engine.flower.audited import LONGEST, answered, asked, refused, scores
-from fedalloy.engine.flower.codec import header_in, to_records, tree_in
+from fedalloy.engine.flower.codec import BODY, header_in, to_records, tree_in
 from fedalloy.engine.flower.evaluated import EvaluationLog
 from fedalloy.engine.flower.memory import LedgerError, Memory
 from fedalloy.engine.flower.room import room_for
@@ -46,12 +49,16 @@ from fedalloy.train.costs import Meter, payload
 from fedalloy.train.fit import one_thread
 from fedalloy.train.privacy import LEDGER, charged
 
-ACT, VIEWS, INTRODUCE = "train.act", "evaluate.views", "query.introduce"
+ACT, VIEWS, INTRODUCE, SUMMARISE = "train.act", "evaluate.views", "query.introduce", "query.summarise"
 MOST_STEPS, MOST_ROUNDS = 1 << 20, 1 << 40  # limits on what a server may ask for, per action and per run
 PARTITION = "partition-id"  # Flower's name for a client's number
 
-SettingOf = Callable[[Context, dict[str, Any]], tuple[int, Setting, Path]]
-"""From a node's context and the experiment to the client's id, its setting and the folder for its memory."""
+SettingOf = Callable[[Context, dict[str, Any], str | None], tuple[int, Setting, Path]]
+"""From a node's context, the experiment and how all sites prepare their rows to the client's id, its setting and the
+folder for its memory."""
+
+SummaryOf = Callable[[Context, dict[str, Any]], tuple[int, Summary]]
+"""From a node's context and the experiment to the client's id and what it tells about its training rows."""
 
 Agreed = Callable[[Context], Experiment]
 """From a node's context to the experiment in a real site's folder, regardless of its server."""
@@ -62,6 +69,9 @@ AuditOf = Callable[[Context], AuditLog]
 Told = tuple[RecordDict, dict[str, Any]]
 """An answer, and what the site's own log says about it."""
 
+Do = Callable[[Context, RecordDict], Told]
+"""From a node's context and a message's content to the answer."""
+
 log = logging.getLogger(__name__)
 
 
@@ -69,16 +79,27 @@ class MemoryLostError(DataError):
     """No intact file contains the memory that the server names."""
 
 
-def client_app(setting_of: SettingOf, agreed: Agreed | None = None, audit_of: AuditOf | None = None) -> ClientApp:
+def client_app(
+    setting_of: SettingOf,
+    agreed: Agreed | None = None,
+    audit_of: AuditOf | None = None,
+    summary_of: SummaryOf | None = None,
+) -> ClientApp:
     """Create the app of a client; `setting_of` returns which client it is and its data.
 
     A real site passes its own experiment as `agreed`, limits what it evaluates, and writes to its audit log before and
     after it acts; simulated clients have neither limits nor a log.
     """
     app = ClientApp()
-    for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce)):
+    kinds: dict[str, Do] = {
+        kind: partial(_at_site, do, setting_of, agreed)
+        for kind, do in ((ACT, _act), (VIEWS, _views), (INTRODUCE, _introduce))
+    }
+    if summary_of is not None:
+        kinds[SUMMARISE] = partial(_summarise, summary_of)
+    for kind, act_on in kinds.items():
         category, name = kind.split(".")
-        getattr(app, category)(name)(partial(_answered, do, setting_of, agreed, audit_of))
+        getattr(app, category)(name)(partial(_answered, act_on, agreed is not None, audit_of))
     return app
 
 
@@ -138,14 +159,7 @@ class _Site:
         return tree.to_device(found, self.setting.device)
 
 
-def _answered(
-    do: Callable[[_Site], Told],
-    setting_of: SettingOf,
-    agreed: Agreed | None,
-    audit_of: AuditOf | None,
-    message: FlowerMessage,
-    context: Context,
-) -> FlowerMessage:
+def _answered(do: Do, real: bool, audit_of: AuditOf | None, message: FlowerMessage, context: Context) -> FlowerMessage:
     """Answer a message in any case, since a client that raises or stays silent may never be asked again."""
     audit: AuditLog | None = None
     about: dict[str, Any] = {}
@@ -155,17 +169,11 @@ def _answered(
             audit = audit_of(context)
             about = asked(audit, message, context.run_id)
         with one_thread():
-            header = header_in(message.content)
-            wanted = json.loads(header["experiment"])
-            client, setting, folder = setting_of(context, wanted)
-            if header.get("client", client) != client:
-                raise UsageError(f"this is client {client}, but the message is for client {header['client']}")
-            memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
-            answer, told = do(_Site(client, setting, memory, wanted, header, message.content, handed))
+            answer, told = do(context, message.content)
             if audit is not None:
                 answered(audit, about, answer, told)
     except (Exception, SystemExit) as error:
-        sentence = _sentence(error, real=agreed is not None)
+        sentence = _sentence(error, real=real)
         if sentence != str(error):
             log.exception("the message could not be answered")
         who = {"client": number} if isinstance(number := context.node_config.get(PARTITION), int) else {}
@@ -173,6 +181,28 @@ def _answered(
         if audit is not None and not isinstance(error, AuditError):
             refused(audit, about, error, answer)
     return FlowerMessage(answer, reply_to=message)
+
+
+def _at_site(
+    do: Callable[[_Site], Told], setting_of: SettingOf, agreed: Agreed | None, context: Context, content: RecordDict
+) -> Told:
+    """Let the client act with its data, prepared as the message says."""
+    header = header_in(content)
+    wanted, prepared = json.loads(header["experiment"]), header.get("prepared")
+    client, setting, folder = setting_of(context, wanted, None if prepared is None else str(prepared))
+    if header.get("client", client) != client:
+        raise UsageError(f"this is client {client}, but the message is for client {header['client']}")
+    memory, handed = Memory(folder / str(client)), None if agreed is None else agreed(context)
+    return do(_Site(client, setting, memory, wanted, header, content, handed))
+
+
+def _summarise(summary_of: SummaryOf, context: Context, content: RecordDict) -> Told:
+    header = header_in(content)
+    if BODY in content:
+        raise UsageError("the server's message is refused: a question about statistics has no contents")
+    client, summary = summary_of(context, json.loads(header["experiment"]))
+    told = summary_text(summary)
+    return to_records({}, {"client": client, "statistics": told}), {"kinds": {"statistics": len(told.encode())}}
 
 
 def _act(site: _Site) -> Told:

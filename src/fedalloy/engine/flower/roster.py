@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from flwr.app import Message as FlowerMessage
 from flwr.serverapp import Grid
@@ -14,9 +14,12 @@ from flwr.serverapp import Grid
 from fedalloy.base.text import client_label, client_labels
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Experiment
+from fedalloy.data.columns import Column, Summary
+from fedalloy.data.statistics import LONGEST as LONGEST_SUMMARY
+from fedalloy.data.statistics import read_summary
 from fedalloy.engine.flower.audited import stated
 from fedalloy.engine.flower.claims import Introduction, introduction
-from fedalloy.engine.flower.client import INTRODUCE
+from fedalloy.engine.flower.client import INTRODUCE, SUMMARISE
 from fedalloy.engine.flower.codec import from_records, header_in, to_records
 from fedalloy.errors import DataError
 from fedalloy.federation.gate import LEAST, Room
@@ -38,10 +41,6 @@ class ActionError(DataError):
     """A client was available but could not act on what it was sent."""
 
 
-Judge: TypeAlias = Callable[[Introduction], str | None]
-"""Returns why an introduction is refused, or None; the text continues a sentence that begins with the client."""
-
-
 @dataclass(frozen=True)
 class Keys:
     """Whose keys are valid at the moment: the client of each registered node, and the clients that were revoked."""
@@ -54,6 +53,57 @@ Bound: TypeAlias = Callable[[], Keys]
 """Returns the valid keys; it is asked again and again, since keys are revoked and replaced during a run."""
 
 
+class Introduced(Protocol):
+    """A client's first answer: which client it is, at which node."""
+
+    @property
+    def client(self) -> int:
+        """The client's number."""
+
+    @property
+    def node(self) -> int:
+        """Flower's id of its node."""
+
+
+Who = TypeVar("Who", bound=Introduced)
+
+
+@dataclass(frozen=True)
+class Question(Generic[Who]):
+    """What nodes are asked when they connect, and how an answer's header is read; it may raise a `DataError`."""
+
+    kind: str
+    read: Callable[[dict[str, Any], int], Who]
+    header: Mapping[str, str] = field(default_factory=dict)
+    longest: int = TEXT
+
+
+def introduce(prepared: str | None = None) -> Question[Introduction]:
+    """Return the usual question: which client are you, and how much data do you have, prepared in this way?"""
+    return Question(INTRODUCE, introduction, {} if prepared is None else {"prepared": prepared})
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What a client tells about the columns of its training rows."""
+
+    client: int
+    node: int
+    summary: Summary
+
+
+def summarise(columns: Sequence[Column], values_per_row: int) -> Question[Telling]:
+    """Return the question about statistics of these columns."""
+
+    def understood(header: dict[str, Any], node: int) -> Telling:
+        client, told = header.get("client"), header.get("statistics")
+        if type(client) is not int or not isinstance(told, str):
+            raise DataError("it did not tell its statistics")
+        return Telling(client, node, read_summary(told, columns, values_per_row))
+
+    return Question(SUMMARISE, understood, longest=LONGEST_SUMMARY)
+
+
 def introductions(
     grid: Grid,
     exp: Experiment,
@@ -61,11 +111,13 @@ def introductions(
     patience: float,
     say: Say = lambda _: None,
     bound: Bound | None = None,
-    judge: Judge = lambda _: None,
+    judge: Callable[[Who], str | None] = lambda _: None,
     names: Sequence[str] = (),
-) -> Roster:
+    *,
+    question: Question[Who],
+) -> Roster[Who]:
     """Return the roster once all clients have answered or after `patience` seconds, and report missing clients."""
-    roster = Roster(grid, json.dumps(for_method(exp).to_dict()), clients, say, bound, judge, names)
+    roster = Roster(grid, json.dumps(for_method(exp).to_dict()), clients, say, bound, judge, names, question=question)
     end = time.monotonic() + patience
     while len(roster.known.keys() | roster.refused.keys()) < clients and time.monotonic() < end:
         roster.look(range(clients))
@@ -83,12 +135,12 @@ class Refusal:
     reason: str
 
 
-class Roster:
+class Roster(Generic[Who]):
     """The clients that have introduced themselves and whose nodes are connected.
 
     If nodes have registered keys, `bound` says which client each of them is, and other nodes are ignored. A client that
     answered but is refused, by `judge` or because it claims to be another, is in `refused`; it is asked again every few
-    seconds, but nobody waits for it. A client whose key was revoked is in `refused` too, and is not asked.
+    seconds, but nobody waits for it. `judge` continues a sentence that begins with the client. A client whose key was revoked is in `refused` too, and is not asked.
     """
 
     def __init__(
@@ -98,13 +150,16 @@ class Roster:
         clients: int,
         say: Say,
         bound: Bound | None = None,
-        judge: Judge = lambda _: None,
+        judge: Callable[[Who], str | None] = lambda _: None,
         names: Sequence[str] = (),
+        *,
+        question: Question[Who],
     ) -> None:
+        self.question = question
         self.grid, self.experiment, self.clients, self.say = grid, experiment, clients, say
         self.bound, self.judge, self.names = bound, judge, names
         self.witness: Callable[[int, str], None] = lambda *_: None  # is given the heads of sites' audit logs
-        self.known: dict[int, Introduction] = {}
+        self.known: dict[int, Who] = {}
         self.refused: dict[int, Refusal] = {}
         self._asked: dict[str, int] = {}  # nodes that have not answered yet, by the message
         self._again: dict[int, float] = {}  # when a node may be asked again
@@ -128,8 +183,8 @@ class Roster:
         strangers = online - {one.node for one in self.known.values()} - set(self._asked.values())
         for node in sorted(strangers):
             if self._again.get(node, 0.0) <= now:
-                question = to_records({}, {"experiment": self.experiment})
-                letter = FlowerMessage(question, node, INTRODUCE, ttl=EXPIRY)
+                asked = to_records({}, {"experiment": self.experiment, **self.question.header})
+                letter = FlowerMessage(asked, node, self.question.kind, ttl=EXPIRY)
                 self._asked |= dict.fromkeys(self.grid.push_messages([letter]), node)
         for identifier, reply in pulled(self.grid, self._asked):
             if identifier in self._asked:
@@ -159,7 +214,7 @@ class Roster:
         if client is not None:
             self.witness(client, stated(reply))
         try:
-            one = introduction(read(reply, NOTHING)[0], node)
+            one = self.question.read(read(reply, NOTHING, self.question.longest)[0], node)
         except DataError as error:
             fault: str | None = f"could not introduce itself: {error}"
         else:
@@ -200,14 +255,14 @@ def pulled(grid: Grid, identifiers: Iterable[str]) -> list[tuple[str, FlowerMess
         return [one for identifier in wanted for one in pulled(grid, [identifier])]
 
 
-def read(reply: FlowerMessage | Exception, room: Room) -> tuple[dict[str, Any], dict[str, Any]]:
+def read(reply: FlowerMessage | Exception, room: Room, longest: int = TEXT) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the header and the tree of an answer, or raise a `DataError` with the reason."""
     if isinstance(reply, Exception):
         raise DataError(f"its answer cannot be read ({type(reply).__name__})")
     if reply.has_error():
         raise DataError(WHY.get(reply.error.code, one_line(f"its app failed: {reply.error.reason}")))
     try:
-        header, body = from_records(reply.content, room, TEXT)
+        header, body = from_records(reply.content, room, longest)
     except DataError as error:
         raise DataError(one_line(str(error))) from error
     except Exception as error:  # untrusted input can raise anything
