@@ -20,7 +20,7 @@ from fedalloy.engine.flower.claims import introduction
 from fedalloy.engine.flower.client import ACT
 from fedalloy.engine.flower.codec import BODY, HEADER, to_records
 from fedalloy.engine.flower.memory import Memory
-from fedalloy.engine.flower.roster import introductions
+from fedalloy.engine.flower.roster import introduce, introductions
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError
 from fedalloy.federation.core import run
@@ -266,7 +266,7 @@ def test_who_is_missing_is_said(setting, federation):
     said = []
     engine = federation(setting)
     del engine.grid.nodes[next(node for node, k in engine.grid.nodes.items() if k == BAD)]
-    found = introductions(engine.grid, experiment({}), 6, 0.3, said.append).known
+    found = introductions(engine.grid, experiment({}), 6, 0.3, said.append, question=introduce()).known
     assert sorted(found) == [0, 1, 3, 4, 5]
     assert (found[3].train, found[3].test, found[3].shape, found[3].classes) == (17, 4, (1, 8, 8), 4)
     assert len(said) == 1
@@ -291,7 +291,7 @@ def test_who_cannot_introduce_itself_is_named(setting, federation, tmp_path):
 
     said = []
     engine = federation(setting, setting_of=setting_of)
-    introductions(engine.grid, experiment({}), 6, 0.3, said.append)
+    introductions(engine.grid, experiment({}), 6, 0.3, said.append, question=introduce())
     assert re.match(f"client {BAD} .*: its action failed: there is no data at 'x'$", said[0])
 
 

@@ -533,9 +533,10 @@ def other_data(
     part = exp.public
     if part is None or part.data == "own":
         return None
-    other = (
-        _own_public(exp, data, preparation, folder) if is_own(part.data) else _read(part.data, _public_options(part))
-    )
+    if is_own(part.data):
+        other = _own_public(exp, data, preparation, folder)
+    else:
+        other = _read(part.data, _public_options(part))
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
@@ -595,8 +596,8 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None,
     path = folder / part.data
     if part.sha256 is not None and (found := file_digest(path)) != part.sha256:
         raise DataError(
-            f"the public set '{part.data}' has the SHA-256 {found[:16]}..., but public.sha256 is {part.sha256[:16]}...; "
-            "use the file that everybody has"
+            f"the public set '{part.data}' has the SHA-256 {found[:16]}..., but public.sha256 begins with "
+            f"{part.sha256[:16]}; use the file that everybody has"
         )
     other = own_dataset(path, size=exp.data.size, agreed=agreed, **options)
     if preparation is None:

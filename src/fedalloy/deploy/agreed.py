@@ -54,8 +54,10 @@ def frame(part: DataPart) -> Dataset:
     """Return the agreed format as a data set with a single blank sample as a placeholder, still to be prepared.
 
     >>> agreed = frame(DataPart(name="sites", size=8, options={"channels": 1, "names": ("no", "yes")}))
-    >>> agreed.x.shape, agreed.classes, frame(DataPart(name="sites", options={"columns": ("age",), "classes": 2})).columns
-    ((1, 1, 8, 8), 2, (Column(name='age', categories=None),))
+    >>> agreed.x.shape, agreed.classes
+    ((1, 1, 8, 8), 2)
+    >>> frame(DataPart(name="sites", options={"columns": ("age",), "classes": 2})).columns
+    (Column(name='age', categories=None),)
     """
     options, form = _checked(part), agreed_format(part)
     coded = {*form.categorical}
@@ -100,7 +102,7 @@ def constants(agreed: Dataset) -> Preparation | None:
 
 
 def read_site_data(path: Path, part: DataPart, label: str | None = None) -> Dataset:
-    """Read a site's own file or folder, which must have the agreed format; `label` is the site's name of that column."""
+    """Read a site's own file or folder, which must have the agreed format; `label` is its own name of that column."""
     options = _checked(part)
     own = {key: options[key] for key in ("drop", "impute", "mean", "std", "categories") if key in options}
     named = label if label is not None else options.get("label")

@@ -71,7 +71,7 @@ def for_server(exp: Experiment, amounts: Mapping[int, Sizes], statistics: Statis
 def without_sizes(exp: Experiment, sites: int, statistics: Statistics | None = None, folder: Path = Path()) -> Built:
     """Build the server's setting before the sites report their sizes: one blank sample at each site.
 
-    `statistics` say how the sites prepare their rows; without them, the experiment must. A public file lies in `folder`.
+    `statistics` say how the sites prepare their rows; without them, the experiment must. `folder` has the public file.
     """
     amounts = dict.fromkeys(range(sites), Amount(1, 1))
     if exp.data.name != AGREED:

@@ -140,7 +140,8 @@ class Roster(Generic[Who]):
 
     If nodes have registered keys, `bound` says which client each of them is, and other nodes are ignored. A client that
     answered but is refused, by `judge` or because it claims to be another, is in `refused`; it is asked again every few
-    seconds, but nobody waits for it. `judge` continues a sentence that begins with the client. A client whose key was revoked is in `refused` too, and is not asked.
+    seconds, but nobody waits for it. What `judge` returns continues a sentence that begins with the client. A client
+    whose key was revoked is in `refused` too, and is not asked.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class Roster(Generic[Who]):
         if client is not None and client not in self.known and not silent:
             self.refused[client] = Refusal(node, one_line(f"it {fault}"))
 
-    def _fault(self, one: Introduction, owner: int | None) -> str | None:
+    def _fault(self, one: Who, owner: int | None) -> str | None:
         if not 0 <= one.client < self.clients:
             return f"claims to be client {one.client}; ids are 0 to {self.clients - 1}"
         if owner is not None and one.client != owner:
