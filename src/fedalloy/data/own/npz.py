@@ -127,7 +127,7 @@ def _targets(path: Path, y: Array, wanted: Wanted, place: Place) -> Named | NDAr
     if wanted.task == "labels":
         _refuse(path, ~((targets == 0) | (targets == 1)).all(axis=1), place, "has a label that is neither 0 nor 1")
     fault = "has NaN or infinity as a number to predict; correct it or remove the row"
-    _refuse(path, np.isnan(targets).any(axis=1) | np.isinf(targets).any(axis=1), place, fault)
+    _refuse(path, np.any(~np.isfinite(targets), axis=1), place, fault)
     return targets
 
 
