@@ -20,7 +20,6 @@ from fedalloy.data.readers import memory
 from fedalloy.errors import DataError, UsageError
 
 
-
 def library(module: str, what: str) -> Any:
     """Import a part of pyarrow, which comes with the extra `files`."""
     try:
@@ -101,7 +100,8 @@ def _parsed(path: Path, name: str, column: Any, chosen: Roles, wanted: Wanted) -
         refuse_text(path, f"row {rows[0] if rows.size else '?'}", name, text, chosen, wanted)
 
     values = numbers([text or "" for text in coded.dictionary.to_pylist()], refuse)
-    return np.append(values, np.nan)[codes]
+    filled: Cells = np.append(values, np.nan)[codes]
+    return filled
 
 
 def _class_names(path: Path, name: str, column: Any, names: Sequence[str]) -> Named:

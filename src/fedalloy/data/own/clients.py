@@ -19,8 +19,12 @@ SUFFIXES: dict[str, Kind] = {".csv": "csv", ".parquet": "parquet", ".npz": "npz"
 KINDS = "a .csv, .parquet or .npz file, a folder of images with a sub-folder for each class, or a Hugging Face folder"
 # Files that may be data of a client: to pass over them would lose the client without a word.
 _DATA_TOO = frozenset(
-    ".tsv .xlsx .xls .ods .json .jsonl .feather .arrow .npy .h5 .hdf5 .pkl .pickle .pt .sav .dta .sas7bdat .rds .rdata "
-    ".dat .data .txt .gz .bz2 .xz .zip .zst .tar .db .sqlite".split()
+    f".{end}"
+    for end in (
+        *("tsv", "txt", "dat", "data", "xlsx", "xls", "ods", "json", "jsonl", "feather", "arrow", "npy", "h5", "hdf5"),
+        *("pkl", "pickle", "pt", "sav", "dta", "sas7bdat", "rds", "rdata", "db", "sqlite"),
+        *("gz", "bz2", "xz", "zst", "zip", "tar"),
+    )
 )
 
 
@@ -44,7 +48,9 @@ def find_sources(source: Path | Sequence[tuple[str, Path]]) -> tuple[list[Source
     paths: dict[Path, str] = {}
     for name, path in source:
         if path.resolve() in paths:
-            raise UsageError(f"the clients {shown(paths[path.resolve()])} and {shown(name)} have the same {quoted(path)}")
+            raise UsageError(
+                f"the clients {shown(paths[path.resolve()])} and {shown(name)} have the same {quoted(path)}"
+            )
         paths[path.resolve()] = name
     return [Source(path, _kind(path), name) for name, path in source], ()
 
@@ -107,15 +113,15 @@ def _refuse_mixture(path: Path, data: Sequence[Path], others: Sequence[Path]) ->
             f"{quoted(path)} has data files and the folder {shown(folders(path)[0].name)}; each would be a client, so "
             "keep only files or only folders, or list the clients in [[clients]]"
         )
-    _refuse_data(path, others)
+    _refuse_data(others)
 
 
 def _refuse_data_beside(path: Path) -> None:
     if not is_hugging_face(path):
-        _refuse_data(path, [file for file in files(path) if file.suffix.lower() in (*SUFFIXES, ".arrow")])
+        _refuse_data([file for file in files(path) if file.suffix.lower() in (*SUFFIXES, ".arrow")])
 
 
-def _refuse_data(path: Path, others: Sequence[Path]) -> None:
+def _refuse_data(others: Sequence[Path]) -> None:
     for file in others:
         notes = file.stem.casefold().startswith(("readme", "licen", "copying", "notes"))
         if file.suffix.lower() in {*_DATA_TOO, *SUFFIXES} and not notes:

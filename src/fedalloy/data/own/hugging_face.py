@@ -61,7 +61,9 @@ def _dataset(path: Path, wanted: Wanted, layout: Layout | None, agreed: Format |
         raise DataError(f"{quoted(path)} has no features in dataset_info.json; write it with save_to_disk")
     table = _streams(path)
     header = table.column_names
-    classes = {name: _class_names(path, name, one) for name, one in features.items() if one.get("_type") == "ClassLabel"}
+    classes = {
+        name: _class_names(path, name, one) for name, one in features.items() if one.get("_type") == "ClassLabel"
+    }
     kept = [name for name in classes if name in header and name not in (*wanted.drop, wanted.client)]
     chosen = roles(path, header, wanted, layout, last=kept[0] if len(kept) == 1 else None)
     pictures = [name for name in chosen.inputs if features.get(name, {}).get("_type") == "Image"]
@@ -139,8 +141,9 @@ def _streams(path: Path) -> Any:
     what = "a Hugging Face folder"
     arrow, ipc = library("pyarrow", what), library("pyarrow.ipc", what)
     listed = _json(path / "state.json").get("_data_files")
-    names = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+    found = [one.get("filename") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    names = [name for name in found if isinstance(name, str) and name == Path(name).name]
+    if not names or len(names) != len(found):
         raise DataError(f"{quoted(path)} has no list of files in state.json; write it with save_to_disk")
     for name in names:
         if not (path / name).is_file():
@@ -148,7 +151,11 @@ def _streams(path: Path) -> Any:
     refuse_large(path, sum((path / name).stat().st_size for name in names))
     tables = []
     for name in names:
-        with reading(path / name, "an Arrow stream"), (path / name).open("rb") as stream, ipc.open_stream(stream) as held:
+        with (
+            reading(path / name, "an Arrow stream"),
+            (path / name).open("rb") as stream,
+            ipc.open_stream(stream) as held,
+        ):
             tables.append(held.read_all())
     return arrow.concat_tables(tables)
 

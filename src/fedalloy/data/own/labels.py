@@ -37,7 +37,9 @@ def class_names(parts: Sequence[Part], wanted: Wanted, agreed: Format | None) ->
         return names
     rows = sum(len(part.x) for part in parts)
     numbers = all(map(is_number, found))
-    if len(found) > _FEW and (2 * len(found) > rows or (numbers and not all(float(name).is_integer() for name in found))):
+    if len(found) > _FEW and (
+        2 * len(found) > rows or (numbers and not all(float(name).is_integer() for name in found))
+    ):
         raise DataError(
             f"{quoted(parts[0].path)}: the label has {len(found):,} different values in {rows:,} rows, such as "
             f'{shown(found[0])}; write data.task = "numbers" if it is a number to predict, or name another column with '
@@ -76,7 +78,9 @@ def class_numbers(part: Part, names: Sequence[str], wanted: Wanted, agreed: Form
         elif wanted.names:
             reason = f"data.names has {known}"
         else:
-            reason = f"with data.classes = {len(names)} labels are numbers from 0 to {len(names) - 1}; or use data.names"
+            reason = (
+                f"with data.classes = {len(names)} labels are numbers from 0 to {len(names) - 1}; or use data.names"
+            )
         raise DataError(f"{quoted(part.path)}: {part.place(int(stray[0]))} has class {shown(label)}, but {reason}")
     return numbers
 

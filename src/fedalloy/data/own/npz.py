@@ -14,7 +14,7 @@ from fedalloy.base.files import quoted
 from fedalloy.base.text import LONGEST_NAME, name_fault
 from fedalloy.data.arrays import as_inputs, as_labels, as_targets
 from fedalloy.data.own.names import Named, named
-from fedalloy.data.own.parts import LARGEST, Held, Part, Place, Table, part_of
+from fedalloy.data.own.parts import Held, Part, Place, Table, part_of
 from fedalloy.data.own.roles import Layout, roles
 from fedalloy.data.own.wanted import Wanted
 from fedalloy.data.readers import open_npz
@@ -41,7 +41,7 @@ def read_npz(path: Path, wanted: Wanted, layout: Layout | None) -> Held:
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{quoted(path)} has only one of x_test and y_test; write both or none")
     train, own = _part(path, arrays, pair, wanted, layout)
-    train = replace(train, clients=_clients(path, arrays, train))
+    train = replace(train, clients=_clients(path, arrays, train), clients_ordered="client_names" in arrays)
     test = _part(path, arrays, ("x_test", "y_test"), wanted, own)[0] if "x_test" in arrays else None
     if test is not None:
         test = replace(test, clients=None)
@@ -127,7 +127,7 @@ def _targets(path: Path, y: Array, wanted: Wanted, place: Place) -> Named | NDAr
     if wanted.task == "labels":
         _refuse(path, ~((targets == 0) | (targets == 1)).all(axis=1), place, "has a label that is neither 0 nor 1")
     fault = "has NaN or infinity as a number to predict; correct it or remove the row"
-    _refuse(path, ~(np.abs(targets) <= LARGEST).all(axis=1), place, fault)
+    _refuse(path, np.any(~np.isfinite(targets), axis=1), place, fault)
     return targets
 
 

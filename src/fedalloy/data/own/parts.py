@@ -49,6 +49,7 @@ class Part:
     targets: tuple[str, ...] = ()  # the names of the labels or numbers, if the file has them
     clients: Named | NDArray[np.int64] | None = None
     declared: tuple[str, ...] = ()  # the names of all classes in their order, if the file says so
+    clients_ordered: bool = False  # the file has an order of its clients
     numbered: bool = False  # the file has class numbers rather than names
     said: tuple[str, ...] = field(default=())
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedalloy.base.checked import shown
 from fedalloy.base.files import quoted
@@ -91,7 +90,8 @@ def _combined(
     if several and any(tested) and not all(tested):
         with_, without = sources[tested.index(True)], sources[tested.index(False)]
         raise DataError(
-            f"{quoted(with_.path)} has a test part, but {quoted(without.path)} has none; give one to all clients or none"
+            f"{quoted(with_.path)} has a test part, but {quoted(without.path)} has none; "
+            "give one to all clients or none"
         )
     parts = [part for one in held for part in (one.train, one.test) if part is not None]
     columns = unified(parts, agreed)
@@ -109,10 +109,14 @@ def _combined(
     )
     told = (*_said(held, columns, inputs, form, wanted), *said)
     if several:
-        ids = np.repeat([k for k, one in enumerate(held) for part in (one.train, one.test) if part is not None],
-                        [len(part.x) for part in parts]).astype(np.int64)
-        tests = np.repeat([part is one.test for one in held for part in (one.train, one.test) if part is not None],
-                          [len(part.x) for part in parts])
+        ids = np.repeat(
+            [k for k, one in enumerate(held) for part in (one.train, one.test) if part is not None],
+            [len(part.x) for part in parts],
+        ).astype(np.int64)
+        tests = np.repeat(
+            [part is one.test for one in held for part in (one.train, one.test) if part is not None],
+            [len(part.x) for part in parts],
+        )
         x, y = np.concatenate(inputs), np.concatenate(targets)
         if any(one.train.clients is not None for one in held):
             raise DataError(f"{quoted(held[0].train.path)} has an array client, but each file is a client already")
@@ -123,9 +127,7 @@ def _combined(
     return Own(inputs[0], targets[0], form, columns, x_test, y_test, client_ids, client_names, None, told)
 
 
-def _targets(
-    parts: Sequence[Part], wanted: Wanted, agreed: Format | None
-) -> tuple[tuple[str, ...], list[Array]]:
+def _targets(parts: Sequence[Part], wanted: Wanted, agreed: Format | None) -> tuple[tuple[str, ...], list[Array]]:
     """Return the names of classes, labels or numbers, and each part's targets."""
     if wanted.task == "classes":
         names = class_names(parts, wanted, agreed)
@@ -137,8 +139,8 @@ def _targets(
     for part, target in zip(parts, targets, strict=True):
         if target.shape[1] != len(names):
             raise DataError(
-                f"{quoted(part.path)} has {target.shape[1]} {wanted.task} to predict, but there are {len(names)} names: "
-                f"{shown(', '.join(names))}"
+                f"{quoted(part.path)} has {target.shape[1]} {wanted.task} to predict, but there are "
+                f"{len(names)} names: {shown(', '.join(names))}"
             )
     return names, list(targets)
 

@@ -85,9 +85,7 @@ def _table(
         if not row:  # an empty line
             continue
         if len(row) != len(header):
-            raise DataError(
-                f"{quoted(path)}: line {line} has {len(row)} columns, but the first line has {len(header)}"
-            )
+            raise DataError(f"{quoted(path)}: line {line} has {len(row)} columns, but the first line has {len(header)}")
         held.append(row)
         lines.append(line)
         if len(held) == _AT_ONCE:
@@ -108,7 +106,7 @@ class _Texts:
         self.codes: list[NDArray[np.int64]] = []
         self.values: dict[str, int] = {}
 
-    def add(self, texts: Sequence[str], lines: Sequence[int]) -> None:  # noqa: ARG002  # as in _Numbers
+    def add(self, texts: Sequence[str], lines: Sequence[int]) -> None:
         values = self.values
         self.codes.append(np.array([values.setdefault(text, len(values)) for text in texts], np.int64))
 
@@ -120,12 +118,13 @@ class _Numbers:
     """A column of numbers; anything else is refused with its line."""
 
     def __init__(self, path: Path, name: str, chosen: Roles, wanted: Wanted) -> None:
-        self.refuse = lambda where, text: refuse_text(path, where, name, text, chosen, wanted)
+        self.about = (path, name, chosen, wanted)
         self.values: list[NDArray[np.float64]] = []
 
     def add(self, texts: Sequence[str], lines: Sequence[int]) -> None:
         def refuse(row: int, text: str) -> NoReturn:
-            self.refuse(f"line {lines[row]}", text)
+            path, name, chosen, wanted = self.about
+            refuse_text(path, f"line {lines[row]}", name, text, chosen, wanted)
 
         self.values.append(numbers(texts, refuse))
 

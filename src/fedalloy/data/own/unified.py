@@ -32,9 +32,7 @@ def unified(parts: Sequence[Part], agreed: Format | None) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def inputs_of(
-    parts: Sequence[Part], columns: Sequence[Column], agreed: Format | None, wanted: Wanted
-) -> list[Array]:
+def inputs_of(parts: Sequence[Part], columns: Sequence[Column], agreed: Format | None, wanted: Wanted) -> list[Array]:
     """Return each part's inputs, N x C x H x W, with codes of these columns' categories."""
     return [_coded(part, columns) for part in parts] if columns else _images(parts, agreed, wanted)
 
@@ -75,6 +73,6 @@ def _images(parts: Sequence[Part], agreed: Format | None, wanted: Wanted) -> lis
 
 def _sizes(part: Part, x: Array, whose: str, size: Sequence[int]) -> DataError:
     return DataError(
-        f"{quoted(part.path)} has images of {x.shape[3]} x {x.shape[2]} pixels, but {whose} {size[1]} x {size[0]}; resize "
-        "them, or write data.size for files that are images"
+        f"{quoted(part.path)} has images of {x.shape[3]} x {x.shape[2]} pixels, but {whose} {size[1]} x {size[0]}; "
+        "resize them, or write data.size for files that are images"
     )

@@ -104,7 +104,9 @@ def checked(wanted: Wanted, agreed: Format | None) -> Wanted:
     used = {**dict.fromkeys(wanted.labels, "label"), **({wanted.client: "client"} if wanted.client else {})}
     for name in wanted.drop:
         if name in used:
-            raise UsageError(f"data.drop contains {shown(name)}, which is data.{used[name]}; remove it from one of them")
+            raise UsageError(
+                f"data.drop contains {shown(name)}, which is data.{used[name]}; remove it from one of them"
+            )
     if wanted.client in wanted.labels:
         raise UsageError(f"data.client and data.label are both {shown(wanted.client)}; they must be different columns")
     return wanted
