@@ -68,8 +68,7 @@ class Here:
     folder: Path
     plugins: tuple[str, ...] = field(default_factory=lambda: tuple(loaded_files()))
 
-    def __call__(
-        self, context: Context, asked: dict[str, Any], _: str | None = None) -> tuple[int, Setting, Path]:
+    def __call__(self, context: Context, asked: dict[str, Any], _: str | None = None) -> tuple[int, Setting, Path]:
         """Return the client's id, its setting and its memory folder."""
         told = {key: value for key, value in asked.items() if key not in {*FREE, *METHOD_PARTS, "stop"}}
         return int(context.node_config[PARTITION]), _setting(as_json(told), self.plugins), self.folder
