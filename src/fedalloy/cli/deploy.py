@@ -20,7 +20,7 @@ FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
 @click.argument("file", metavar="EXPERIMENT.toml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--out", "-o", metavar="FOLDER", required=True, help="Where to write: a new or empty folder.")
-@click.option("--sites", type=int, required=True, help="How many sites take part.")
+@click.option("--sites", type=int, help="How many sites take part; by default, as many as the data has clients.")
 @click.option(
     "--address",
     default="127.0.0.1:8443",
@@ -35,7 +35,7 @@ FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
     help="A Python file that is copied into each site's folder.",
 )
 def init_command(
-    file: str, overrides: tuple[str, ...], out: str, sites: int, address: str, plugins: tuple[str, ...]
+    file: str, overrides: tuple[str, ...], out: str, sites: int | None, address: str, plugins: tuple[str, ...]
 ) -> None:
     """Create a deployment's folder: app, certificates, keys, start scripts, one folder per site.
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedalloy.base.files import PRIVATE, make_folder, write_atomically
-from fedalloy.config.build import build, tried
+from fedalloy.config.build import build, loaded, refuse_statistics, tried
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
+from fedalloy.data.columns import Preparation, PreparedColumn
+from fedalloy.data.statistics import Statistics
 from fedalloy.deploy import keys, scripts
-from fedalloy.deploy.agreed import AGREED
+from fedalloy.deploy.agreed import AGREED, constants, frame
 from fedalloy.deploy.folder import Deployment, parse_address
-from fedalloy.deploy.settings import Amount, for_server
+from fedalloy.deploy.own_files import handed, has_own_files, refuse_pooled
+from fedalloy.deploy.settings import without_sizes
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
 from fedalloy.run.runner import refuse_unfit
@@ -26,36 +31,54 @@ CAP = 0.5  # the largest share of the weight of one site: the size that a site r
 OWNER_ALONE = 0o700
 PUBLIC = 0o644
 EXECUTABLE = 0o755
+UNKNOWN = "?"  # a category while nobody has told which there are
 
 _SHARE = """client = {number}
 # A rehearsal: this site takes its share of the experiment's own data, as in `fedalloy run`.
 share = {number}
 """
 _OWN = """client = {number}
-# The path of this site's data: an .npz file (x_train, y_train, x_test, y_test), a .csv file, or a folder of images
-# (train/CLASS/*.png, test/CLASS/*.png). It is read here and never sent. A relative path is relative to this folder.
-data = "data.npz"
-# label = "diagnosis"   # for a .csv file: the column with the class; the default is the last column
+# The path of this site's data: a .csv, .parquet or .npz file, or a folder of images (train/CLASS/*.png,
+# test/CLASS/*.png). It is read here and never sent. A relative path is relative to this folder.
+data = {data}
+# label = "diagnosis"   # if this site calls the column to predict something else than experiment.toml
 """
 
 
 def init(
     values: Mapping[str, Any],
     out: str | Path,
-    sites: int,
+    sites: int | None = None,
     address: str = "127.0.0.1:8443",
     plugins: Sequence[str | Path] = (),
 ) -> Deployment:
     """Write a new deployment of an experiment, given as the values of its file; plug-ins must already be loaded.
 
-    An experiment without an `aggregation.cap` gets the default `CAP`.
+    An experiment without an `aggregation.cap` gets the default `CAP`. One on own files gets their format instead, which
+    all sites must have; without `sites`, each client of the experiment is one.
     """
     import tomli_w
 
     host, port = parse_address(address)
-    deployment = Deployment(Path(out).absolute(), host, port, sites)
     exp = experiment(values)
-    names = refuse_undeployable(exp, sites).names
+    raw = None
+    if has_own_files(exp):
+        # Everything that a simulation would refuse is refused here, while the files are at hand.
+        given = loaded(exp)
+        built, raw = build(exp, given=given), given.data
+        refuse_pooled(exp, built)
+        with one_thread():
+            tried(built.setting)
+            refuse_unfit(make_method(exp), built.setting)
+        sites = len(built.setting.sites) if sites is None else sites
+    if sites is None:
+        sites = len(exp.clients) or (len(build(exp).setting.sites) if exp.data.name != AGREED else 0)
+    if sites == 0:
+        raise UsageError("nobody says how many sites there are; write --sites 3, or [[clients]] with a name for each")
+    hand = handed(values, exp, raw)
+    values, exp = hand.values, experiment(hand.values)
+    deployment = Deployment(Path(out).absolute(), host, port, sites)
+    names = refuse_undeployable(exp, sites, hand.public).names
     deployment = replace(deployment, names=tuple(names))
     if deployment.folder.exists() and any(deployment.folder.iterdir()):
         raise UsageError(f"'{out}' is not empty; choose another folder; existing keys are never overwritten")
@@ -70,9 +93,20 @@ def init(
     authority = keys.authority()
     _server(deployment, authority, plugins)
     for number in range(sites):
-        _site(deployment, number, authority, text, share=exp.data.name != AGREED, plugins=plugins)
+        _site(deployment, number, authority, text, _site_file(exp, number, hand.paths), plugins)
+    if hand.public is not None and exp.public is not None:
+        for folder in (deployment.server, *(deployment.site(number) for number in range(sites))):
+            shutil.copyfile(hand.public, folder / exp.public.data)
     _write(deployment.folder / "deployment.toml", deployment.to_toml(), PUBLIC)
     return deployment
+
+
+def _site_file(exp: Experiment, number: int, paths: Sequence[str | None]) -> str:
+    """The contents of a site's site.toml; where its data is, only the site knows, unless the files are here."""
+    if exp.data.name != AGREED:
+        return _SHARE.format(number=number)
+    here = paths[number] if paths else None
+    return _OWN.format(number=number, data=json.dumps(here or "data.csv", ensure_ascii=False))
 
 
 def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,10 +118,10 @@ def with_cap(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "aggregation": {"cap": CAP, **values.get("aggregation", {})}}
 
 
-def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
+def refuse_undeployable(exp: Experiment, sites: int, public: Path | None = None) -> Setting:
     """Refuse an experiment that cannot run at sites that keep their data, or that the server would refuse later.
 
-    Returns the setting that it was tried with.
+    `public` is the file that all sites get as a public set. Returns the setting that it was tried with.
     """
     method, agreed = make_method(exp), exp.data.name == AGREED
     if sites < 2:
@@ -105,15 +139,6 @@ def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
         )
     if exp.start is not None:
         raise UsageError("start names a file on this machine, which the sites do not have; remove it")
-    if exp.data.name.endswith(".npz"):
-        raise UsageError(
-            f"data.name = '{exp.data.name}' is a file on this machine; write data.name = \"{AGREED}\" with classes, "
-            "channels and size, and give the path of each site's own file in its site.toml"
-        )
-    if exp.public is not None and exp.public.data.endswith(".npz"):
-        raise UsageError(
-            f"public.data = '{exp.public.data}' is a file that the sites do not have; name a published data set"
-        )
     if not agreed and exp.partition.name != "natural" and exp.partition.clients != sites:
         raise UsageError(
             f"the experiment has {exp.partition.clients} clients, but --sites is {sites}; write "
@@ -123,7 +148,7 @@ def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
         if exp.public is not None and exp.public.data == "own":
             raise UsageError(
                 "public.data = 'own' takes rows of the private data, which stays at the sites; name a published data "
-                "set"
+                "set, or the path of a file that all sites may have"
             )
         if exp.public is not None and exp.public.task_samples:
             raise UsageError(
@@ -132,7 +157,9 @@ def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
             )
         if exp.partition.test != "local":
             raise UsageError(f"partition.test = '{exp.partition.test}' needs a common test set; write 'local'")
-    setting = for_server(exp, dict.fromkeys(range(sites), Amount(1, 1))).setting if agreed else build(exp).setting
+    if exp.clients and len(exp.clients) != sites:
+        raise UsageError(f"the experiment has {len(exp.clients)} [[clients]], but --sites is {sites}; write the same")
+    setting = _agreed(exp, sites, public) if agreed else build(exp).setting
     if len(setting.sites) != sites:
         raise UsageError(
             f"the data set '{exp.data.name}' has {len(setting.sites)} clients, but --sites is {sites}; "
@@ -142,6 +169,29 @@ def refuse_undeployable(exp: Experiment, sites: int) -> Setting:
         tried(setting)
         refuse_unfit(method, setting)
     return setting
+
+
+def _agreed(exp: Experiment, sites: int, public: Path | None) -> Setting:
+    """The server's setting, with statistics that sites might tell: every column is 0 to 1, every category is "?"."""
+    agreed = frame(exp.data)
+    assert agreed.recipe is not None
+    if exp.privacy is not None:
+        refuse_statistics(agreed)
+    ready = constants(agreed)
+    if ready is None:
+        asked = ((column.name, column.categories is not None) for column in agreed.columns)
+        ready = Preparation(
+            tuple(
+                PreparedColumn(name, fill=UNKNOWN, categories=agreed.recipe.categories.get(name, (UNKNOWN,)))
+                if coded
+                else PreparedColumn(name, fill=0.0)
+                for name, coded in asked
+            )
+        )
+    with TemporaryDirectory() as there:
+        if public is not None and exp.public is not None:
+            shutil.copyfile(public, Path(there) / exp.public.data)
+        return without_sizes(exp, sites, Statistics(ready), Path(there)).setting
 
 
 def _server(deployment: Deployment, authority: keys.Authority, plugins: Sequence[str | Path]) -> None:
@@ -168,8 +218,7 @@ def _site(
     number: int,
     authority: keys.Authority,
     text: bytes,
-    *,
-    share: bool,
+    site_file: str,
     plugins: Sequence[str | Path],
 ) -> None:
     site, key = deployment.site(number), keys.node_key()
@@ -180,7 +229,7 @@ def _site(
     _write(deployment.server / "sites" / f"site-{number}.pub", key.public, PUBLIC)
     _write(site / "ca.crt", authority.pair.public, PUBLIC)
     _write(site / "experiment.toml", text, PUBLIC)
-    _write(site / "site.toml", (_SHARE if share else _OWN).format(number=number), PUBLIC)
+    _write(site / "site.toml", site_file, PUBLIC)
     _write(site / "start.sh", scripts.site_script(deployment, number), EXECUTABLE)
     _write(site / f"fedalloy-site-{number}.service", scripts.site_unit(number), PUBLIC)
     _copy(plugins, site)
