@@ -117,7 +117,7 @@ def test_each_client_may_have_a_network_and_a_public_file_is_handed_to_all(tmp_p
         **values(folder),
         "clients": listed,
         "method": {"name": "knfu"},
-        "public": {"data": str(public), "samples": 20},
+        "public": {"data": str(public), "samples": 20, "labelled": True},
     }
     given["data"].pop("name")
     run = simulate(experiment(given), tmp_path / "here")

@@ -136,7 +136,7 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         return out
     if listed_clients and data.get("name", LISTED) == LISTED:
-        out["data"] = {"name": LISTED, **data}
+        out["data"] = data = {"name": LISTED, **data}
     seen = _glance(data, listed_clients)
     if seen is None:
         return out

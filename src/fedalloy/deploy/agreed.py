@@ -17,6 +17,7 @@ stands for missing values - follows from what the sites tell before the first ro
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def _options(
     label: str | tuple[str, ...] | None = None,
     drop: tuple[str, ...] = (),
     categorical: tuple[str, ...] = (),
-    categories: Mapping[str, tuple[str, ...]] | None = None,
+    categories: Mapping[str, list[str]] | None = None,
     impute: Impute | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
@@ -84,15 +85,8 @@ def framed(agreed: Dataset, preparation: Preparation) -> Dataset:
     if agreed.x.shape[2:] != (1, 1):
         return agreed.prepared(preparation)
     width = len(preparation.inputs)
-    blank = agreed.prepared(Preparation(preparation.columns[:0]))
-    return Dataset(
-        **{
-            **vars(blank),
-            "x": np.zeros((1, width, 1, 1), np.float32),
-            "mean": (0.0,) * width,
-            "std": (1.0,) * width,
-        }
-    )
+    x = np.zeros((1, width, 1, 1), np.float32)
+    return replace(agreed, x=x, mean=(0.0,) * width, std=(1.0,) * width, columns=(), recipe=None)
 
 
 def constants(agreed: Dataset) -> Preparation | None:

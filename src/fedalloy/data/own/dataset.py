@@ -41,7 +41,7 @@ def own_dataset(
     names: tuple[str, ...] = (),
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
-    categories: Mapping[str, tuple[str, ...]] | None = None,
+    categories: Mapping[str, list[str]] | None = None,
 ) -> Dataset:
     """Read own files; the keyword arguments are the keys of [data].
 
