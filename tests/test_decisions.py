@@ -17,7 +17,7 @@ from fedalloy.federation.classification import (
     share,
     specificity,
 )
-from fedalloy.federation.intervals import normal, of_auc, wilson
+from fedalloy.federation.intervals import of_auc, of_r2, student, wilson
 
 NAN = math.nan
 
@@ -147,6 +147,37 @@ def test_the_interval_of_an_auc() -> None:
     assert of_auc(0.5, 0, 5) is None
 
 
-def test_the_normal_interval() -> None:
-    assert normal(2.0, 1.0) == pytest.approx((0.04, 3.96), abs=1e-3)
-    assert normal(2.0, NAN) is None
+def test_the_interval_of_a_mean_is_students() -> None:
+    assert student(2.0, 1.0, 10**6) == pytest.approx((0.04, 3.96), abs=1e-3)
+    assert student(2.0, 1.0, 10) == pytest.approx((2 - 2.262157, 2 + 2.262157), abs=1e-5)
+    assert of_r2(0.9, 0.1, 10) == pytest.approx((1 - 0.1 * math.exp(2.262157), 1 - 0.1 * math.exp(-2.262157)), abs=1e-6)
+    assert of_r2(1.0, 0.0, 10) == (1.0, 1.0)
+    assert of_r2(-1e300, 1e301, 3) is not None
+    assert of_r2(NAN, 0.1, 10) is None
+    assert student(2.0, NAN, 10) is None
+    assert student(2.0, 1.0, 1) is None
+
+
+def test_intervals_of_numbers_cover_the_truth_on_small_tests() -> None:
+    draw, hits, n = np.random.default_rng(2), np.zeros(2), 10
+    for _ in range(1500):
+        y, noise = draw.normal(size=(2, n, 1))
+        p = y + noise / 2
+        found, off = regression.r2(p, y), regression.absolute_error(p, y)
+        spans = of_r2(*found, n), student(*off, n)
+        truths = 0.75, math.sqrt(2 / math.pi) / 2
+        hits += [span is not None and span[0] <= truth <= span[1] for span, truth in zip(spans, truths, strict=True)]
+    assert (hits / 1500 > [0.885, 0.91]).all()  # normal intervals cover about 0.87 and 0.89
+
+
+def test_numbers_that_are_all_equal_do_not_vary_by_rounding() -> None:
+    assert math.isnan(regression.r2([[0.2]] * 3, [[0.1]] * 3).value)  # the mean of three 0.1 is not 0.1
+
+
+def test_log_odds_of_the_same_logits_in_another_order_tie() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        rest = draw.normal(size=4) * 3
+        logits = [[0.3, *rest], [0.3, *rest[::-1]], [7.3, *(np.roll(rest, 1) + 7)]]
+        assert len(set(log_odds(logits)[:, 0].tolist())) == 1
+    assert log_odds([[1e4, 0.0], [1e4 + 1e-3, 0.0]])[:, 1].tolist() == pytest.approx([-1e4, -1e4 - 1e-3], abs=1e-7)

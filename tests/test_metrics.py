@@ -126,6 +126,14 @@ def test_sampled_mixtures_obey_the_lemma(acc: list[float], seed: int, concentrat
     assert variance >= 0
 
 
+@pytest.mark.parametrize("worst", [-1e4, -1e8, -1e30, -1e300])
+def test_scores_without_a_lower_bound_have_mixtures(worst: float) -> None:
+    with np.errstate(over="ignore"):
+        lowest, mean, _ = across.mixtures([worst] * 3, q=100, seed=0)
+    assert lowest == pytest.approx(worst)
+    assert mean == pytest.approx(worst)
+
+
 @given(acc=accuracies)
 def test_the_bound_is_tight_at_a_vertex(acc: list[float]) -> None:
     vertex = np.eye(len(acc))[across.worst_client(acc)]

@@ -13,6 +13,7 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.errors import DataError, UsageError
+from fedalloy.report import decisions
 from fedalloy.report.gains import gains
 from fedalloy.report.gains_table import each_client
 from fedalloy.report.html import render
@@ -76,6 +77,24 @@ def test_tables_name_clients(runs):
     headings, body = cells([row for run in runs for row in rows(run)])
     worst = {part for line in body for part in line[headings.index("Worst")].text.split(", ")}
     assert not any(part.isdecimal() for part in worst)
+
+
+def test_each_clients_test_and_the_split_name_clients(runs):
+    for _, one in decisions.tested(runs):
+        assert [line[0] for line in one.clients.body][:2] == ["North clinic", "Lakeside"]
+    exp = experiment({"partition": {"name": "natural"}, "model": "mlp"})
+    built = build(exp, hospitals())
+    assert "(North clinic)" in built.card.describe(built.setting.names)
+    assert "(client 0)" in built.card.describe()
+
+
+def test_long_names_that_begin_and_end_alike_stay_apart():
+    names = tuple(f"The regional hospital of the {k} district by the sea" for k in range(5))
+    runs = compare(
+        {"partition": {"name": "natural"}, "rounds": 1, "model": "mlp"}, ["local", "fedavg"], dataset=hospitals(names)
+    )
+    assert len({line[0] for line in each_client(gains(runs)).body}) == 5
+    assert len({line[0] for _, one in decisions.tested(runs[:1]) for line in one.clients.body}) == 5
 
 
 def test_the_report_escapes_names(runs):

@@ -164,7 +164,8 @@ def test_numbers_by_hand(rows) -> None:
     assert view["macro_f1"] is None
     assert "confusion" not in view["details"]
     low, high = view["details"]["intervals"]["mae"][0]
-    assert (low, high) == pytest.approx((0.5 - 1.96 * 0.288675, 0.5 + 1.96 * 0.288675), abs=1e-4)
+    assert (low, high) == pytest.approx((0.5 - 3.182446 * 0.288675, 0.5 + 3.182446 * 0.288675), abs=1e-4)
+    assert view["details"]["intervals"]["accuracy"][0][1] <= 1
 
 
 @pytest.mark.parametrize(("task", "tests", "outputs"), [("labels", LABELS, 2), ("numbers", NUMBERS, 1)])
@@ -173,6 +174,18 @@ def test_a_model_that_diverged_has_no_figures_but_a_record(rows, task, tests, ou
     view = viewed(made(rows, broken, outputs, task))
     assert view["loss"] is None
     assert view.get("auc") is None
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_a_client_whose_model_diverged_is_not_left_out_of_a_mean(rows, task) -> None:
+    tests, outputs = {"classes": (BINARY, 2), "numbers": (NUMBERS, 1)}[task]
+    (x, y), *others = tests
+    view = viewed(made(rows, [*others, ([[math.nan] * outputs] * len(x), y)], outputs, task))
+    means = ("auc", "ece") if task == "classes" else ("amp", "alma", "wlp", "mae", "rmse", "loss")
+    assert [view[name] for name in means] == [None] * len(means)
+    if task == "numbers":
+        assert view["worst_client"] == 3
+        assert view["clients"]["accuracy"][0] is not None
 
 
 def test_tests_that_are_all_empty(rows) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedalloy import experiment, from_arrays
-from fedalloy.advise.advice import Advice, advice, commands, lead
+from fedalloy.advise.advice import Advice, advice, chosen_apart, commands, lead
 from fedalloy.advise.look import Look, look, shifts
 from fedalloy.advise.page import page
 from fedalloy.advise.trial import Trial
@@ -18,10 +18,10 @@ from fedalloy.report.gains import gains
 from fedalloy.storage.results import Run
 
 
-def result(name: str, label: str, view: str, seed: int, accuracy: list[float]) -> Run:
+def result(name: str, label: str, view: str, seed: int, accuracy: list[float], balanced: float = 0.9) -> Run:
     """A run of three clients with 100 test samples each."""
     per_client = {"accuracy": accuracy, "size": [100] * 3, "loss": [0.5] * 3}
-    scores = {"amp": float(np.mean(accuracy)), "wlp": min(accuracy), "balanced": 0.9, "clients": per_client}
+    scores = {"amp": float(np.mean(accuracy)), "wlp": min(accuracy), "balanced": balanced, "clients": per_client}
     rounds = [
         {
             "round": number,
@@ -92,6 +92,51 @@ def test_methods_that_were_not_compared_are_told_together_with_the_reason(looked
 
 def test_advice_against_federating(looked: Look):
     assert "Do not federate" in advice(looked, made(-0.1)).verdict
+
+
+def chance(rising: bool = False, alone: float = 0.9) -> Trial:
+    """Clients that learn alone, and a federated model that stays near chance."""
+    runs = []
+    for seed in range(3):
+        runs.append(result("local-converged", "Local, converged", "personal", seed, [0.9] * 3, alone))
+        one = result("fedavg", "FedAvg", "aca", seed, [0.53, 0.5, 0.52 + seed / 100], 0.53)
+        for k, record in enumerate(one.rounds if rising else ()):
+            scores = record["views"]["aca"]
+            record["views"]["aca"] = {**scores, "amp": scores["amp"] - 0.05 * (len(one.rounds) - 1 - k)}
+        runs.append(one)
+    return replace(made(0.1), runs=tuple(runs))
+
+
+def test_a_federated_model_that_stays_near_chance_is_advised_against(looked: Look):
+    told = advice(looked, chance())
+    assert told.verdict.startswith("Do not federate")
+    lines = [line for several in commands(told, "exp.toml", 3, [0], 10).values() for line in several]
+    assert "fedalloy run exp.toml method=local-converged" in lines
+    assert not any("deploy" in line for line in lines)
+
+
+@pytest.mark.parametrize("trial", [chance(rising=True), chance(alone=0.5)])
+def test_while_a_curve_rises_or_clients_learn_nothing_there_is_no_verdict(looked: Look, trial: Trial):
+    told = advice(looked, trial)
+    assert told.verdict.startswith("No verdict")
+    lines = [
+        line for several in commands(told, "my exp.toml", 3, [0], 10, ["--plugin", "a.py"]).values() for line in several
+    ]
+    assert any(line.startswith("fedalloy advise 'my exp.toml' rounds=20 --plugin a.py") for line in lines)
+    assert not any("deploy" in line for line in lines)
+
+
+def test_the_lead_of_a_method_that_is_chosen_by_other_seeds():
+    amps = {"fedavg": [0.8, 0.5, 0.5], "fedprox": [0.5, 0.82, 0.55]}  # each is good where the other is not
+    runs = [result("local-converged", "Local, converged", "personal", seed, [0.6] * 3) for seed in range(3)]
+    for name, values in amps.items():
+        runs += [result(name, name, "aca", seed, [value] * 3) for seed, value in enumerate(values)]
+    found = chosen_apart(runs, gains(runs)[0])
+    assert found is not None
+    # Seed 0 is judged by the method that leads on seeds 1 and 2, and so on.
+    assert found.mean == pytest.approx(((0.5 - 0.6) + (0.5 - 0.6) + (0.55 - 0.6)) / 3 * 100)
+    assert found.mean < lead(runs, gains(runs)[0]).mean
+    assert chosen_apart([run for run in runs if run.seed == 0], gains(runs)[0]) is None
 
 
 def test_commands_use_seeds_on_which_nothing_was_chosen(looked: Look):

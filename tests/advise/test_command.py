@@ -54,3 +54,13 @@ def test_an_impossible_time_is_refused(minutes: str):
     done = CliRunner().invoke(cli, ["advise", "tiny", "--minutes", minutes])
     assert isinstance(done.exception, UsageError)
     assert "--minutes" in str(done.exception)
+
+
+def test_the_options_of_the_advised_method_are_kept_whatever_its_key(sites: Path, tmp_path: Path):
+    out = tmp_path / "advice"
+    words = ["advise", str(sites), "partition=natural", "model=mlp", "rounds=1", "methods.mild.name=fedavgm"]
+    words += ["methods.mild.momentum=0.25", "--minutes", "5", "--seeds", "1", "--out", str(out)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exception is None, done.output
+    exp = read(out / "experiment.toml")
+    assert exp.method.options == ({"momentum": 0.25} if exp.method.name == "fedavgm" else {})

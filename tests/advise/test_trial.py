@@ -61,7 +61,7 @@ def test_with_time_all_fitting_methods_are_compared_with_all_seeds(tmp_path: Pat
 def test_a_method_whose_full_run_would_take_too_long_is_left_out_with_its_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trial, "_costs", lambda *_: ({"fedavgm": 5.0, "fedprox": 500.0}, {}))
+    monkeypatch.setattr(trial, "_cost", lambda _, key, *__: {"fedavgm": 5.0, "fedprox": 500.0}[key])
     exp = experiment({**TINY, "methods": {"fedprox": {}, "fedavgm": {}}})
     found = trial.tried(exp, [0], 100.0, tmp_path, clock=Clock(0.0))
     assert "fedavgm" in {run.name for run in found.runs}
@@ -72,3 +72,17 @@ def test_an_error_of_the_experiment_is_raised_and_not_blamed_on_a_method(tmp_pat
     exp = experiment({**TINY, "partition": {"name": "natural"}})
     with pytest.raises(UsageError, match="client"):
         trial.tried(exp, [0], 10.0, tmp_path)
+
+
+def test_quick_methods_are_compared_before_a_slow_trial_takes_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = Clock(0.0)
+
+    def cost(_: object, key: str, *__: object) -> float:
+        clock.now += {"fedprox": 1.0, "moon": 90.0, "fedavgm": 1.0}[key]
+        return {"fedprox": 3.0, "moon": 900.0, "fedavgm": 3.0}[key]
+
+    monkeypatch.setattr(trial, "_cost", cost)
+    exp = experiment({**TINY, "methods": {"fedprox": {}, "moon": {}, "fedavgm": {}}})
+    found = trial.tried(exp, [0], 100.0, tmp_path, clock=clock)
+    assert "fedprox" in {run.name for run in found.runs}
+    assert found.slow == {"moon": 900.0, "fedavgm": 0.0}  # the trial of MOON took the time for further ones

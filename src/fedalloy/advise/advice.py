@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedalloy.advise.look import Look
-from fedalloy.advise.trial import Trial
+from fedalloy.advise.trial import ALONE, Trial
 from fedalloy.base.text import MISSING, human_bytes, human_seconds, listed, number
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods as registered
@@ -14,9 +16,9 @@ from fedalloy.report import facts
 from fedalloy.report.gains import BOUNDS, Gains, gains, leading
 from fedalloy.report.gains_table import Listing, each_client, signed
 from fedalloy.report.statistics import Interval, paired, t_interval
-from fedalloy.report.trained import doubts, told
-from fedalloy.report.verdict import verdict
-from fedalloy.storage.results import Run
+from fedalloy.report.trained import Doubts, doubts, settled, told
+from fedalloy.report.verdict import NOT, WITHHELD, verdict
+from fedalloy.storage.results import STAGES, Run
 from fedalloy.storage.rows import rows
 
 NEAR = 3  # methods that are named beside the leading one
@@ -48,7 +50,7 @@ def advice(looked: Look, trial: Trial) -> Advice:
     best = leading(found) if found else []
     of_best = [run for run in runs if best and run.label == best[0].label]
     return Advice(
-        verdict=verdict(table, names=names, clients=found, doubts=doubted),
+        verdict=_against(runs, found, doubted) or verdict(table, names=names, clients=found, doubts=doubted),
         data=tuple(looked.sentences()),
         clients=_clients(looked),
         gains=each_client(found) if found else None,
@@ -59,6 +61,32 @@ def advice(looked: Look, trial: Trial) -> Advice:
         untried=tuple(_untried(trial)),
         chosen=of_best[0].name if of_best else "",
         found=tuple(best),
+    )
+
+
+def _against(runs: Sequence[Run], found: Sequence[Gains], doubted: Doubts) -> str:
+    """Advice against federating where no method gets far from chance, although clients learn well alone; or nothing.
+
+    In general, a model near chance is not judged, since more rounds may help. But if no curve rises any more, and every
+    method is clearly below training alone with every seed, more rounds are not what is lacking.
+    """
+    against = [one for one in found if one.over == ALONE]
+    federated = {run.label for run in runs if run.name not in BOUNDS}
+    if not against or federated != {one.label for one in against}:
+        return ""
+    if any(run.name == ALONE and (run.label, view) in doubted for run in runs for view in run.views):
+        return ""
+    low = {label for (label, _), doubt in doubted.items() if doubt.kind in ("near chance", "one class")}
+    if against[0].label not in low or not all(settled(runs, label) for label in federated):
+        return ""
+    leads = [lead(runs, one) for one in against]
+    if not all(one.n > 1 and one.high < 0 for one in leads):
+        return ""
+    best, worse = against[0], -leads[0].mean
+    return (
+        f"{NOT}: local training is {number(worse, 1)} points of AMP above the best federated method, {best.name}, "
+        f"which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
+        "Perhaps the same inputs mean different things to different clients; check how they label their data."
     )
 
 
@@ -89,7 +117,7 @@ def _method(found: Sequence[Gains], of_best: Sequence[Run]) -> list[str]:
         return ["No federated method was compared with training alone."]
     best, card = found[0], registered[of_best[0].name].card
     about = f"{best.name} ({card.paper})"
-    told = [f"{about} has the best average score of the methods that were compared."]
+    told = [f"{about} has the best average score of the federated methods that were compared."]
     if card.distils != "no":
         told.append(f"It distils {card.distils}.")
     others = [one for one in found[1:] if one.over == best.over and one.label != best.label][:NEAR]
@@ -155,9 +183,11 @@ def _sure(runs: Sequence[Run], best: Sequence[Gains]) -> list[str]:
         f"{clear} of {len(first.points)} clients gain or lose more than two standard errors of their own test samples."
     )
     if len(federated) > 1:
+        apart = chosen_apart(runs, first)
+        honest = f" Chosen by the other seeds each time, the lead is {signed(apart.mean)} points." if apart else ""
         told.append(
-            f"The best of {len(federated)} methods was chosen on these same seeds, so its lead is a little too "
-            "good; the first command below repeats the comparison with other seeds."
+            f"The best of {len(federated)} methods was chosen on the test samples that it is reported on, so its lead "
+            f"is a little too good.{honest} The check below repeats the comparison with other seeds."
         )
     return told
 
@@ -186,19 +216,69 @@ def _without(reason: str, name: str) -> str:
     return reason
 
 
-def commands(advised: Advice, experiment: str, clients: int, seeds: Sequence[int]) -> Mapping[str, Sequence[str]]:
-    """What to type next: compare again with seeds on which nothing was chosen, train fully, rehearse a deployment."""
+def chosen_apart(runs: Sequence[Run], best: Gains) -> Interval | None:
+    """The lead over the reference if the method is chosen by the other seeds, for each seed; None for one seed.
+
+    This is what choosing the best method brings, without the optimism of choosing and measuring on the same seeds.
+    """
+    reference, of_method = _amps(runs, best)
+    seeds = sorted(set(reference).intersection(*of_method.values())) if of_method else []
+    if len(seeds) < 2:
+        return None
+    leads = []
+    for seed in seeds:
+        others = [other for other in seeds if other != seed]
+        first = max(of_method.values(), key=lambda values: sum(values[other] for other in others))
+        leads.append(first[seed] - reference[seed])
+    return t_interval(leads)
+
+
+def _amps(runs: Sequence[Run], best: Gains) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
+    """AMP in points by seed: of the reference, and of each federated method's best view."""
+    reference: dict[int, float] = {}
+    of_method: dict[str, dict[int, float]] = {}
+    for run in runs:
+        values = [100 * run.at(view, "amp") for view in run.views if view not in STAGES]
+        top = max((value for value in values if math.isfinite(value)), default=math.nan)
+        if run.name == best.over:
+            reference[run.seed] = top
+        elif run.name not in BOUNDS:
+            of_method.setdefault(run.label, {})[run.seed] = top
+    whole = {label: values for label, values in of_method.items() if all(map(math.isfinite, values.values()))}
+    return {seed: value for seed, value in reference.items() if math.isfinite(value)}, whole
+
+
+def commands(
+    advised: Advice, experiment: str, clients: int, seeds: Sequence[int], rounds: int = 0, more: Sequence[str] = ()
+) -> Mapping[str, Sequence[str]]:
+    """What to type next: compare again with seeds on which nothing was chosen, then what the verdict calls for.
+
+    That is to train alone, to advise again with more rounds, or to train fully and rehearse a deployment. `more` are
+    words that every command needs, such as those of plugins.
+    """
     if not advised.chosen:
         return {}
     fresh = ",".join(str(max(seeds) + 1 + place) for place in range(len(seeds)))
-    methods = ",".join(dict.fromkeys(["local-converged", "fedavg", advised.chosen]))
-    return {
+    methods = ",".join(dict.fromkeys([ALONE, "fedavg", advised.chosen]))
+
+    def typed(*words: str) -> str:
+        return shlex.join(["fedalloy", *words, *more])
+
+    check = {
         "Check the advice with seeds that it was not chosen on": [
-            f"fedalloy compare {experiment} --methods {methods} --seeds {fresh}"
-        ],
-        "Train fully": [f"fedalloy run {experiment} rounds=100"],
+            typed("compare", experiment, "--methods", methods, "--seeds", fresh)
+        ]
+    }
+    if advised.verdict.startswith(NOT):
+        return {**check, "Train every client alone": [typed("run", experiment, f"method={ALONE}")]}
+    if advised.verdict.startswith(WITHHELD):
+        longer = typed("advise", experiment, f"rounds={2 * rounds}") if rounds else typed("advise", experiment)
+        return {"Ask again with more rounds, and more time": [f"{longer} --minutes 10"], **check}
+    return {
+        **check,
+        "Train fully": [typed("run", experiment, "rounds=100")],
         "Rehearse the deployment on this machine": [
-            f"fedalloy deploy init {experiment} --out deployment --sites {clients}",
+            typed("deploy", "init", experiment, "--out", "deployment", "--sites", str(clients)),
             f"fedalloy deploy up deployment --local {clients}",
             "fedalloy deploy run deployment",
         ],

@@ -1,7 +1,8 @@
 """The short comparison behind the advice: which methods fit, and as many of them as a stated time allows.
 
 Training alone and FedAvg are always compared. The others are tried for one round each, in the order of how much they
-do beside training, and then compared in full, the fastest first, while there is time.
+do beside training. Those that are quick are compared in full at once, the others then, the fastest first, while there
+is time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ ALONE, PLAIN = "local-converged", "fedavg"
 ALWAYS = (ALONE, PLAIN)
 TRIAL_ROUNDS = 1
 TRIALS = 0.3  # of the time may be spent on finding out how long methods take
+QUICK = 0.1  # of the time that is left: a method that takes less is compared at once
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,25 @@ def tried(
         raise UsageError(f"no method can be used with this data: {why}") from why
     first = [key for key in ALWAYS if key in fit]
     runs = run_methods(exp, {key: fit[key] for key in first}, built, folder=folder, begin=begin)
-    left = seconds - (clock() - start)
-    costs, slow = _costs(exp, {k: c for k, c in fit.items() if k not in first}, built, left * TRIALS, len(seeds), clock)
-    for key, cost in sorted(costs.items(), key=lambda pair: pair[1]):
+    left, spent = seconds - (clock() - start), 0.0
+    slow: dict[str, float] = {}
+    waiting: dict[str, float] = {}
+    for key, choice in fit.items():
+        if key in first:
+            continue
+        if spent > left * TRIALS:
+            slow[key] = 0.0
+            continue
+        began = clock()
+        cost = _cost(exp, key, choice, built, clock)
+        spent += clock() - began
+        if cost is None:
+            slow[key] = 0.0
+        elif cost <= QUICK * (seconds - (clock() - start)):  # before a slow method's trial takes the time
+            runs += run_methods(exp, {key: choice}, built, folder=folder, begin=begin)
+        else:
+            waiting[key] = cost
+    for key, cost in sorted(waiting.items(), key=lambda pair: pair[1]):
         if clock() - start + cost > seconds:
             slow[key] = cost
             continue
@@ -85,30 +103,17 @@ def tried(
     return Trial(tuple(runs), built[seeds[0]], unfit, slow, clock() - start)
 
 
-def _costs(
-    exp: Experiment,
-    choices: Mapping[str, Choice],
-    built: Mapping[int, Built],
-    seconds: float,
-    seeds: int,
-    clock: Callable[[], float],
-) -> tuple[dict[str, float], dict[str, float]]:
-    """How long each method's comparison would take, from one round; those that time did not reach come second."""
-    costs: dict[str, float] = {}
-    unknown: dict[str, float] = {}
-    start, (seed, one) = clock(), next(iter(built.items()))
+def _cost(
+    exp: Experiment, key: str, choice: Choice, built: Mapping[int, Built], clock: Callable[[], float]
+) -> float | None:
+    """How long a method's comparison with all seeds would take, from one round; None if that round fails."""
+    seed, one = next(iter(built.items()))
     short = replace(exp, rounds=TRIAL_ROUNDS, evaluate_every=TRIAL_ROUNDS, engine="serial", workers=None)
-    for key, choice in choices.items():
-        if clock() - start > seconds:
-            unknown[key] = 0.0
-            continue
-        began = clock()
-        try:
-            (run,) = run_methods(short, {key: choice}, {seed: one})
-        except FedalloyError:
-            unknown[key] = 0.0
-            continue
-        per_round = [record["seconds"]["total"] for record in run.rounds]
-        setup = max(0.0, clock() - began - sum(per_round))
-        costs[key] = seeds * (setup + exp.rounds * max(per_round))
-    return costs, unknown
+    began = clock()
+    try:
+        (run,) = run_methods(short, {key: choice}, {seed: one})
+    except FedalloyError:
+        return None
+    per_round = [float(record["seconds"]["total"]) for record in run.rounds]
+    setup = max(0.0, clock() - began - sum(per_round))
+    return len(built) * (setup + exp.rounds * max(per_round))

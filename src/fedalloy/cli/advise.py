@@ -23,6 +23,7 @@ from fedalloy.cli.terminal import (
 from fedalloy.errors import UsageError
 
 if TYPE_CHECKING:
+    from fedalloy.advise.advice import Advice
     from fedalloy.run.comparison import Begin
 
 ROUNDS = 20  # if the experiment does not say
@@ -66,8 +67,8 @@ def advise(
     advised = advice(look(trial.built), trial)
     write_page(list(trial.runs), folder / "report.html", as_typed(*words))
     file = folder / "experiment.toml"
-    write_atomically(file, _settled(values, advised.chosen).encode())
-    told = commands(advised, str(file), len(advised.clients.body), chosen)
+    write_atomically(file, _settled(values, advised).encode())
+    told = commands(advised, str(file), len(advised.clients.body), chosen, exp.rounds, plugged(plugins))
     title = f"Should {Path(data).stem} federate?"
     text = page(advised, told, title=title, seconds=trial.seconds, seeds=chosen, rounds=exp.rounds)
     write_atomically(folder / "advice.html", text.encode())
@@ -95,11 +96,15 @@ def _progress(seconds: float) -> Begin:
     return begin
 
 
-def _settled(values: Mapping[str, Any], chosen: str) -> str:
-    """The experiment as a file, with the advised method."""
+def _settled(values: Mapping[str, Any], advised: Advice) -> str:
+    """The experiment as a file, with the advised method and its options, which [methods] may have under another key."""
     import tomli_w
 
     rest = {key: value for key, value in values.items() if key not in ("method", "methods")}
-    listed = values.get("methods", {})
-    options = listed.get(chosen, {}) if isinstance(listed, Mapping) else {}
-    return tomli_w.dumps({"rounds": ROUNDS, **rest, "method": {"name": chosen or "fedavg", **options}})
+    chosen, label = advised.chosen, advised.found[0].label if advised.found else ""
+    given, own = values.get("methods", {}), values.get("method", {})
+    options: Mapping[str, Any] = own if isinstance(own, Mapping) and own.get("name") == chosen else {}
+    for key, table in given.items() if isinstance(given, Mapping) else ():
+        if table.get("name", key) == chosen and key in (chosen, label):
+            options = table
+    return tomli_w.dumps({"rounds": ROUNDS, **rest, "method": {**options, "name": chosen or "fedavg"}})

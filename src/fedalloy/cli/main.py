@@ -342,7 +342,7 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     from fedalloy.report.plots import save
 
     built = build(exp)
-    say(built.card.describe())
+    say(built.card.describe(built.setting.names))
     folder = Path(out or "partition")
     make_folder(folder)
     names = built.dataset.label_names
@@ -547,7 +547,7 @@ def _compare(
     comparison.refuse(refused)  # before anything is written
     refuse_select(select, exp, built.values())
     first = built[seeds[0]]
-    say(first.card.describe())
+    say(first.card.describe(first.setting.names))
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedalloy.base.text import client_label
 from fedalloy.data.partition import Partition
 from fedalloy.data.partitioners import Indices
 from fedalloy.data.samples import Task
@@ -69,8 +71,8 @@ class PartitionCard:
             plain["indices"] = {part: [rows.tolist() for rows in arrays] for part, arrays in parts.items()}
         return plain
 
-    def describe(self) -> str:
-        """Return a readable summary of four lines; of two if there are only numbers to predict."""
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """Return a readable summary of four lines, with clients by their `names`; of two if there are only numbers."""
         p, sizes, far = self.partition, self.sizes, self.divergence
         options = ", ".join(f"{key}={value}" for key, value in p.options.items())
         kinds = {"classes": f" of {self.counts.shape[1]} classes", "labels": f" with {self.counts.shape[1]} labels"}
@@ -78,13 +80,13 @@ class PartitionCard:
         lines = [
             f"{p.name}{f' ({options})' if options else ''}, seed {p.seed}: {sizes.sum():,} rows{what}"
             f" on {p.clients} clients; sha256 {self.sha256[:12]}",
-            f"sizes: smallest {sizes.min():,} (client {sizes.argmin()}), mean {sizes.mean():,.0f}, "
-            f"largest {sizes.max():,} (client {sizes.argmax()}); "
+            f"sizes: smallest {sizes.min():,} ({client_label(names, int(sizes.argmin()))}), mean {sizes.mean():,.0f}, "
+            f"largest {sizes.max():,} ({client_label(names, int(sizes.argmax()))}); "
             f"coefficient of variation {self.size_variation:.2f}, Gini {self.size_gini:.2f}",
             f"labels: {self.classes_per_client:.1f} {few} per client, of which the largest has "
             f"{self.largest_share:.0%} of its {'ones' if self.task == 'labels' else 'rows'}, on average",
             f"distance from the overall label distribution (Jensen-Shannon, 0 to 1): mean {far.mean():.2f}, "
-            f"largest {far.max():.2f} (client {far.argmax()})",
+            f"largest {far.max():.2f} ({client_label(names, int(far.argmax()))})",
         ]
         return "\n".join(lines if self.task != "numbers" else lines[:2])
 

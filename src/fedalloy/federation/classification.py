@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedalloy.federation.across import Floats
 
 Counts = NDArray[np.int64]
+KEPT, DECIMALS = 2.0**40, 12  # precision of log odds: far above float32's, which networks compute with
 
 
 def accuracy_per_client(confusion: Counts) -> Floats:
@@ -96,16 +97,18 @@ def log_odds(logits: ArrayLike) -> Floats:
     """
     z = np.asarray(logits, dtype=np.float64)
     rows, top = np.arange(len(z)), z.argmax(1)
-    largest = z[rows, top][:, None]
     with np.errstate(all="ignore"):  # a network that diverged gives no numbers, and then there is no rank
-        weight = np.exp(z - largest)
+        z = z - z[rows, top][:, None]
+        weight = np.exp(z)
         total = weight.sum(1, keepdims=True)
-        others = largest + np.log(total) + np.log1p(-weight / total)
+        others = np.log(total) + np.log1p(-weight / total)
         rest = z.copy()
         rest[rows, top] = -np.inf
         second = rest.max(1, keepdims=True)
         others[rows, top] = (second + np.log(np.exp(rest - second).sum(1, keepdims=True)))[:, 0]
-        return np.asarray(z - others)
+        # Samples with equal odds must tie, whatever the order in which their terms were added.
+        digits, power = np.frexp(z - others)
+        return np.asarray(np.round(np.ldexp(np.round(digits * KEPT) / KEPT, power), DECIMALS))
 
 
 def auc(scores: ArrayLike, positive: ArrayLike) -> float:

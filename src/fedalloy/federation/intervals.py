@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from fedalloy.base.student import t_quantile
+
+LEVEL = 0.975  # of the upper end of a 95 % interval
 Z = 1.959963984540054  # the normal distribution has 95 % within so many standard deviations
+MOST = 700.0  # the exponential of more is no number
 STEPS = 60  # of the bisection: more than the bits of a float
 
 Interval = tuple[float, float] | None
@@ -45,13 +49,29 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval:
     return _edge(auc, 0.0, far), _edge(auc, 1.0, far)
 
 
-def normal(value: float, error: float) -> Interval:
-    """The interval of a mean with this standard error.
+def student(value: float, error: float, size: int) -> Interval:
+    """The interval of a mean over `size` samples with this standard error, by Student's t.
 
-    >>> [round(end, 2) for end in normal(1.5, 0.5)]
-    [0.52, 2.48]
+    >>> [round(end, 2) for end in student(1.5, 0.5, 10)], student(1.5, 0.5, 1)
+    ([0.37, 2.63], None)
     """
-    return None if math.isnan(value) or math.isnan(error) else (value - Z * error, value + Z * error)
+    if math.isnan(value) or math.isnan(error) or size < 2:
+        return None
+    half = t_quantile(LEVEL, size - 1) * error
+    return value - half, value + half
+
+
+def of_r2(value: float, error: float, size: int) -> Interval:
+    """The interval of R2: Student's, of the logarithm of 1 - R2, which is less skewed; so no end is above 1.
+
+    >>> [round(end, 2) for end in of_r2(0.8, 0.1, 10)]
+    [0.38, 0.94]
+    """
+    lost = 1 - value
+    if not lost > 0:
+        return None if math.isnan(value) or math.isnan(error) else (value, value)
+    span = student(math.log(lost), error / lost, size)
+    return None if span is None else (1 - math.exp(min(span[1], MOST)), 1 - math.exp(span[0]))
 
 
 def _edge(inside: float, outside: float, far: Callable[[float], bool]) -> float:

@@ -26,7 +26,8 @@ def r2(predicted: ArrayLike, target: ArrayLike) -> Measured:
     """
     p, y = (np.asarray(values, dtype=np.float64) for values in (predicted, target))
     squared, spread = (p - y) ** 2, (y - y.mean(0)) ** 2 if len(y) else y
-    varies = spread.sum(0) > 0 if len(y) else np.zeros(y.shape[1], dtype=bool)
+    # Not by the spread: the mean of equal numbers may differ from them in its last digit.
+    varies = (y.max(0) > y.min(0)) & (spread.sum(0) > 0) if len(y) else np.zeros(y.shape[1], dtype=bool)
     if not varies.any():
         return Measured(math.nan, math.nan)
     squared, spread = squared[:, varies], spread[:, varies]

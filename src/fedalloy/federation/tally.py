@@ -89,6 +89,11 @@ def view_of(setting: Setting, counts: Mapping[int, Tree]) -> dict[str, Any]:
     for k, found in counts.items():
         loss[k] = found["loss"]
     found = summarise(score, loss, sizes, seed=setting.seed, weights=setting.counted_by(sizes.tolist()))
+    diverged = np.flatnonzero((sizes > 0) & ~np.isfinite(loss)).tolist()
+    if diverged:  # a mean over the others would look better than it is
+        pooled |= {name: math.nan for name in ("auc", "ece", "mae", "rmse") if name in pooled}
+        if setting.task == "numbers":
+            found = {**dict.fromkeys(found, math.nan), "worst_client": diverged[0]}
     with np.errstate(invalid="ignore"):
         mean_loss = loss / sizes
     return {
@@ -259,8 +264,11 @@ def _view_of_numbers(setting: Setting, counts: Mapping[int, Tree]) -> Any:
         "rmse": math.sqrt(square) if square >= 0 else math.nan,
     }
     spread = {
-        name: [intervals.normal(v, e) for v, e in zip(values.tolist(), errors.tolist(), strict=True)]
-        for name, values, errors in (("accuracy", score, error), ("mae", off, off_error))
+        name: [rule(v, e, n) for v, e, n in zip(values.tolist(), errors.tolist(), sizes.tolist(), strict=True)]
+        for name, rule, values, errors in (
+            ("accuracy", intervals.of_r2, score, error),
+            ("mae", intervals.student, off, off_error),
+        )
     }
     return score, sizes, pooled, {"error": error, "mae": off, "rmse": root}, _details(spread)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.base.text import MISSING, number, series_names
+from fedalloy.base.text import MISSING, all_shortened, number, series_names
 from fedalloy.data.samples import Task
 from fedalloy.federation.metrics import METRICS, SCORES
 from fedalloy.report.gains_table import Listing
@@ -29,7 +29,7 @@ RULES: dict[Task, str] = {
     "classes": "Wilson's for accuracy, and with two classes for the rates; Newcombe's for AUC. AUC needs test samples "
     "of several classes.",
     "labels": "Wilson's for shares, by samples; Newcombe's for AUC, which needs samples with and without a label.",
-    "numbers": "Normal ones. R2 needs targets that differ.",
+    "numbers": "Student's; of R2, by the logarithm of 1 - R2, which needs targets that differ.",
 }
 
 
@@ -64,9 +64,11 @@ def _tested(run: Run, view: str, name: str) -> Tested:
     details, clients = last["views"][view], run.view(view, last["round"])["clients"]
     spans = details.get("intervals", {})
     columns = [metric for metric in EACH[task] if metric in clients]
+    names = run.client_names or tuple(map(str, range(len(clients["size"]))))
+    short = all_shortened(names)
     body = [
         [
-            str(k),
+            short[names[k]],
             str(size),
             _with_interval("accuracy", clients["accuracy"], spans, k),
             *(_with_interval(metric, clients[metric], spans, k) for metric in columns),
@@ -76,8 +78,8 @@ def _tested(run: Run, view: str, name: str) -> Tested:
     score = f"{SCORES[task][:1].upper()}{SCORES[task][1:]} %"
     headings = ("Client", "Test samples", score, *(METRICS[metric].heading for metric in columns))
     listing = Listing(f"Tests of {name}", headings, body, words=1, note=f"{NOTE}{RULES[task]}")
-    names = [str(label) for label in run.meta.get("clients", {}).get("label_names", [])]
-    return Tested(listing, _confusions(details.get("confusion"), names, task))
+    labels = [str(label) for label in run.meta.get("clients", {}).get("label_names", [])]
+    return Tested(listing, _confusions(details.get("confusion"), labels, task))
 
 
 def _with_interval(metric: str, values: Sequence[float | None], spans: Mapping[str, Sequence[Any]], k: int) -> str:

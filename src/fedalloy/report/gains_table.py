@@ -68,10 +68,11 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
     first = both[0]
     spread = bool(np.isfinite(first.spread).any())
     order = np.argsort(first.points, kind="stable").tolist()
+    shown = all_shortened(first.clients)
     places = [dict(zip(one.clients, range(len(one.clients)), strict=True)) for one in both]
     body = [
         [
-            shortened(first.clients[k]),
+            shown[first.clients[k]],
             *([first.networks[k]] if first.networks else []),
             *(_cell(one, place.get(first.clients[k])) for one, place in zip(both, places, strict=True)),
             *([number(first.spread[k], 1)] if spread else []),

@@ -115,6 +115,16 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
     return None
 
 
+def settled(runs: Sequence[Run], label: str) -> bool:
+    """Whether the curves of a method have been judged and no longer rise, however low they are.
+
+    >>> settled([], "FedAvg")
+    False
+    """
+    curves = [(one.curve("amp")[1], _tests(one)) for one in series_of(runs) if one.label == label and not one.level]
+    return bool(curves) and all(len(curve) >= LEAST and _rise(curve, tests) is None for curve, tests in curves)
+
+
 def _more_evaluations(one: Series) -> str:
     """What to set for enough evaluated rounds."""
     last = max(run.rounds[-1]["round"] for run in one.runs)

@@ -13,6 +13,7 @@ from fedalloy.report.trained import Doubts
 from fedalloy.storage.results import STAGES
 from fedalloy.storage.rows import CombinedRow, Row, combine
 
+NOT, WITHHELD = "Do not federate", "No verdict"  # how these verdicts begin
 NAMED = 4  # more clients than that are counted, not named
 
 
@@ -95,7 +96,7 @@ def _withheld(judged: Sequence[CombinedRow], doubts: Doubts, told: str) -> str:
     if doubt is None:
         return ""
     so_far = "" if doubt.kind == "one class" else f" So far, {_within(told)}."
-    return f"No verdict: {doubt.sentence}.{so_far}"
+    return f"{WITHHELD}: {doubt.sentence}.{so_far}"
 
 
 def _cost(name: str, leader: CombinedRow, local: CombinedRow) -> str:
@@ -124,7 +125,7 @@ def _for_clients(own: Gains, told: str, lead: float) -> str:
         opening = f"Federating pays for {len(gain)} of {clients}{_clearly(own, gain)}"
         return f"{opening}: {told}; {_others(own, lose, 'lose')}"
     if lead < 0 and len(lose) > len(own.points) / 2:
-        opening = f"Do not federate: local training is better for {len(lose)} of {clients}{_clearly(own, lose)}"
+        opening = f"{NOT}: local training is better for {len(lose)} of {clients}{_clearly(own, lose)}"
         return f"{opening} and {told.removeprefix('Local training ')}; {_others(own, gain, 'gain')}"
     losers = [k for k in lose if own.clear[k]]
     if lead:
