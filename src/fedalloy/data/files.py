@@ -120,6 +120,27 @@ CINIC10 = RemoteFile(
 )
 
 
+def _heart(hospital: str, sha256: str) -> RemoteFile:
+    name = f"processed.{hospital}.data"
+    return RemoteFile(
+        name,
+        "heart-disease",
+        f"sha256:{sha256}",
+        (f"https://archive.ics.uci.edu/ml/machine-learning-databases/heart-disease/{name}",),
+        layouts=(name,),
+    )
+
+
+# UCI publishes no hashes. FLamby (github.com/owkin/FLamby, fed_heart_disease) checks the MD5 of its downloads from UCI
+# (2d91a8ff..., 22e96bee..., 9a87f757..., 4249d03c...). These are the SHA-256 of bytes with that MD5; both checked.
+HEART = (
+    _heart("cleveland", "a74b7efa387bc9d108d7d0115d831fe9b414b29ae7124f331b622b4efa0427c8"),
+    _heart("hungarian", "d1ad108f785768cd3d7e82dc522e6f5a61eea93cccfb3a46ee8076f73fc3d796"),
+    _heart("switzerland", "834a405ccf5b66ab4056bb77794adc8df0b7125186454c0a1d002d33c6c3b314"),
+    _heart("va", "e7c93d8d0d2acdadfa4c5e8de768e2191e7f618b952e29623f1f0d5949ff6b8f"),
+)
+
+
 def _compact(name: str, home: str, sha256: str) -> RemoteFile:
     return RemoteFile(name, home, f"sha256:{sha256}", layouts=(name,))
 
@@ -132,6 +153,13 @@ COMPACT_CIFAR100 = _compact(
 COMPACT_SVHN = _compact("svhn_20k.npz", "svhn", "0dda1fe30530be7d463b5d665e98147f655e3e77b28d7a71cb0593b475425b10")
 COMPACT_EMNIST = _compact(
     "emnist_letters.npz", "emnist", "78ec4618cd145532e9f115655f57b31438fe0a83d66b8c49a939e17bdfb55a98"
+)
+# The same rows as in HEART, with a header and empty cells for missing values.
+COMPACT_HEART = (
+    RemoteFile("cleveland.csv", "heart", "sha256:c62392cce6a715ef063ff42c1557df0675df2d8612e272abed377932e8e475c7"),
+    RemoteFile("hungarian.csv", "heart", "sha256:b612d844d8289d69a20009ab1d4a2f9e8adcc757b1ba36bf5cb612443d6ac64a"),
+    RemoteFile("switzerland.csv", "heart", "sha256:ac8969224163f644e2030ed212891a861761aa33953acb4f225dd738288ce5b3"),
+    RemoteFile("va.csv", "heart", "sha256:084648b78e5ad2640f77e5920929f0e5f138ce19bdd15347fcd84de0e95db331"),
 )
 
 # The published files of each data set, and the compact copy that is used if they are missing.
