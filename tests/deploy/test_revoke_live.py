@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,13 @@ def start(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
 def _wait(ready: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 240  # a busy machine takes minutes to start a few processes
     while not ready():
         assert time.monotonic() < end, what
         time.sleep(0.1)
@@ -115,9 +114,8 @@ def _refused(lab: Deployment, private: bytes, nodes: list[int]) -> list[int]:
         (lab.server / "ca.crt").read_bytes(),
         interceptors=[RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())],
     ) as client:
-        calls = [
-            lambda: client.ActivateNode(ActivateNodeRequest(public_key=keys.public_of(private), heartbeat_interval=30))
-        ]
+        request = ActivateNodeRequest(public_key=keys.public_of(private), heartbeat_interval=30)
+        calls: list[Callable[[], Any]] = [lambda: client.ActivateNode(request)]
         for number in nodes:
             node = Node(node_id=number)
             calls += [
@@ -161,7 +159,7 @@ def test_a_site_is_revoked_during_a_run_and_comes_back_with_a_new_key(
     private = (lab.site(1) / "node.key").read_bytes()
     assert set(_refused(lab, private, [nodes[1], nodes[0]])) == {401}
     impostor = start(old)
-    _wait(lambda: len(_rounds(lab)) > done + 1, "the run does not go on")
+    _wait(lambda: len(_rounds(lab)) > done, "the run does not go on")
     assert "revoked" in _missing(_rounds(lab)[-1])[1]
     assert 0 not in _missing(_rounds(lab)[-1])
     _wait(lambda: impostor.poll() is not None, "the impostor was not refused")
