@@ -20,10 +20,11 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
-from fedalloy.deploy.warm import Pause, end_with, serve, warmed
+from fedalloy.deploy.pauses import Pause, soon_again
+from fedalloy.deploy.warm import end_with, serve, warmed
 
 IDLE = 3.0  # Flower's seconds between two polls for messages, the longest here
-SHORTEST = 0.05  # the shortest
+SHORTEST = 0.1  # the shortest
 REPLY = 0.02  # seconds between two looks for the answer, in this process's own memory
 
 
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--port", required=True)
     parser.add_argument("--superexec-auth-secret-file", required=True)
     known, _ = parser.parse_known_args()
+    soon_again()
     alive = started(f"{known.host}:{known.port}", known.superexec_auth_secret_file)
 
     from flwr.supernode import start_client_internal as flower

@@ -1,9 +1,9 @@
 """The process at a site that answers messages in forks of itself, so that Python and torch are started only once.
 
 Flower's SuperExec starts a new Python process for each message, and importing torch, Flower and fedalloy takes longer
-than most answers. This process imports them once, asks for tasks with Flower's own loop, and forks for each message. The
-fork runs Flower's own function for a ClientApp and ends with it, so each message still has a process and memory of its
-own. This process itself never reads data or runs a method; it has no threads that a fork could miss.
+than most answers. This process imports them once, asks for tasks with Flower's own loop, and forks for each message.
+The fork runs Flower's own function for a ClientApp and ends with it, so each message still has a process and memory of
+its own. This process itself never reads data or runs a method, and has no threads that a fork could miss.
 """
 
 from __future__ import annotations
@@ -20,37 +20,23 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
+from fedalloy.deploy.pauses import Pause
+
 if TYPE_CHECKING:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 
 # What a message needs beyond the imports of `fedalloy.deploy.app`; otherwise each fork would import it again.
-MODULES = ("fedalloy.deploy.app", "flwr.supernode.runtime.run_clientapp", "fedalloy.methods", "torch._dynamo")
+MODULES = (
+    "fedalloy.deploy.app",
+    "flwr.supernode.runtime.run_clientapp",
+    "fedalloy.methods",
+    "numpy.ma",
+    "numpy.random",
+)
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two requests for a task
-SHARE = 0.2  # of the time that was already waited: how long to wait until the next request
 NAME = "flwr-clientapp"  # of a fork, in the list of processes
 _DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
-
-
-class Pause:
-    """How long to wait until the next poll: a share of the time waited so far, so that polls get rarer.
-
-    >>> pause = Pause(0.1, 3.0, clock=iter([0.0, 0.0, 5.0, 90.0]).__next__)
-    >>> pause.next(), pause.next(), pause.next()
-    (0.1, 1.0, 3.0)
-    """
-
-    def __init__(self, shortest: float, longest: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.shortest, self.longest, self.clock = shortest, longest, clock
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin to wait: something has just arrived."""
-        self.since = self.clock()
-
-    def next(self) -> float:
-        """Return how many seconds to wait."""
-        return min(self.longest, max(self.shortest, SHARE * (self.clock() - self.since)))
 
 
 class Forks:
@@ -141,7 +127,8 @@ def _answer(spec: ExecutionSpec) -> None:
     exit_handler.registered_exit_handlers.clear()  # those of the process that was forked
     for number in exit_handler.SIGNAL_TO_EXIT_CODE:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    np.random.seed()  # forks must not draw the same numbers; Python's own generator does this by itself
+    # Forks must not draw the same numbers, for example in a plug-in; Python's own generator does this by itself.
+    np.random.seed()  # noqa: NPY002
     run_clientapp(
         runtime_api_address=spec.runtime_api_address,
         token=spec.token,
