@@ -80,7 +80,7 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     # Flower has no setting for its pauses; a test checks that this module uses `time` for nothing else.
-    flower.time = SimpleNamespace(sleep=sleeps(alive))
+    vars(flower)["time"] = SimpleNamespace(sleep=sleeps(alive))
     flower_supernode()
 
 

@@ -39,4 +39,5 @@ def soon_again() -> None:
 
     # Flower has no setting for it; a test checks that these defaults are still there.
     for function in (flower.pull_objects, flower.pull_and_inflate_object_from_tree):
-        function.__kwdefaults__["initial_backoff"] = FIRST
+        if function.__kwdefaults__ is not None:
+            function.__kwdefaults__["initial_backoff"] = FIRST
