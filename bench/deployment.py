@@ -2,6 +2,7 @@
 
     python bench/deployment.py bits [METHOD ...]     # is the model that of `fedalloy run`?
     python bench/deployment.py cost                  # start, seconds per round, memory, bytes on the wire
+    python bench/deployment.py steps                 # where the time of one message goes
 
 The commands are those of docs/deploy.md. A forwarder between the sites and the server counts bytes, so that everything
 that would leave a site's machine, or reach it, is counted: TLS, headers, polling. The figures go to
@@ -11,6 +12,7 @@ that would leave a site's machine, or reach it, is counted: TLS, headers, pollin
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -72,8 +74,8 @@ def cost() -> None:
         for every in (100, 1):
             rows.append([name, "each round" if every == 1 else "at the end", *measured(hidden, every)])
             print(*rows[-1], flush=True)
-    head = ["model", "evaluation", "init s", "up s", "first round s", "s/round", "serial s/round"]
-    head += ["ledger B/round", "wire B/round", "wire / ledger", "memory MiB"]
+    head = ["model", "evaluation", "init s", "up s", "first round s", "s/round", "best s/round"]
+    head += ["CPU s/round", "serial s/round", "ledger B/round", "wire B/round", "wire / ledger", "memory MiB"]
     save("deployment", table(head, rows))
 
 
@@ -101,6 +103,8 @@ def measured(hidden: int, every: int) -> list[str]:
         f"{lab.up:.1f}",
         f"{rounds[0]['seconds']['total']:.1f}",
         f"{each:.2f}",
+        f"{min(r['seconds']['total'] for r in rounds[middle]):.2f}",
+        f"{(watch.cpu[ROUNDS - 2] - watch.cpu[0]) / (ROUNDS - 2):.1f}",
         f"{embedded:.3f}",
     ]
     return [*times, f"{ledger:,.0f}", f"{wire:,.0f}", f"{wire / ledger:.3f}", f"{watch.memory / 2**20:.0f}"]
@@ -154,6 +158,69 @@ def command(*words: str) -> float:
     return time.perf_counter() - begun
 
 
+def spent(leaders: Sequence[int]) -> float:
+    """Return the CPU seconds of these processes, of their sessions, and of the children that have ended."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdecimal() else []
+        except OSError:
+            continue
+        if fields and int(fields[3]) in leaders:
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+STEPS = """
+import os, sys, time
+from pathlib import Path
+
+marks = []
+
+def mark(name):
+    marks.append((name, time.perf_counter(), time.process_time()))
+
+mark("")
+import flwr.supernode.runtime.run_clientapp
+mark("import Flower")
+import torch
+mark("import torch")
+import fedalloy.deploy.app
+mark("import fedalloy")
+child = os.fork()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+mark("a fork instead of these three")
+from fedalloy.deploy.site import site_setting
+site_setting(Path(sys.argv[1]), int(sys.argv[2]))
+mark("read the experiment and the data, build the setting")
+for (_, wall, cpu), (name, later, more) in zip(marks, marks[1:]):
+    print(name, later - wall, more - cpu, sep="|")
+"""
+
+
+def steps() -> None:
+    """Measure the parts of one message at a site, the best of five new processes."""
+    with tempfile.TemporaryDirectory(prefix="fedalloy-bench-") as scratch:
+        file, folder = Path(scratch) / "exp.toml", Path(scratch) / "lab"
+        file.write_text(tomli_w.dumps({"data": {"name": "fashion-mini"}, "partition": {"clients": SITES}}))
+        command("init", str(file), "--out", str(folder), "--sites", str(SITES))
+        site = str(Deployment(folder, "127.0.0.1", PORT, SITES).site(0))
+        best: dict[str, tuple[float, float]] = {}
+        for _ in range(5):
+            done = subprocess.run(
+                [sys.executable, "-c", STEPS, site, str(SITES)], capture_output=True, text=True, check=True
+            )
+            for line in done.stdout.splitlines():
+                name, wall, cpu = line.split("|")
+                best[name] = min(best.get(name, (float("inf"), 0.0)), (float(wall), float(cpu)))
+    rows = [[name, f"{wall:.3f}", f"{cpu:.3f}"] for name, (wall, cpu) in best.items()]
+    for row in rows:
+        print(*row, flush=True)
+    save("steps", table(["step", "s", "CPU s"], rows))
+
+
 class Forwarder:
     """Forwards connections to a port of this machine, and counts the bytes in both directions."""
 
@@ -192,10 +259,11 @@ class Forwarder:
 
 
 class Watch:
-    """The forwarder's count after each round, and the peak memory of all processes together."""
+    """The forwarder's count and the CPU seconds after each round, and the peak memory of all processes together."""
 
     def __init__(self, deployment: Deployment, forwarder: Forwarder) -> None:
         self.bytes: list[int] = []
+        self.cpu: list[float] = []
         self.memory = 0
         self._file, self._state, self._forwarder = deployment.run / "rounds.jsonl", deployment.state, forwarder
         self._done = threading.Event()
@@ -212,14 +280,18 @@ class Watch:
     def _count(self) -> None:
         while not self._done.wait(0.02):
             done = self._file.read_text().count("\n") if self._file.exists() else 0
-            self.bytes += [self._forwarder.bytes] * (done - len(self.bytes))
+            if done > len(self.bytes):
+                self.cpu += [spent(self._leaders())] * (done - len(self.bytes))
+                self.bytes += [self._forwarder.bytes] * (done - len(self.bytes))
+
+    def _leaders(self) -> list[int]:
+        return [int(file.read_text().split()[0]) for file in self._state.glob("*.pid")]
 
     def _weigh(self) -> None:
         while not self._done.wait(1.0):
-            leaders = [int(file.read_text().split()[0]) for file in self._state.glob("*.pid")]
-            self.memory = max(self.memory, sum(held(pid) for leader in leaders for pid in family(leader)))
+            self.memory = max(self.memory, sum(held(pid) for leader in self._leaders() for pid in family(leader)))
 
 
 if __name__ == "__main__":
     what, *names = sys.argv[1:] or ["bits"]
-    {"bits": lambda: bits(names or SIX), "cost": cost}[what]()
+    {"bits": lambda: bits(names or SIX), "cost": cost, "steps": steps}[what]()

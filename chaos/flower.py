@@ -336,7 +336,9 @@ def children(group: int, command: str) -> list[int]:
     found = []
     for folder in PROC.iterdir():
         try:
-            words = (folder / "cmdline").read_bytes() if folder.name.isdecimal() else b""
+            if not folder.name.isdecimal():
+                continue
+            words = (folder / "cmdline").read_bytes() + (folder / "comm").read_bytes()  # a fork has only the latter
             if command.encode() in words and os.getpgid(int(folder.name)) == group:
                 found.append(int(folder.name))
         except OSError:

@@ -27,6 +27,7 @@ from fedalloy.deploy.audit import site_log, witnessed
 from fedalloy.deploy.events import events_file, tell
 from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
+from fedalloy.deploy.pauses import soon_again
 from fedalloy.deploy.settings import Amount, Sizes, known_sizes, known_statistics, with_sizes, without_sizes
 from fedalloy.deploy.site import agreed_experiment, refuse_another, site_setting, site_summary
 from fedalloy.deploy.site_keys import revoked_sites
@@ -51,6 +52,7 @@ def conduct(grid: Grid, context: Context) -> None:
     """Run the deployment's experiment, or resume it, and report how it ended."""
     deployment = read_deployment(os.environ["FEDALLOY_DEPLOYMENT"])
     file = events_file(deployment, context.run_id)
+    soon_again()
     try:
         conducted(grid, deployment, partial(tell, file, "said"))
     except FedalloyError as error:

@@ -38,12 +38,9 @@ exec flower-superexec \\
     --superexec-auth-secret-file "$HERE/superexec.secret"
 """
 
-# The shell is replaced by the SuperNode, so that the SuperExec, which watches this process, ends with it.
+# The shell is replaced by the SuperNode, so that the process that answers messages, which is its child, ends with it.
 _SITE = """python -m fedalloy.deploy.preflight {host} {port} "$HERE" {sites}
-flower-superexec \\
-    --runtime-api-address 127.0.0.1:{runtime} --insecure --parent-pid $$ \\
-    --superexec-auth-secret-file "$HERE/superexec.secret" &
-exec flower-supernode \\
+exec python -m fedalloy.deploy.node \\
     --superlink {address} --root-certificates "$HERE/ca.crt" \\
     --auth-supernode-private-key "$HERE/node.key" \\
     --node-config "partition-id={number} num-partitions={sites} site='$HERE'" \\
@@ -89,7 +86,7 @@ def superexec_script(deployment: Deployment) -> str:
 
 
 def site_script(deployment: Deployment, number: int) -> str:
-    """Return the script that starts a site's SuperNode with its own SuperExec."""
+    """Return the script that starts a site's SuperNode and the process that answers its messages."""
     head = _HEAD.format(about=f"Site {number} of {deployment.sites}.", program="flower-supernode", home="$HERE/flwr")
     return head + _SITE.format(
         address=deployment.address,
