@@ -39,7 +39,9 @@ def hospitals(folder: Path, rows: int = 40, missing: bool = True) -> Path:
         lines = ["age,sex,dose,outcome"]
         for row in range(rows):
             empty = missing and row % 7 == k
-            lines.append(f"{'' if empty else round(age[row], 2)},{sex[row]},{dose[row]:.3f},{['well', 'ill'][ill[row]]}")
+            lines.append(
+                f"{'' if empty else round(age[row], 2)},{sex[row]},{dose[row]:.3f},{['well', 'ill'][ill[row]]}"
+            )
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -135,9 +137,9 @@ def test_each_client_may_have_a_network_and_a_public_file_is_handed_to_all(tmp_p
 
 def test_under_privacy_only_constants_prepare_rows(tmp_path: Path) -> None:
     given = values(hospitals(tmp_path / "h"), privacy={"noise_multiplier": 1.0})
-    with pytest.raises(UsageError, match="data.mean"):
+    with pytest.raises(UsageError, match=r"data\.mean"):
         init(given, tmp_path / "lab", address="127.0.0.1:23456")
-    with pytest.raises(UsageError, match="data.mean"):
+    with pytest.raises(UsageError, match=r"data\.mean"):
         simulate(experiment(given))
     given["data"] |= {"impute": "mean", "mean": [55.0, 3.0], "std": [10.0, 3.0], "categories": {"sex": ["f", "m", "x"]}}
     run = simulate(experiment(given))
