@@ -590,7 +590,8 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None,
         coded = [column.name for column in preparation.columns if column.categories is not None]
         table = data.x.shape[2:] == (1, 1)
         shape = (len(names), 1, 1) if table else tuple(data.x.shape[1:])
-        agreed = Format(tuple(names) if table else (), tuple(coded), data.label_names, data.task, shape)
+        outputs = data.label_names or tuple(str(number) for number in range(data.classes))
+        agreed = Format(tuple(names) if table else (), tuple(coded), outputs, data.task, shape)
     elif part.classes == "shared":
         options = {"classes": data.classes, **options}
     path = folder / part.data

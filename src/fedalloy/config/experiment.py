@@ -101,6 +101,8 @@ def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
 
 
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
+    if key == "clients" and isinstance(value, int):
+        raise UsageError(f"clients = {value}: the number of clients is partition.clients; [[clients]] lists them")
     if not isinstance(value, Sequence) or not all(isinstance(part, Mapping) for part in value):
         raise UsageError(f"{key} must be tables; write [[{key}]]")
     return value
