@@ -289,7 +289,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two data sets of one and two small files; the first has a compact copy, the second another place and hash."""
     again = f"md5:{hashlib.md5(b'packed anew').hexdigest()}"
     pair = (published("b1"), published("b2", layouts=("raw/b2",), repacked=(again,)))
-    monkeypatch.setattr(files, "SETS", {"one": ((published("a"),), published("small")), "two": (pair, None)})
+    monkeypatch.setattr(files, "SETS", {"one": ((published("a"),), (published("small"),)), "two": (pair, ())})
     monkeypatch.setattr(fetch, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.delenv("FEDALLOY_DATA", raising=False)
     folder = tmp_path / "data"
@@ -336,7 +336,7 @@ def test_a_variable_that_names_no_folder_is_one_finding(store: Path, monkeypatch
 
 def test_every_data_set_is_looked_for() -> None:
     ours = {name for name, source in datasets.items() if source.read.__module__.startswith("fedalloy.")}
-    assert {*files.SETS, "fashion-mini", "tiny"} == ours
+    assert {*files.SETS, "fashion-mini", "tiny", "hospitals"} == ours
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

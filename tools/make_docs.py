@@ -322,7 +322,7 @@ def files_table() -> str:
     """Where each published file may lie below FEDALLOY_DATA, and what proves it."""
     rows = []
     for name, (published, compact) in files.SETS.items():
-        for file in [*published, *([compact] if compact else [])]:
+        for file in [*published, *compact]:
             places = ", ".join(f"`{place}`" for place in dict.fromkeys((f"{file.home}/{file.name}", *file.layouts)))
             proof = file.hash.partition(":")
             rows.append([f"`{name}`", places, f"{proof[0]} {proof[2][:12]}…", "yes" if file.urls else "no"])

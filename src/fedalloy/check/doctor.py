@@ -26,7 +26,9 @@ from fedalloy.base import plugins
 from fedalloy.base.text import human_bytes, listed
 from fedalloy.config.sections import Experiment
 from fedalloy.data import datasets, fetch, files, load
+from fedalloy.data.catalogue import LISTED
 from fedalloy.data.fetch import RemoteFile
+from fedalloy.data.own.dataset import is_own
 from fedalloy.engine.cores import usable_cores
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
@@ -226,22 +228,22 @@ def _built_in() -> Finding:
         load("fashion-mini")
     except (DataError, OSError) as error:
         return _wrong("fashion-mini", DataError(f"{error}; install fedalloy again"))
-    return Finding("ok", "fashion-mini", "it comes with fedalloy, and so does tiny")
+    return Finding("ok", "fashion-mini", "it comes with fedalloy, and so do tiny and hospitals")
 
 
 def _set(name: str, folder: Path | None = None) -> Finding:
     published, compact = files.SETS[name]
     try:
         found = {file: path for file in published if (path := _find(file, folder)) is not None}
-        small = _find(compact, folder) if compact is not None and not found else None
+        small = [path for file in compact if (path := _find(file, folder)) is not None] if not found else []
     except (DataError, OSError) as error:
         return _wrong(name, error)
     if len(found) == len(published):
         return Finding(
             "ok", name, f"{_right(len(found))}, in {listed(sorted({str(p.parent) for p in found.values()}))}"
         )
-    if small is not None:
-        return Finding("ok", name, f"the compact copy, {_right(1)}: {small}")
+    if compact and len(small) == len(compact):
+        return Finding("ok", name, f"the compact copy, {_right(len(small))}: {small[0]}")
     lacking = listed([file.name for file in published if file not in found])
     place = (folder or fetch.cache_folder()) / published[0].home
     return Finding("warn", name, f"without {lacking}; a run downloads what is missing, or put it into '{place}'")
@@ -347,9 +349,16 @@ def _ingredients(exp: Experiment) -> list[Finding]:
     for name in [exp.data.name, *([exp.public.data] if exp.public is not None and exp.public.data != "own" else [])]:
         if name in files.SETS:
             findings.append(_set(name))
-        elif name.endswith(".npz"):
-            there = Path(name).is_file()
-            lacking = _wrong("data", DataError(f"there is no file '{name}' here; run doctor where the run began"))
+        elif name == LISTED:
+            gone = [
+                _wrong("data", DataError(f"there is no '{client.data}' here; run doctor where the run began"))
+                for client in exp.clients
+                if client.data is not None and not Path(client.data).exists()
+            ]
+            findings += gone or [Finding("ok", "data", f"the data of {len(exp.clients)} clients is there")]
+        elif name not in datasets and is_own(name):
+            there = Path(name).exists()
+            lacking = _wrong("data", DataError(f"there is no '{name}' here; run doctor where the run began"))
             findings.append(Finding("ok", "data", f"{name} is there") if there else lacking)
         elif name not in datasets:
             findings.append(

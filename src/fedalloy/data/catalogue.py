@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedalloy.base.registry import LONGEST, Registry, suggest
-from fedalloy.data import files, readers
+from fedalloy.data import files, heart, readers
 from fedalloy.data.arrays import from_arrays
+from fedalloy.data.columns import Impute, Recipe
 from fedalloy.data.fetch import RemoteFile, fetch, find
 from fedalloy.data.normalisation import Constants, normalisation
 from fedalloy.data.own.dataset import is_own, own_dataset
@@ -33,6 +34,7 @@ AGREED = "sites"  # the name of data that stays at the sites of a deployment
 LISTED = "clients"  # the name of the data that [[clients]] lists
 GIVEN = ("source", "size", "agreed")  # what a reader of own files takes besides the keys of [data]
 _EMBEDDED = Path(__file__).with_name("embedded") / "fashion_mini.npz"
+HOSPITALS = Path(__file__).with_name("embedded") / "hospitals"
 
 
 @dataclass(frozen=True)
@@ -334,6 +336,48 @@ def _tiny() -> Dataset:
         name="tiny",
         label_names=_FASHION_NAMES,
     )
+
+
+@dataset(
+    "heart-disease",
+    about="920 patients of four hospitals, 13 attributes, many of them missing; are coronary arteries narrowed?",
+    source="Janosi, Steinbrunn, Pfisterer and Detrano 1989; UCI, doi.org/10.24432/C52P4X",
+    licence="CC BY 4.0",
+    clients=True,
+    table=True,
+)
+def _heart_disease(keep: heart.Keep = "all", impute: Impute = "median") -> Dataset:
+    patients = heart.read_heart(heart.find_heart(), keep=keep)
+    x, columns = heart.as_table(patients)
+    return Dataset(
+        "heart-disease",
+        x[:, :, None, None],
+        patients.y,
+        None,
+        None,
+        2,
+        (0.0,) * len(columns),
+        (1.0,) * len(columns),
+        ("healthy", "narrowed"),
+        patients.client_ids,
+        "FLamby's 740 of 920 patients, with its test" if keep == "flamby" else "",
+        patients.client_names,
+        columns=columns,
+        recipe=Recipe(impute=impute),
+        own_tests=patients.test,
+    )
+
+
+@dataset(
+    "hospitals",
+    about="569 patients of five invented hospitals, 6 attributes, some missing; is a tumour malignant? For the demo",
+    source="Wolberg, Mangasarian, Street and Street 1993; UCI, doi.org/10.24432/C5DW2B, divided by a feature",
+    licence="CC BY 4.0",
+    clients=True,
+    table=True,
+)
+def _hospitals(impute: Impute = "mean") -> Dataset:
+    return replace(own_dataset(HOSPITALS, label="diagnosis", impute=impute), name="hospitals")
 
 
 def _eighth(x: Array) -> Array:

@@ -162,13 +162,14 @@ COMPACT_HEART = (
     RemoteFile("va.csv", "heart", "sha256:084648b78e5ad2640f77e5920929f0e5f138ce19bdd15347fcd84de0e95db331"),
 )
 
-# The published files of each data set, and the compact copy that is used if they are missing.
-SETS: Mapping[str, tuple[Sequence[RemoteFile], RemoteFile | None]] = {
-    "mnist": (MNIST, None),
-    "fashion-mnist": (FASHION_MNIST, None),
-    "emnist-letters": ((EMNIST,), COMPACT_EMNIST),
-    "svhn": ((SVHN_TRAIN, SVHN_TEST), COMPACT_SVHN),
-    "cifar10": ((CIFAR10,), COMPACT_CIFAR10),
-    "cifar100": ((CIFAR100,), COMPACT_CIFAR100),
-    "cinic10": ((CINIC10,), None),
+# The published files of each data set, and the compact copies that are used if they are missing.
+SETS: Mapping[str, tuple[Sequence[RemoteFile], Sequence[RemoteFile]]] = {
+    "mnist": (MNIST, ()),
+    "fashion-mnist": (FASHION_MNIST, ()),
+    "emnist-letters": ((EMNIST,), (COMPACT_EMNIST,)),
+    "svhn": ((SVHN_TRAIN, SVHN_TEST), (COMPACT_SVHN,)),
+    "cifar10": ((CIFAR10,), (COMPACT_CIFAR10,)),
+    "cifar100": ((CIFAR100,), (COMPACT_CIFAR100,)),
+    "cinic10": ((CINIC10,), ()),
+    "heart-disease": (HEART, COMPACT_HEART),
 }
