@@ -78,7 +78,7 @@ class Rehearsal:
             shutil.rmtree(self.deployment.site(k) / "memory", ignore_errors=True)
             files.append(self.deployment.site(k) / "experiment.toml")
         for file in files:
-            file.write_text(tomli_w.dumps(dict(values)))
+            file.write_text(tomli_w.dumps(dict(with_cap(values))))
         self.said.clear()
 
     def run(self, meanwhile: Callable[[], None] = lambda: None) -> str:
