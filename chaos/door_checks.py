@@ -22,11 +22,11 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.main import create_app
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from network import Network
 
 from fedalloy.deploy import keys
 from fedalloy.deploy.door import FLEET
 from fedalloy.deploy.preflight import refusal
-from network import Network
 
 PORTS = range(1, 65536)
 TRICKS = (  # other ways to write a path behind the door
@@ -128,7 +128,13 @@ def open_ports(host: str, ports: Iterable[int] = PORTS) -> list[int]:
 
 
 def checked(
-    net: Network, server: str, address: tuple[str, int], authority: Path, sites: dict[str, int], node: int, scratch: Path
+    net: Network,
+    server: str,
+    address: tuple[str, int],
+    authority: Path,
+    sites: dict[str, int],
+    node: int,
+    scratch: Path,
 ) -> Iterator[tuple[str, str | None]]:
     """Yield every check and what is wrong, from the addresses of two sites and of the server.
 

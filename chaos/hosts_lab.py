@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from network import Network, network
 
 from fedalloy.base import tree
 from fedalloy.config.experiment import experiment
@@ -32,7 +33,6 @@ from fedalloy.errors import FedalloyError
 from fedalloy.run.runner import simulate
 from fedalloy.storage.audit import Verified, verify
 from fedalloy.storage.store import Store
-from network import Network, network
 
 SITES = 3
 SERVER, PORT = "server", 8443
