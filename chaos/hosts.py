@@ -2,7 +2,7 @@
 
     python chaos/hosts.py                   # everything (about a quarter of an hour)
     python chaos/hosts.py cut slow          # some of it
-    python chaos/hosts.py --save            # also write results/hosts.json
+    python chaos/hosts.py --save            # also write them to results/hosts.json
 
 A server and three sites are network namespaces with addresses of their own, made here and removed at the end. Each line
 says what was done, which rounds the sites missed, and which undisturbed run the model equals. It needs root and
@@ -15,9 +15,10 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -27,6 +28,7 @@ from door_checks import checked
 from hosts_lab import HOSTS, PORT, SERVER, SITES, Lab, LabError, deployed
 from network import NoNamespacesError, Slow, why_not
 
+from fedalloy.base.files import write_atomically
 from fedalloy.deploy.link import node_ids
 from fedalloy.errors import FedalloyError
 
@@ -38,7 +40,7 @@ SLOW = Slow()
 Row = dict[str, Any]
 
 
-def settings(rounds: int = 4, deadline: float = AMPLE, method: str = "fedavg") -> dict[str, Any]:
+def settings(rounds: int = 3, deadline: float = AMPLE, method: str = "fedavg") -> dict[str, Any]:
     """Return a tiny experiment."""
     return {
         "rounds": rounds,
@@ -74,7 +76,7 @@ def cut(lab: Lab) -> Row:
 
 def cut_late(lab: Lab) -> Row:
     """One site's link is cut for a minute in the second round; the deadline is shorter"""
-    values = settings(6, deadline=45.0)
+    values = settings(6, deadline=50.0)
     return judged(lab, values, during_round(lab, 2, lambda: interrupt(lab, f"site-{VICTIM}", CUT)), must_miss=2)
 
 
@@ -183,9 +185,9 @@ SCENARIOS: Mapping[str, Callable[[Lab], Row]] = {
 }
 
 
-def tried(names: list[str]) -> dict[str, Row]:
-    """Deploy once, and try each scenario."""
-    found: dict[str, Row] = {}
+def tried(names: Sequence[str], keep: Callable[[str, Row], None]) -> int:
+    """Deploy once, try each scenario, and hand each row to `keep`; return how many did not end as expected."""
+    wrong = 0
     with deployed(settings()) as lab:
         for name in names or SCENARIOS:
             begin = time.monotonic()
@@ -195,20 +197,23 @@ def tried(names: list[str]) -> dict[str, Row]:
             except (LabError, FedalloyError, OSError) as error:
                 row = {"ended": f"NOT ENDED: {error}", "right": False}
             row = {"what": (SCENARIOS[name].__doc__ or "").split(".")[0], **({"link": how} if how else {}), **row}
-            found[name] = {**row, "seconds": row.get("seconds", round(time.monotonic() - begin, 1))}
+            row.setdefault("seconds", round(time.monotonic() - begin, 1))
+            keep(name, row)
+            wrong += not row["right"]
             missed = ", ".join(f"{site} misses {rounds}" for site, rounds in row.get("missed", {}).items())
-            ended = f"{row['ended']} | {found[name]['seconds']:.0f} s"
+            ended = f"{row['ended']} | {row['seconds']:.0f} s"
             sys.stdout.write(f"{row['what']:<105} | {missed or 'nothing missed':<26} | {ended}\n")
             for line in row.get("said", []):
                 sys.stdout.write(f"    {line}\n")
             sys.stdout.flush()
-    return found
+    return wrong
 
 
-def report(found: Mapping[str, Row], command: str) -> dict[str, Any]:
-    """Return the results with their command, date and machine."""
-    return {
-        "command": command,
+def save(name: str, row: Row) -> None:
+    """Add a row to results/hosts.json, with its command, date and machine; rows of other scenarios stay."""
+    found: dict[str, Row] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    about = {
+        "command": f"python chaos/hosts.py {' '.join(sys.argv[1:])}".strip(),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": {
             "cores": os.cpu_count(),
@@ -216,9 +221,9 @@ def report(found: Mapping[str, Row], command: str) -> dict[str, Any]:
             "python": platform.python_version(),
             "flwr": version("flwr"),
         },
-        "failures": sum(not row["right"] for row in found.values()),
-        "scenarios": found,
     }
+    found[name] = {**row, **about}
+    write_atomically(RESULTS, (json.dumps({k: found[k] for k in SCENARIOS if k in found}, indent=1) + "\n").encode())
 
 
 def main() -> int:
@@ -232,14 +237,12 @@ def main() -> int:
     if reason := why_not():
         sys.stderr.write(f"chaos/hosts.py cannot run here: {reason}\n")
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is removed
     try:
-        made = report(tried(given.names), f"python chaos/hosts.py {' '.join(sys.argv[1:])}".strip())
+        return 1 if tried(given.names, save if given.save else lambda *_: None) else 0
     except (LabError, NoNamespacesError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    if given.save:
-        RESULTS.write_text(json.dumps(made, indent=1) + "\n")
-    return 1 if made["failures"] else 0
 
 
 if __name__ == "__main__":
