@@ -18,8 +18,8 @@ def between_hosts(file: Path = RESULTS) -> Iterator[str]:
     yield from [
         "## A deployment between hosts of their own",
         "",
-        "A server and three sites in network namespaces with addresses of their own; each site has its folder and nothing",
-        "else. `make chaos-hosts` repeats it and writes [results/hosts.json](../results/hosts.json).",
+        "A server and three sites in network namespaces with addresses of their own; each site has its folder and",
+        "nothing else. `make chaos-hosts` repeats it and writes [results/hosts.json](../results/hosts.json).",
         "",
         "| what happens | rounds | deadline | missed | ended | time |",
         "|---|---|---|---|---|---|",
@@ -28,8 +28,8 @@ def between_hosts(file: Path = RESULTS) -> Iterator[str]:
     yield ""
     if any(row.get("link") == "emulated" for row in found.values()):
         yield from [
-            "The kernel had no netem: a program delayed, limited and dropped the frames of the slow link between two TAP",
-            "devices.",
+            "The kernel had no netem: a program delayed, limited and dropped the frames of the slow link between two",
+            "TAP devices.",
         ]
     yield from [_about(found), ""]
 
