@@ -164,10 +164,9 @@ def judged(
     return {
         "rounds": values["rounds"],
         "deadline": values["quorum"]["deadline"],
-        "missed": {f"site-{k}": rounds for k in range(SITES) if (rounds := [n for n in missed if k in missed[n]])},
+        "missed": {f"site-{k}": absent for k in range(SITES) if (absent := [n for n in missed if k in missed[n]])},
         "said": said,
         "digest": found,
-        "seconds_per_round": [round(record["seconds"]["total"], 1) for record in rounds],
         "seconds": round(seconds, 1),
         "ended": "; ".join(faults) or equal,
         "right": not faults,
