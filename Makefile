@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 
-.PHONY: demo test lint campaign bench bench-peers flower chaos chaos-flower clean help
+.PHONY: demo test lint campaign bench bench-peers flower chaos chaos-flower chaos-hosts clean help
 
 help:
 	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
@@ -16,6 +16,7 @@ help:
 	@echo "make flower  the same bits through Flower's simulation and at three sites with TLS, and what it costs (half an hour)"
 	@echo "make chaos   kills, damage, hostile replies and fuzzed input by the ten thousand; writes docs/reliability.md (hours)"
 	@echo "make chaos-flower  everything that can happen to a deployment, on 127.0.0.1 (half an hour)"
+	@echo "make chaos-hosts  a deployment between hosts of their own: links cut and slow, a reboot (root; a quarter of an hour)"
 	@echo "make clean   remove .venv and what the demo wrote"
 
 demo: $(READY)
@@ -74,6 +75,9 @@ chaos: $(TOOLS)
 
 chaos-flower: $(TOOLS)
 	$(BIN)/python chaos/flower.py
+
+chaos-hosts: $(TOOLS)
+	$(BIN)/python chaos/hosts.py --save
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("fedalloy needs Python 3.11 or later" if sys.version_info < (3, 11) else 0)'

@@ -15,6 +15,7 @@ from typing import Any
 
 from faults import FAULTS, LIMITS
 from harness import HERE, RESULTS
+from hosts_page import between_hosts
 
 from fedalloy.check.attack_bench import NONE, bounds
 from fedalloy.check.attacks import how_many as attackers
@@ -75,6 +76,7 @@ def page(results: Path = RESULTS, attacks: Path = ATTACKS) -> str:
         "## What each fault leads to",
         "",
         *faults(),
+        *between_hosts(),
         *attacked(attacks),
         "## What is not promised",
         "",

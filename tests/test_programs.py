@@ -168,6 +168,7 @@ IMPORTED_ONLY = {
     "bench/flower.py": "Ray takes half a minute to start",
     "bench/deployment.py": "so does a SuperLink with its sites",
     "chaos/flower.py": "and here one is killed again and again",
+    "chaos/hosts.py": "tests/deploy/test_hosts.py runs a part of it",
 }
 
 

@@ -15,9 +15,9 @@ from hostile import changed
 
 from fedalloy.base import tree
 from fedalloy.engine.base import REFERENCE
-from fedalloy.engine.flower import carrier
+from fedalloy.engine.flower import carrier, roster
 from fedalloy.engine.flower.claims import introduction
-from fedalloy.engine.flower.client import ACT
+from fedalloy.engine.flower.client import ACT, VIEWS
 from fedalloy.engine.flower.codec import BODY, HEADER, to_records
 from fedalloy.engine.flower.memory import Memory
 from fedalloy.engine.flower.roster import introduce, introductions
@@ -199,6 +199,45 @@ def test_a_node_that_stays_away_is_absent(setting, federation):
     rounds = []
     run(FedAvg(), engine, 2, middle, watch=lambda _, fed: rounds.append(fed) and None)
     assert [bad["reason"] for bad in rounds[0].quarantined] == ["it was not connected for 0.3 s"]
+
+
+def _cut_once(kinds):
+    """A fault: the connection of the bad client is lost at its first message of each kind."""
+    left = set(kinds)
+
+    def fault(client, answer):
+        kind = answer.metadata.message_type
+        if client != BAD or kind not in left:
+            return answer
+        left.remove(kind)
+        return changed(answer, lambda h, b: Error(5, ""))
+
+    return fault
+
+
+def test_a_client_that_was_cut_off_and_is_back_in_time_is_asked_again(setting, federation, monkeypatch):
+    monkeypatch.setattr(roster, "AGAIN", 0.1)
+    said, rounds = [], []
+    engine = federation(setting, _cut_once([ACT, VIEWS]), say=said.append)
+    state = run(Local(), engine, 2, watch=lambda _, fed: rounds.append(fed) and None)
+    record = engine.evaluate(Local(), state)
+    assert not any(fed.quarantined for fed in rounds)
+    serial = Serial(setting)
+    expected = run(Local(), serial, 2)
+    assert tree.equal(state.body, expected.body)
+    assert record == serial.evaluate(Local(), expected)
+    assert [line for line in said if f"client {BAD} " in line]
+
+
+def test_a_client_that_was_cut_off_is_not_asked_again_if_it_would_spend_privacy(setting, federation, monkeypatch):
+    monkeypatch.setattr(roster, "AGAIN", 0.1)
+    private = replace(setting, privacy=Privacy())
+    engine = federation(private, _cut_once([ACT]))
+    rounds = []
+    run(FedAvg(), engine, 1, watch=lambda _, fed: rounds.append(fed) and None)
+    assert [bad["client"] for bad in rounds[0].quarantined] == [BAD]
+    asked = [m for m in engine.grid.sent if m.metadata.message_type == ACT]
+    assert len(asked) == len(setting.ids)
 
 
 def test_an_answer_to_another_message_is_ignored(setting, federation):

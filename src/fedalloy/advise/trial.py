@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fedalloy.config.build import Built
 from fedalloy.config.sections import Choice, Experiment
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.core import methods as registered
 from fedalloy.run.comparison import Begin, examined, refuse, run_methods
+from fedalloy.run.runner import Watch
 from fedalloy.storage.results import Run
 
 ALONE, PLAIN = "local-converged", "fedavg"
@@ -24,6 +26,8 @@ ALWAYS = (ALONE, PLAIN)
 TRIAL_ROUNDS = 1
 TRIALS = 0.3  # of the time may be spent on finding out how long methods take
 QUICK = 0.1  # of the time that is left: a method that takes less is compared at once
+OVERRUN = 3  # times what its first round promised may a method take before it is given up
+LEAST = 2.0  # seconds that it may take in any case
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,17 @@ def tried(
     left, spent = seconds - (clock() - start), 0.0
     slow: dict[str, float] = {}
     waiting: dict[str, float] = {}
+
+    def compared(key: str, cost: float) -> list[Run]:
+        """A method's runs; none if they take far longer than its first round promised, or longer than there is."""
+        begun = clock()
+        until = min(start + seconds, begun + max(OVERRUN * cost, LEAST))
+        try:
+            return run_methods(exp, {key: fit[key]}, built, folder=folder, begin=_limited(begin, until, clock))
+        except _LateError:
+            slow[key] = max(cost, clock() - begun)
+            return []
+
     for key, choice in fit.items():
         if key in first:
             continue
@@ -89,18 +104,38 @@ def tried(
         if cost is None:
             slow[key] = 0.0
         elif cost <= QUICK * (seconds - (clock() - start)):  # before a slow method's trial takes the time
-            runs += run_methods(exp, {key: choice}, built, folder=folder, begin=begin)
+            runs += compared(key, cost)
         else:
             waiting[key] = cost
     for key, cost in sorted(waiting.items(), key=lambda pair: pair[1]):
         if clock() - start + cost > seconds:
             slow[key] = cost
             continue
-        runs += run_methods(exp, {key: fit[key]}, built, folder=folder, begin=begin)
+        runs += compared(key, cost)
     for sentence in sorted({f"{key}: {slow[key]:.0f} s" for key in slow if slow[key]}):
-        say(f"not compared, since it would take too long: {sentence}")
+        say(f"not compared, since it would take too long: {sentence} or more")
     unfit = {key: str(error) for key, error in refused.items() if key in found}
     return Trial(tuple(runs), built[seeds[0]], unfit, slow, clock() - start)
+
+
+class _LateError(Exception):
+    """A comparison takes too long."""
+
+
+def _limited(begin: Begin | None, until: float, clock: Callable[[], float]) -> Begin:
+    """Watch runs like `begin`, and end them after the first round that ends later than `until`."""
+
+    def begun(label: str, seed: int) -> Watch:
+        watch = begin(label, seed) if begin is not None else lambda _: None
+
+        def after(record: Mapping[str, Any]) -> None:
+            watch(record)
+            if clock() > until:
+                raise _LateError
+
+        return after
+
+    return begun
 
 
 def _cost(

@@ -217,12 +217,16 @@ class Flower:
     ) -> Iterator[tuple[int, Found]]:
         """Send each client its message; yield header and tree of each answer, or why there is none, as they arrive.
 
-        An answer with more bytes than `room` allows is not read.
+        An answer with more bytes than `room` allows is not read. A client whose connection is lost is asked once more
+        if it is back within `patience` seconds: it acts from the same memory, so the answer is the same. This does not
+        happen under [privacy], where a second answer would cost more of the client's budget.
         """
         deadline, begun = self.setting.quorum.deadline, time.monotonic()
         # Until the deadline the Grid must not remove a message; afterwards nobody polls for its answer.
         ttl = None if deadline is None else deadline + GRACE
         unsent, waiting, pause, told = dict(letters), dict[str, int](), SHORTEST, HURRY
+        away = dict.fromkeys(letters, begun)  # since when a client that is in `unsent` has been waited for
+        once = set(letters) if self.setting.privacy is None else set[int]()  # who may be asked once more
         while unsent or waiting:
             if unsent:
                 self.roster.look(unsent)
@@ -236,7 +240,11 @@ class Flower:
                 waiting |= sent
                 if not sent:
                     self.roster.leave(client)
-                    yield client, DataError(WHY[AWAY])
+                    if client in once:
+                        once.remove(client)
+                        unsent[client], away[client] = letters[client], time.monotonic()
+                    else:
+                        yield client, DataError(WHY[AWAY])
             replies = pulled(self.grid, list(waiting))
             revoked = self.roster.revoked()
             for identifier in [i for i, k in waiting.items() if k in revoked]:  # whether it has answered or not
@@ -249,6 +257,12 @@ class Flower:
                 client, pause = waiting.pop(identifier), SHORTEST
                 if isinstance(reply, FlowerMessage) and reply.has_error() and reply.error.code == AWAY:
                     self.roster.leave(client)
+                    if client in once:
+                        once.remove(client)
+                        unsent[client], away[client] = letters[client], time.monotonic()
+                        who = self.setting.label(client)
+                        self.say(f"round {round}: {who} is not connected; waiting up to {self.patience:g} s for it")
+                        continue
                 found = _found(reply, room(client))
                 self.witness(client, stated(reply))
                 yield client, found
@@ -266,10 +280,9 @@ class Flower:
                     "SECONDS "
                     "to continue rounds without slower clients"
                 )
-            if waited > self.patience:
-                for client in unsent:
-                    yield client, DataError(f"it was not connected for {self.patience:g} s")
-                unsent = {}
+            for client in [k for k in unsent if time.monotonic() - away[k] > self.patience]:
+                del unsent[client]
+                yield client, DataError(f"it was not connected for {self.patience:g} s")
             if unsent or waiting:
                 time.sleep(pause)
                 pause = min(LONGEST, 1.3 * pause)
