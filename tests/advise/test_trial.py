@@ -86,3 +86,12 @@ def test_quick_methods_are_compared_before_a_slow_trial_takes_the_time(tmp_path:
     found = trial.tried(exp, [0], 100.0, tmp_path, clock=clock)
     assert "fedprox" in {run.name for run in found.runs}
     assert found.slow == {"moon": 900.0, "fedavgm": 0.0}  # the trial of MOON took the time for further ones
+
+
+def test_a_method_that_takes_far_longer_than_its_first_round_promised_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(trial, "_cost", lambda *_: 1e-6)
+    monkeypatch.setattr(trial, "LEAST", 0.0)
+    exp = experiment({**TINY, "methods": {"fedprox": {}}})
+    found = trial.tried(exp, [0], 60.0, tmp_path)
+    assert [run.name for run in found.runs] == ["local-converged", "fedavg"]
+    assert found.slow.keys() == {"fedprox"}

@@ -600,7 +600,8 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None,
             f"the public set '{part.data}' has the SHA-256 {found[:16]}..., but public.sha256 begins with "
             f"{part.sha256[:16]}; use the file that everybody has"
         )
-    other = own_dataset(path, size=exp.data.size, agreed=agreed, **options)
+    labelled = part.labelled or agreed is None
+    other = own_dataset(path, size=exp.data.size, agreed=agreed, labelled=labelled, **options)
     if preparation is None:
         preparation = agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe())
     return other.prepared(preparation)

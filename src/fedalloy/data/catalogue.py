@@ -32,7 +32,7 @@ _FASHION_NAMES = (
 )
 AGREED = "sites"  # the name of data that stays at the sites of a deployment
 LISTED = "clients"  # the name of the data that [[clients]] lists
-GIVEN = ("source", "size", "agreed")  # what a reader of own files takes besides the keys of [data]
+GIVEN = ("source", "size", "agreed", "labelled")  # what a reader of own files takes besides the keys of [data]
 _EMBEDDED = Path(__file__).with_name("embedded") / "fashion_mini.npz"
 HOSPITALS = Path(__file__).with_name("embedded") / "hospitals"
 

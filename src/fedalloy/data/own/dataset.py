@@ -31,6 +31,7 @@ def own_dataset(
     *,
     size: int | None = None,
     agreed: Format | None = None,
+    labelled: bool = True,
     label: str | tuple[str, ...] | None = None,
     drop: tuple[str, ...] = (),
     client: str | None = None,
@@ -63,6 +64,7 @@ def own_dataset(
         classes=classes,
         names=names,
         size=size,
+        labelled=labelled,
     )
     own = read_own(source, wanted, agreed)
     return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))

@@ -131,7 +131,9 @@ def _refuse_missing(table: Table, names: tuple[str, ...], wanted: Wanted) -> Non
 
 
 def targets_of(table: Table, roles: Roles, wanted: Wanted) -> Named | NDArray[np.float32]:
-    """Return what is to be predicted: the names of classes, or rows of labels or numbers."""
+    """Return what is to be predicted: the names of classes, or rows of labels or numbers; nothing if not asked."""
+    if not wanted.labelled:
+        return np.zeros((table.rows, 0), np.float32)
     _refuse_infinite(table, roles.labels)
     for name in roles.labels:
         held = table.columns[name]

@@ -128,7 +128,12 @@ def _combined(
 
 
 def _targets(parts: Sequence[Part], wanted: Wanted, agreed: Format | None) -> tuple[tuple[str, ...], list[Array]]:
-    """Return the names of classes, labels or numbers, and each part's targets."""
+    """Return the names of classes, labels or numbers, and each part's targets; zeros if labels are not read."""
+    if not wanted.labelled:
+        assert agreed is not None
+        names = agreed.label_names
+        kinds = {"classes": ((), np.int64)}.get(wanted.task, ((len(names),), np.float32))
+        return names, [np.zeros((len(part.x), *kinds[0]), kinds[1]) for part in parts]
     if wanted.task == "classes":
         names = class_names(parts, wanted, agreed)
         return names, [class_numbers(part, names, wanted, agreed) for part in parts]

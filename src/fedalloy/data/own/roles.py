@@ -95,12 +95,16 @@ def roles(
     if agreed and client is not None:  # a site is one client, whatever its file says
         dropped.add(client)
         client = None
+    if not wanted.labelled:
+        dropped |= {*wanted.labels}
     named = [*wanted.labels, *([] if client is None else [client])]
     for name in [*named, *(() if agreed else wanted.categorical)]:
         if name not in header and name not in dropped:
             raise _no_column(path, name, header, "label" if name in wanted.labels else None)
     kept = [name for name in header if name not in dropped and name != client]
-    labels = wanted.labels or (_labels(path, header, kept, layout, last) if labelled else ())
+    labels: tuple[str, ...] = ()
+    if wanted.labelled:
+        labels = wanted.labels or (_labels(path, header, kept, layout, last) if labelled else ())
     inputs = [name for name in kept if name not in labels]
     if layout is not None:
         _check_same(path, inputs, wanted, layout)

@@ -34,6 +34,7 @@ class Wanted:
     classes: int | None = None  # labels are then numbers from 0 to classes - 1, and some may have no rows
     names: tuple[str, ...] = ()  # the names of the classes in their order, or of the labels or numbers of an .npz file
     size: int | None = None  # pixels a side, to which images are resized
+    labelled: bool = True  # otherwise labels are not read, and tables need none
 
     @property
     def labels(self) -> tuple[str, ...]:
