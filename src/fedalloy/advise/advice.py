@@ -39,6 +39,7 @@ class Advice:
     untried: tuple[str, ...]
     chosen: str  # the registered name of the advised method; empty if there is none
     found: tuple[Gains, ...]  # of the advised method, for pictures
+    compared: tuple[str, ...] = ()  # the registered names of all methods that were compared
 
 
 def advice(looked: Look, trial: Trial) -> Advice:
@@ -61,6 +62,7 @@ def advice(looked: Look, trial: Trial) -> Advice:
         untried=tuple(_untried(trial)),
         chosen=of_best[0].name if of_best else "",
         found=tuple(best),
+        compared=tuple(dict.fromkeys(run.name for run in runs)),
     )
 
 
@@ -259,7 +261,7 @@ def commands(
     if not advised.chosen:
         return {}
     fresh = ",".join(str(max(seeds) + 1 + place) for place in range(len(seeds)))
-    methods = ",".join(dict.fromkeys([ALONE, "fedavg", advised.chosen]))
+    methods = ",".join(dict.fromkeys([ALONE, *(["fedavg"] if "fedavg" in advised.compared else []), advised.chosen]))
 
     def typed(*words: str) -> str:
         return shlex.join(["fedalloy", *words, *more])
@@ -278,7 +280,7 @@ def commands(
         **check,
         "Train fully": [typed("run", experiment, "rounds=100")],
         "Rehearse the deployment on this machine": [
-            typed("deploy", "init", experiment, "--out", "deployment", "--sites", str(clients)),
+            typed("deploy", "init", experiment, "--out", "deployment"),
             f"fedalloy deploy up deployment --local {clients}",
             "fedalloy deploy run deployment",
         ],

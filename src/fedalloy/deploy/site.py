@@ -18,7 +18,7 @@ from fedalloy.data.columns import Summary
 from fedalloy.data.samples import Dataset
 from fedalloy.data.statistics import read_preparation
 from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
-from fedalloy.deploy.settings import for_share, for_site, told
+from fedalloy.deploy.settings import for_share, for_site, split_of, told
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.store import FREE, METHOD_PARTS
@@ -68,6 +68,16 @@ def site_summary(folder: Path, sites: int) -> tuple[int, Summary]:
     if site.share is not None:
         raise UsageError("this site takes a share of the experiment's own data, and has no statistics to tell")
     return site.client, told(exp, site.client, own_data(folder, site, exp))
+
+
+def site_sizes(folder: Path, sites: int) -> tuple[int, int, int]:
+    """Return a site's client number and how many training and test samples it has, without preparing them."""
+    site, exp = _site(folder, sites)
+    if site.share is not None:
+        own = for_share(exp, site.client, site.share).sites[site.client]
+        return site.client, len(own.train), len(own.test)
+    rows, _, held = split_of(own_data(folder, site, exp), exp, site.client)
+    return site.client, len(rows), len(held)
 
 
 def own_data(folder: Path, site: SiteFile, exp: Experiment) -> Dataset:

@@ -173,10 +173,12 @@ def _said(
     if form.task == "classes":
         said.append(said_of_classes(form.label_names))
     rows = sum(len(x) for x in inputs)
-    for place, column in enumerate(columns):
-        missing = sum(int(np.isnan(x[:, place]).sum()) for x in inputs)
-        if missing:
-            said.append(f"{column.name} is missing in {missing:,} of {rows:,} rows")
+    missing = {
+        column.name: sum(int(np.isnan(x[:, place]).sum()) for x in inputs) for place, column in enumerate(columns)
+    }
+    if any(missing.values()):
+        told = [f"{name} ({count:,})" for name, count in missing.items() if count]
+        said.append(f"missing values in {rows:,} rows: {listed(told)}")
     if wanted.drop:
         said.append(f"dropped: {', '.join(wanted.drop)}")
     return [*said, *dict.fromkeys(sentence for one in held for sentence in one.train.said)]
