@@ -19,6 +19,7 @@ from fedalloy.config.overrides import override
 from fedalloy.data import load
 from fedalloy.errors import DataError, StorageError, UsageError
 from fedalloy.report.export import export_model
+from fedalloy.run.opened import open_run
 from fedalloy.run.runner import simulate
 from fedalloy.storage.results import read
 from fedalloy.storage.store import Store
@@ -75,7 +76,8 @@ def test_the_exported_model_is_that_of_the_checkpoint(averaged: Path, monkeypatc
     with safetensors.safe_open(path, "pt") as file:
         about = file.metadata()
     scale = {name: json.dumps(list(getattr(load("tiny"), name))) for name in ("mean", "std")}
-    assert about == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp", **scale}
+    names = json.dumps(list(load("tiny").label_names))
+    assert about == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp", "outputs": names, **scale}
     net = run_lines(lines, path, monkeypatch)
     assert not net.training
     assert tree.equal(dict(net.state_dict()), saved[0]["model"])
@@ -177,3 +179,22 @@ def test_a_run_without_a_round_has_no_model(tmp_path: Path) -> None:
     Store(tmp_path / "run").create(describe(settled(exp, built, FedAvg()), built, "FedAvg"))
     with pytest.raises(DataError, match="has not completed a round"):
         export_model(tmp_path / "run")
+
+
+def test_a_model_of_a_table_takes_rows_as_they_are_in_the_files(tmp_path: Path) -> None:
+    rows = ["age,sex,ill"] + [f"{30 + k},{'fm'[k % 2]},{'yes' if k % 3 else 'no'}" for k in range(30)]
+    for name in ("north", "south"):
+        (tmp_path / "h").mkdir(exist_ok=True)
+        (tmp_path / "h" / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    data = {"name": str(tmp_path / "h"), "categorical": ["sex"], "impute": "mean"}
+    simulate({"data": data, "rounds": 1}, tmp_path / "run")
+    _, lines = export_model(tmp_path / "run")
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    known, unknown = {"age": 40, "sex": "f"}, {"age": None}
+    assert names["answers"]([known, unknown]).sum(1).tolist() == pytest.approx([1.0, 1.0])
+    setting = open_run(tmp_path / "run").build().setting
+    x = torch.cat([site.train.inputs for site in setting.sites])
+    first = names["table_inputs"]([dict(zip(("age", "sex"), line.split(",")[:2], strict=True)) for line in rows[1:]],
+                                  names["columns"])  # fmt: skip
+    assert all(any(torch.equal(row, mine) for mine in first) for row in x)

@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from fedalloy.base.checked import shown
 from fedalloy.data.columns import Column, ColumnSummary, Preparation, PreparedColumn, Recipe, Summary, agree
 from fedalloy.data.sketch import LAST_BIN
@@ -121,6 +125,31 @@ def read_preparation(text: str, columns: Sequence[Column]) -> Preparation:
     if not isinstance(found, list) or [_name(one) for one in found] != [column.name for column in columns]:
         raise _refused(f"they are not about the columns {shown([column.name for column in columns])}")
     return Preparation(tuple(_prepared(one, column) for one, column in zip(found, columns, strict=True)))
+
+
+def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
+    """Turn rows of a table into a network's inputs, with the `columns` that an exported model was trained with.
+
+    A row has a value for each column by its name; None, an empty text and a missing key are missing values.
+
+    >>> columns = '[{"name":"age","mean":50.0,"std":10.0,"fill":50.0},{"name":"sex","categories":["f","m"]}]'
+    >>> table_inputs([{"age": 60, "sex": "m"}, {"sex": "f"}], columns)[:, :, 0, 0].tolist()
+    [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
+    """
+    told = [one for one in _json(columns) if isinstance(one, dict)]
+    named = [Column(str(one.get("name")), () if "categories" in one else None) for one in told]
+    ready = read_preparation(columns, named)
+    x = np.full((len(rows), len(named)), np.nan, np.float32)
+    coded = []
+    for place, column in enumerate(ready.columns):
+        cells = [row.get(column.name) for row in rows]
+        texts = [None if cell in (None, "") else str(cell) for cell in cells]
+        own = Column(column.name, None if column.categories is None else tuple(dict.fromkeys(filter(None, texts))))
+        codes = {name: float(code) for code, name in enumerate(own.categories or ())}
+        numbers = [None if text is None else codes.get(text, _number(text)) for text in texts]
+        x[:, place] = [math.nan if number is None else number for number in numbers]
+        coded.append(own)
+    return torch.from_numpy(ready.apply(x, coded))[:, :, None, None]
 
 
 def _prepared(told: Mapping[str, Any], column: Column) -> PreparedColumn:

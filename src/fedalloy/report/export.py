@@ -21,6 +21,7 @@ from fedalloy.nets.models import create
 from fedalloy.nets.models import models as registered
 from fedalloy.run.comparison import slug
 from fedalloy.run.opened import open_run
+from fedalloy.storage.results import read
 
 
 def export_model(
@@ -67,12 +68,28 @@ def export_model(
 
     model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)
     scale = _scale(meta)
-    lines = loading_lines(path, model, outputs, channels, size, scale)
+    columns = meta.get("data", {}).get("columns") if size == 1 else None
+    answer = _ANSWERS.get(_task(run.folder, view), "softmax(1)")
+    lines = loading_lines(path, model, outputs, channels, size, scale, answer, table=bool(columns))
     about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
-    if scale is not None:
+    about |= (
+        {"outputs": json.dumps(meta["clients"]["label_names"])} if meta.get("clients", {}).get("label_names") else {}
+    )
+    if columns:
+        about["columns"] = json.dumps(columns)
+    elif scale is not None:
         about |= {"mean": json.dumps(scale.mean), "std": json.dumps(scale.std)}
     write_weights(weights, path, about)
     return path, lines
+
+
+_ANSWERS = {"labels": "sigmoid()", "numbers": ""}  # how outputs become an answer, if not class probabilities
+
+
+def _task(folder: Path, view: str) -> str:
+    """What a run learned, according to its last evaluated round."""
+    views = [record["views"] for record in read(folder).rounds if view in record["views"]]
+    return str(views[-1][view].get("task", "classes")) if views else "classes"
 
 
 def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module], **given: int) -> Choice:
@@ -84,6 +101,7 @@ def _network_of(weights: Tree, exp: Experiment, trained: Callable[[], nn.Module]
     shapes = {name: tensor.shape for name, tensor in weights.items()}
     fitting: dict[str, Choice] = {}
     own = [Choice(name=part.name, options=part.options) for part in exp.models]
+    own += [client.network for client in exp.clients if client.network is not None]
     for choice in [exp.model, *own] if own else []:
         if choice.name in registered:
             net = create(choice.name, **given, **choice.options)
@@ -102,7 +120,17 @@ def _scale(meta: Mapping[str, Any]) -> Scale | None:
     return Scale(mean, std)
 
 
-def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: int, scale: Scale | None = None) -> str:
+def loading_lines(
+    path: Path,
+    model: Choice,
+    classes: int,
+    channels: int,
+    size: int,
+    scale: Scale | None = None,
+    answer: str = "softmax(1)",
+    *,
+    table: bool = False,
+) -> str:
     """The few lines of Python that load an exported model and apply it, with inputs normalised as in training.
 
     >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32, Scale((0.5,), (0.25,))))
@@ -128,6 +156,27 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
         raise DataError(f"the run's model is called {model.name!r}, which is not a valid name; correct its run.json")
     options = {**given, **model.options}
     keywords = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    file = json.dumps(path.as_posix(), ensure_ascii=False)
+    made = f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own"
+    creating = ["from fedalloy.nets.models import create"] if known else []
+    ending = f".{answer}" if answer else ""
+    if table:
+        return "\n".join(
+            [
+                "from safetensors import safe_open",
+                "from fedalloy.data.statistics import table_inputs",
+                *creating,
+                "",
+                made,
+                f'with safe_open({file}, "pt") as file:',
+                '    columns = file.metadata()["columns"]',
+                "    net.load_state_dict({key: file.get_tensor(key) for key in file.keys()})",
+                "net.eval()",
+                "",
+                'def answers(rows):  # a list of rows such as {"age": 61, "sex": "f"}; None is a missing value',
+                f"    return net(table_inputs(rows, columns)){ending}",
+            ]
+        )
     asking = (
         []
         if scale is None
@@ -135,19 +184,23 @@ def loading_lines(path: Path, model: Choice, classes: int, channels: int, size: 
             "",
             f"mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ({[*scale.mean]}, {[*scale.std]}))",
             "",
-            f"def probabilities(x):  # of N x {channels} x {size} x {size}; pixels from 0 to 1",
-            "    return net((x - mean) / std).softmax(1)",
+            f"def {'probabilities' if answer else 'answers'}(x):  # of N x {channels} x {size} x {size}; {_unit(size)}",
+            f"    return net((x - mean) / std){ending}",
         ]
     )
     return "\n".join(
         [
             *(["import torch"] if asking else []),
             "from safetensors.torch import load_file",
-            *(["from fedalloy.nets.models import create"] if known else []),
+            *creating,
             "",
-            f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own",
-            f"net.load_state_dict(load_file({json.dumps(path.as_posix(), ensure_ascii=False)}))",
+            made,
+            f"net.load_state_dict(load_file({file}))",
             "net.eval()",
             *asking,
         ]
     )
+
+
+def _unit(size: int) -> str:
+    return "pixels from 0 to 1" if size > 1 else "features in their own units"
