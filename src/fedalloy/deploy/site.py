@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.checked import construct
+from fedalloy.base.files import PRIVATE, make_folder, write_atomically
 from fedalloy.base.plugins import load_file, load_installed
 from fedalloy.config.experiment import made_from, read
 from fedalloy.config.methods import for_method, make_method
@@ -60,6 +61,24 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
             raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
         ready = read_preparation(prepared, data.columns)
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
+
+
+def keep_preparation(folder: Path, client: int, prepared: str | None) -> None:
+    """Write down how the server says that rows are prepared, for what the site does without the server."""
+    file = _preparation(folder, client)
+    if prepared is not None and (not file.is_file() or file.read_text(encoding="utf-8") != prepared):
+        make_folder(file.parent)
+        write_atomically(file, prepared.encode(), PRIVATE)
+
+
+def kept_preparation(folder: Path, client: int) -> str | None:
+    """Return how rows were prepared when the server asked last, if it was said."""
+    file = _preparation(folder, client)
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _preparation(folder: Path, client: int) -> Path:
+    return folder / "memory" / str(client) / "prepared.json"
 
 
 def site_summary(folder: Path, sites: int) -> tuple[int, Summary]:
