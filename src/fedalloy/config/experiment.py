@@ -131,7 +131,7 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
     """Add what the data suggests where an experiment says nothing: its own clients, and a network for tables.
 
     >>> with_usual({"data": {"name": "nowhere.csv"}})["model"]
-    'mlp'
+    {'name': 'mlp'}
     """
     out = dict(values)
     data, listed_clients = table("data", out.get("data", {})), out.get("clients")
@@ -145,8 +145,9 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
     partition = table("partition", out.get("partition", {}))
     if seen.clients and isinstance(partition, Mapping) and "name" not in partition:
         out["partition"] = {"name": "natural", **partition}
-    if seen.table and "model" not in out:
-        out["model"] = "mlp"
+    model = table("model", out.get("model", {}))
+    if seen.table and isinstance(model, Mapping) and "name" not in model:
+        out["model"] = {"name": "mlp", **model}
     return out
 
 

@@ -41,7 +41,7 @@ def _options(
     names: tuple[str, ...] = (),
     task: Task = "classes",
     label: str | tuple[str, ...] | None = None,
-    drop: tuple[str, ...] = (),
+    drop: str | tuple[str, ...] = (),
     categorical: tuple[str, ...] = (),
     categories: Mapping[str, list[str]] | None = None,
     impute: Impute | None = None,

@@ -33,9 +33,9 @@ def own_dataset(
     agreed: Format | None = None,
     labelled: bool = True,
     label: str | tuple[str, ...] | None = None,
-    drop: tuple[str, ...] = (),
+    drop: str | tuple[str, ...] = (),
     client: str | None = None,
-    categorical: tuple[str, ...] = (),
+    categorical: str | tuple[str, ...] = (),
     impute: Impute | None = None,
     task: Task = "classes",
     classes: int | None = None,
@@ -56,9 +56,9 @@ def own_dataset(
     given = {key: tuple(part) for key, part in (categories or {}).items()}
     wanted = Wanted(
         label=label,
-        drop=drop,
+        drop=_list(drop),
         client=client,
-        categorical=tuple(dict.fromkeys([*categorical, *given])),
+        categorical=tuple(dict.fromkeys([*_list(categorical), *given])),
         impute=impute,
         task=task,
         classes=classes,
@@ -68,6 +68,11 @@ def own_dataset(
     )
     own = read_own(source, wanted, agreed)
     return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))
+
+
+def _list(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One name or several."""
+    return (names,) if isinstance(names, str) else names
 
 
 def _name(source: Path | Sequence[tuple[str, Path]]) -> str:
