@@ -39,14 +39,16 @@ def init_command(
 ) -> None:
     """Create a deployment's folder: app, certificates, keys, start scripts, one folder per site.
 
-    An experiment on a named data set creates a rehearsal, in which each site takes its share of that data. With
-    data.name = "sites" each site uses its own data.
+    An experiment on own files gives each site their format and, in a rehearsal, the path of its file. One on a named
+    data set creates a rehearsal only, in which each site takes its share of that data. With data.name = "sites" each
+    site uses its own data.
     """
     from fedalloy.deploy.link import need_flower
 
     need_flower()
-    from fedalloy.config.overrides import override, read_toml
-    from fedalloy.deploy.agreed import AGREED
+    from fedalloy.config.overrides import override, read_toml, table
+    from fedalloy.data.catalogue import AGREED, LISTED, datasets
+    from fedalloy.data.own.dataset import is_own
     from fedalloy.deploy.init import CAP, init
 
     if parted(file, overrides)[0] is None:
@@ -54,21 +56,21 @@ def init_command(
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
-    own = values.get("data", {}).get("name") == AGREED
+    name = table("data", values.get("data", {})).get("name", LISTED if "clients" in values else "")
     say(f"written: {out}, with one folder per site in {Path(out) / 'sites'}")
     if "cap" not in values.get("aggregation", {}):
         say(
             f"aggregation.cap = {CAP} was added: no site has a larger share of the weight; write 1.0 to trust "
             "reported sizes"
         )
-    if own:
+    if name != AGREED:
+        say(f"to rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
+    if name in (AGREED, LISTED) or (name not in datasets and is_own(name)):
         say(
             "send each site its folder through a channel you trust; there, set the data's path in site.toml and run "
             "start.sh"
         )
         say(f"on this machine: `fedalloy deploy up {out}`, then `fedalloy deploy run {out}`")
-    else:
-        say(f"to rehearse: `fedalloy deploy up {out} --local {made.sites}`, then `fedalloy deploy run {out}`")
 
 
 @click.command("up")
