@@ -24,6 +24,7 @@ Floats = NDArray[np.float32]
 Impute = Literal["mean", "median", "most_frequent"]
 NONE = ""  # stands for a missing category where nobody was asked which is most frequent
 MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
+LEAST_VALUES = 5  # of a column; of fewer a client tells nothing, since the sum of one value is the value
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSumma
         level = np.arange(256)
         return ColumnSummary(len(values), int(counts @ level) / 255, int(counts @ level**2) / 255**2)
     held = values[~np.isnan(values)].astype(np.float64)
+    if len(held) < LEAST_VALUES:
+        return ColumnSummary(0)
     if column.categories is not None:
         codes, counts = np.unique(held.astype(np.int64), return_counts=True)
         told = counts if recipe.impute else np.zeros_like(counts)
@@ -167,7 +170,13 @@ def _prepared(values: Floats, own: Column, to: PreparedColumn) -> Floats:
         )
     if to.categories is None:
         filled = np.where(missing, np.float32(to.fill or 0.0), values)
-        scaled: Floats = (filled - np.float32(to.mean)) / np.float32(to.std)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            scaled: Floats = (filled - np.float32(to.mean)) / np.float32(to.std)
+        if not np.isfinite(scaled).all():
+            raise DataError(
+                f"column {shown(own.name)} cannot be prepared with the mean {to.mean:g} and the deviation {to.std:g}: "
+                "an input would not be a finite number"
+            )
         return scaled[:, None]
     places = {name: place for place, name in enumerate(to.categories)}
     known = np.array([places.get(name, -1) for name in own.categories or ()] + [places.get(str(to.fill), -1)], np.int64)
@@ -206,7 +215,7 @@ def agree(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe) ->
 def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
     present = sum(one.present for one in said)
     if said and not present:
-        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+        raise _untold(name)
     if recipe.mean is not None and recipe.std is not None:
         mean, std = recipe.mean[place], recipe.std[place]
     else:
@@ -227,11 +236,19 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
 def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
-        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+        raise _untold(name)
     fill: str | None = None
     if recipe.impute is not None:
         fill = _most_frequent(said, key=str) if any(one.values for one in said) else NONE
     return PreparedColumn(name, fill=fill, categories=names)
+
+
+def _untold(name: str) -> DataError:
+    return DataError(
+        f"column {shown(name)} has fewer than {LEAST_VALUES} values in the training rows of every client, and of so "
+        f"few nobody tells statistics; write data.drop = [{name!r}], or constants: data.mean and data.std, or "
+        "data.categories"
+    )
 
 
 def _most_frequent(said: Sequence[ColumnSummary], key: type[float] | type[str]) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedalloy.base.checked import shown
+from fedalloy.base.text import client_label
 from fedalloy.data.columns import Column, ColumnSummary, Preparation, PreparedColumn, Recipe, Summary, agree
 from fedalloy.data.sketch import LAST_BIN
 from fedalloy.errors import DataError
@@ -26,6 +27,7 @@ MOST_CATEGORIES = 1000  # of one column
 LONGEST_CATEGORY = 100  # characters
 LARGEST = 1e70  # of a sum; float32 values, squared, times the number of rows, stay below
 LONGEST = 1 << 22  # characters of a summary or a preparation
+APART = 1e4  # times the size of the others' values: another unit, or a lie that would flatten everyone's inputs
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,30 @@ def gathered(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe)
         return Statistics(ready)
     up = sum(len(summary_text(one).encode()) for one in told)
     return Statistics(ready, up, len(told) * len(preparation_text(ready).encode()))
+
+
+def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: Sequence[str] = ()) -> None:
+    """Refuse a client whose values are so much larger than the others' that theirs would all become one input.
+
+    The size is the root of the mean square; the others' is their median, so there must be two of them.
+
+    >>> told = {k: Summary(9, {"age": ColumnSummary(9, 9.0 * n, 9.0 * n * n)}) for k, n in enumerate((50, 60, 1e9))}
+    >>> refuse_apart(told, [Column("age")], ["north", "south", "west"])
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: the values of 'age' at west are 18181818 times as large as at the other clients; correct the unit or the values, or write data.drop = ['age']
+    """
+    for column in columns:
+        said = {k: one.columns[column.name] for k, one in told.items() if column.name in one.columns}
+        sizes = {k: math.sqrt(one.squares / one.present) for k, one in said.items() if one.present}
+        for client, size in sizes.items():
+            others = [other for k, other in sizes.items() if k != client]
+            if len(others) > 1 and size > APART * (usual := float(np.median(others))) > 0:
+                raise DataError(
+                    f"the values of {shown(column.name)} at {client_label(names, client)} are {size / usual:.0f} times "
+                    "as large as at the other clients; correct the unit or the values, or write "
+                    f"data.drop = [{column.name!r}]"
+                )
 
 
 def summary_text(summary: Summary) -> str:
