@@ -41,11 +41,11 @@ def refusal(host: str, port: int, authority: str) -> tuple[int, str]:
 
 def found_data(folder: Path, sites: int) -> tuple[int, str]:
     """Return an exit code and a message: how many samples this site has, or why they cannot be read."""
-    from fedalloy.deploy.site import site_setting  # takes seconds, because of torch
+    from fedalloy.deploy.site import tried_setting  # takes seconds, because of torch
     from fedalloy.errors import FedalloyError
 
     try:
-        client, setting = site_setting(folder, sites)
+        client, setting = tried_setting(folder, sites)
     except FedalloyError as error:
         return error.code, str(error)
     own = setting.sites[client]
