@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedalloy.deploy.site_data import read_samples
 from harness import Dice, FaultError, little_memory, one_line, run_from_command_line, show, told, trials
 from mutants import PLAIN, damaged, no_file
 from PIL import Image
@@ -31,6 +30,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.settings import for_site
 from fedalloy.deploy.site import read_site
+from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import DataError, UsageError
 
 TABLE = experiment(

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fedalloy.deploy.site_data import read_samples
 
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
@@ -18,6 +17,7 @@ from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.preflight import main as preflight
 from fedalloy.deploy.settings import Amount, for_server, for_share, known_sizes
 from fedalloy.deploy.site import refuse_another, site_setting
+from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import DataError, FedalloyError, SecurityError, UsageError
 from fedalloy.run.runner import describe, settled
 

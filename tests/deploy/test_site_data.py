@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedalloy.deploy.site_data import read_samples
 from PIL import Image
 
 from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import Dataset
 from fedalloy.deploy.agreed import frame
+from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import DataError, SecurityError
 
 IMAGES = {"name": "sites", "classes": 2, "channels": 1, "size": 4, "mean": [0.5], "std": [0.25], "names": ["no", "yes"]}
