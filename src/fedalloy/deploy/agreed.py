@@ -25,15 +25,13 @@ import numpy as np
 
 from fedalloy.config.sections import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
-from fedalloy.data.columns import Column, Impute, Preparation, PreparedColumn, Recipe, agree
+from fedalloy.data.columns import Column, Impute, Preparation, Recipe, agree
 from fedalloy.data.own.dataset import own_dataset
 from fedalloy.data.own.wanted import Format
 from fedalloy.data.samples import Dataset, Task
 from fedalloy.errors import UsageError
 
-__all__ = ["AGREED", "constants", "frame", "framed", "imagined", "read_site_data"]
-
-UNKNOWN = "?"  # a category while nobody has told which there are
+__all__ = ["AGREED", "constants", "frame", "framed", "read_site_data"]
 
 
 def _options(
@@ -95,24 +93,6 @@ def constants(agreed: Dataset) -> Preparation | None:
     """Return how rows are prepared if the experiment says all of it, so that no site is asked; else None."""
     assert agreed.recipe is not None
     return None if agreed.recipe.asks(agreed.columns) else agree([], agreed.columns, agreed.recipe)
-
-
-def imagined(agreed: Dataset) -> Preparation:
-    """Return how rows might be prepared, before any site was asked: every column is 0 to 1, every category is "?".
-
-    >>> imagined(frame(DataPart(name="sites", options={"columns": ("age",), "classes": 2}))).inputs
-    ('age',)
-    """
-    assert agreed.recipe is not None
-    known = agreed.recipe.categories
-    return constants(agreed) or Preparation(
-        tuple(
-            PreparedColumn(column.name, fill=0.0)
-            if column.categories is None
-            else PreparedColumn(column.name, fill=UNKNOWN, categories=known.get(column.name, (UNKNOWN,)))
-            for column in agreed.columns
-        )
-    )
 
 
 def read_site_data(path: Path, part: DataPart, label: str | None = None) -> Dataset:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedalloy.deploy.site import kept_prepared, site_setting
+from fedalloy.deploy.site import kept_preparation, site_setting
 from fedalloy.engine.flower.audited import scores
 from fedalloy.federation.core import Message, act
 from fedalloy.federation.evaluation import PERSONAL, at_client
@@ -21,7 +21,7 @@ def trained_alone(folder: Path, client: int) -> dict[str, Any]:
     Nothing is sent or stored. Noise is not needed, because the model stays here. If all clients take equally many
     steps, which only the server can compute, the site takes its own epochs instead.
     """
-    _, setting = site_setting(folder, _sites(folder, client), kept_prepared(folder))
+    _, setting = site_setting(folder, _sites(folder, client), kept_preparation(folder, client))
     work = replace(setting.work, work="epochs") if setting.work.work == "equal_steps" else setting.work
     setting, method = replace(setting, privacy=None, work=work), LocalConverged()
     with one_thread():  # as in the site's answers

@@ -29,7 +29,7 @@ from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
 from fedalloy.deploy.pauses import soon_again
 from fedalloy.deploy.settings import Amount, Sizes, known_sizes, known_statistics, with_sizes, without_sizes
-from fedalloy.deploy.site import agreed_experiment, keep_prepared, refuse_another, site_setting, site_summary
+from fedalloy.deploy.site import agreed_experiment, keep_preparation, refuse_another, site_setting, site_summary
 from fedalloy.deploy.site_keys import revoked_sites
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.claims import Introduction, unlike
@@ -160,9 +160,8 @@ def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) ->
     folder = _folder(context)
     refuse_another(agreed(context), asked)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]), prepared)
-    if prepared is not None:
-        keep_prepared(folder, prepared)
-    return _same_number(client, context), setting, folder / "memory"
+    keep_preparation(folder, _same_number(client, context), prepared)
+    return client, setting, folder / "memory"
 
 
 def summary_of(context: Context, asked: dict[str, Any]) -> tuple[int, Summary]:

@@ -15,9 +15,10 @@ from fedalloy.config.build import build, loaded, refuse_statistics, tried
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
+from fedalloy.data.columns import Preparation, PreparedColumn
 from fedalloy.data.statistics import Statistics
 from fedalloy.deploy import keys, scripts
-from fedalloy.deploy.agreed import AGREED, frame, imagined
+from fedalloy.deploy.agreed import AGREED, constants, frame
 from fedalloy.deploy.folder import Deployment, parse_address
 from fedalloy.deploy.own_files import handed, has_own_files, refuse_pooled
 from fedalloy.deploy.settings import without_sizes
@@ -30,6 +31,7 @@ CAP = 0.5  # the largest share of the weight of one site: the size that a site r
 OWNER_ALONE = 0o700
 PUBLIC = 0o644
 EXECUTABLE = 0o755
+UNKNOWN = "?"  # a category while nobody has told which there are
 
 _SHARE = """client = {number}
 # A rehearsal: this site takes its share of the experiment's own data, as in `fedalloy run`.
@@ -170,11 +172,22 @@ def refuse_undeployable(exp: Experiment, sites: int, public: Path | None = None)
 
 
 def _agreed(exp: Experiment, sites: int, public: Path | None) -> Setting:
-    """The server's setting, with statistics that sites might tell."""
+    """The server's setting, with statistics that sites might tell: every column is 0 to 1, every category is "?"."""
     agreed = frame(exp.data)
+    assert agreed.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(agreed)
-    ready = imagined(agreed)
+    ready = constants(agreed)
+    if ready is None:
+        asked = ((column.name, column.categories is not None) for column in agreed.columns)
+        ready = Preparation(
+            tuple(
+                PreparedColumn(name, fill=UNKNOWN, categories=agreed.recipe.categories.get(name, (UNKNOWN,)))
+                if coded
+                else PreparedColumn(name, fill=0.0)
+                for name, coded in asked
+            )
+        )
     with TemporaryDirectory() as there:
         if public is not None and exp.public is not None:
             shutil.copyfile(public, Path(there) / exp.public.data)

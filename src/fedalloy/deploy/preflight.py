@@ -41,15 +41,14 @@ def refusal(host: str, port: int, authority: str) -> tuple[int, str]:
 
 def found_data(folder: Path, sites: int) -> tuple[int, str]:
     """Return an exit code and a message: how many samples this site has, or why they cannot be read."""
-    from fedalloy.deploy.site import tried_setting  # takes seconds, because of torch
+    from fedalloy.deploy.site import site_sizes  # takes seconds, because of torch
     from fedalloy.errors import FedalloyError
 
     try:
-        client, setting = tried_setting(folder, sites)
+        client, train, test = site_sizes(folder, sites)
     except FedalloyError as error:
         return error.code, str(error)
-    own = setting.sites[client]
-    return 0, f"site {client} has {len(own.train)} training samples and {len(own.test)} test samples"
+    return 0, f"site {client} has {train} training samples and {test} test samples"
 
 
 def main(host: str, port: str, folder: str, sites: str) -> int:

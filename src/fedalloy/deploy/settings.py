@@ -25,6 +25,8 @@ from fedalloy.deploy.agreed import AGREED, constants, frame, framed
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.setting import Setting, Site
 
+Rows = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+
 
 class Sizes(Protocol):
     """How much data a site says it has."""
@@ -184,8 +186,13 @@ def told(exp: Experiment, client: int, data: Dataset) -> Summary:
         refuse_statistics(data)
     assert data.recipe is not None
     everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
-    rows = _rows(len(data.x), len(everything) - len(data.x), exp, client)[0]
+    rows, _, _ = split_of(data, exp, client)
     return summarise(everything[rows], data.columns, data.recipe)
+
+
+def split_of(data: Dataset, exp: Experiment, client: int) -> Rows:
+    """A site's rows for training, validation and testing, before they are prepared."""
+    return _rows(len(data.x), 0 if data.x_test is None else len(data.x_test), exp, client)
 
 
 def divided(train: Samples, test: Samples | None, exp: Experiment, client: int) -> Site:
@@ -207,9 +214,7 @@ def divided(train: Samples, test: Samples | None, exp: Experiment, client: int) 
     return Site(own, tested, validation if len(kept) else None)
 
 
-def _rows(
-    train: int, test: int, exp: Experiment, client: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _rows(train: int, test: int, exp: Experiment, client: int) -> Rows:
     """A site's rows for training, validation and testing; those of its own test part come after the others."""
     part = exp.partition
     seed = exp.seed if part.seed is None else part.seed

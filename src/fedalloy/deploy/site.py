@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.checked import construct
-from fedalloy.base.files import PRIVATE, write_atomically
+from fedalloy.base.files import PRIVATE, make_folder, write_atomically
 from fedalloy.base.plugins import load_file, load_installed
 from fedalloy.config.experiment import made_from, read
 from fedalloy.config.methods import for_method, make_method
@@ -17,14 +17,12 @@ from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment
 from fedalloy.data.columns import Summary
 from fedalloy.data.samples import Dataset
-from fedalloy.data.statistics import preparation_text, read_preparation
-from fedalloy.deploy.agreed import AGREED, constants, frame, imagined, read_site_data
-from fedalloy.deploy.settings import for_share, for_site, told
+from fedalloy.data.statistics import read_preparation
+from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
+from fedalloy.deploy.settings import for_share, for_site, split_of, told
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
 from fedalloy.storage.store import FREE, METHOD_PARTS
-
-PREPARED = Path("memory") / "prepared.json"  # in a site's folder: how all sites prepare their rows, in the newest run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,38 +58,27 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
     ready = constants(frame(exp.data))
     if ready is None:
         if prepared is None:
-            raise UsageError(
-                "the statistics with which all sites prepare their rows are not known here yet; the sites agree on "
-                "them when a run begins"
-            )
+            raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
         ready = read_preparation(prepared, data.columns)
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
 
 
-def tried_setting(folder: Path, sites: int) -> tuple[int, Setting]:
-    """Return a site's client number and its setting before any site was asked how to prepare rows.
-
-    Everything is as in a run, except for the inputs' scale. What this site could not tell about its columns is refused.
-    """
-    site, exp = _site(folder, sites)
-    if site.share is not None or constants(agreed := frame(exp.data)) is not None:
-        return site_setting(folder, sites)
-    site_summary(folder, sites)
-    return site_setting(folder, sites, preparation_text(imagined(agreed)))
-
-
-def keep_prepared(folder: Path, prepared: str) -> None:
-    """Keep how all sites prepare their rows, so that the site can use it without the server."""
-    file = folder / PREPARED
-    if not file.is_file() or file.read_text(encoding="utf-8") != prepared:
-        file.parent.mkdir(exist_ok=True)
+def keep_preparation(folder: Path, client: int, prepared: str | None) -> None:
+    """Write down how the server says that rows are prepared, for what the site does without the server."""
+    file = _preparation(folder, client)
+    if prepared is not None and (not file.is_file() or file.read_text(encoding="utf-8") != prepared):
+        make_folder(file.parent)
         write_atomically(file, prepared.encode(), PRIVATE)
 
 
-def kept_prepared(folder: Path) -> str | None:
-    """Return what was kept; None if the experiment says it, or if nobody was asked yet."""
-    file = folder / PREPARED
+def kept_preparation(folder: Path, client: int) -> str | None:
+    """Return how rows were prepared when the server asked last, if it was said."""
+    file = _preparation(folder, client)
     return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _preparation(folder: Path, client: int) -> Path:
+    return folder / "memory" / str(client) / "prepared.json"
 
 
 def site_summary(folder: Path, sites: int) -> tuple[int, Summary]:
@@ -100,6 +87,16 @@ def site_summary(folder: Path, sites: int) -> tuple[int, Summary]:
     if site.share is not None:
         raise UsageError("this site takes a share of the experiment's own data, and has no statistics to tell")
     return site.client, told(exp, site.client, own_data(folder, site, exp))
+
+
+def site_sizes(folder: Path, sites: int) -> tuple[int, int, int]:
+    """Return a site's client number and how many training and test samples it has, without preparing them."""
+    site, exp = _site(folder, sites)
+    if site.share is not None:
+        own = for_share(exp, site.client, site.share).sites[site.client]
+        return site.client, len(own.train), len(own.test)
+    rows, _, held = split_of(own_data(folder, site, exp), exp, site.client)
+    return site.client, len(rows), len(held)
 
 
 def own_data(folder: Path, site: SiteFile, exp: Experiment) -> Dataset:
