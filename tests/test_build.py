@@ -304,8 +304,8 @@ def test_different_networks_are_refused_by_methods_that_average_and_others_are_n
     assert str(caught.value).startswith(sentence)
     names, _, comparing = str(caught.value).removeprefix(sentence).partition("; ")
     assert comparing == (
-        "to compare with it all the same, run it from a file without [[models]] and put both folders side by side: "
-        "fedalloy report A B"
+        "to compare with it all the same, run it from a file with one network for all and put both folders side by "
+        "side: fedalloy report A B"
     )
     able = names.split(", ")
     assert "local" in able

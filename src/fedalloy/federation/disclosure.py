@@ -22,6 +22,16 @@ INTRODUCTION = {
 }
 """Sent once, where clients are on other machines."""
 
+STATISTICS = {
+    "rows": "how many training rows it has",
+    "present": "in how many of them each column has a value",
+    "total": "the sum of each column of numbers and the sum of its squares",
+    "values": "the names of the categories that it has and, with data.impute, how often each occurs",
+    "histogram": 'with data.impute = "median", a histogram of each column of numbers, with bins two per cent wide',
+    "frequent": 'with data.impute = "most_frequent", each number of a column and how often it occurs, at most 64',
+}
+"""Told once, before the first round, of tables and images whose statistics the experiment leaves open."""
+
 REPLY = {
     "meter": "how many steps and passes it made, and their FLOPs",
     "seconds": "how long it took",
@@ -77,6 +87,8 @@ def always() -> list[str]:
         f"Evaluation sends, for each model that a client evaluates: {_all(EVALUATION)}; with several "
         f"labels a row: {_all(LABELS)}; with numbers to predict: {_all(NUMBERS)}. Under [privacy], real sites "
         "evaluate nothing and send none of this; a simulation does, as a rehearsal.",
+        f"Before the first round, a client with a table tells, once: {_all(STATISTICS)}; and of images the sums alone. "
+        "If the experiment has constants instead, it tells nothing; under [privacy], it must have them.",
         f"A client on another machine also sends, once: {_all(INTRODUCTION)}; with each reply: {_all(REPLY)}; and a "
         "sentence if something fails.",
     ]
