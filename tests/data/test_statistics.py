@@ -26,7 +26,7 @@ COLUMNS = (AGE, SEX)
 ROWS = np.array([[30.0, 0.0], [50.0, 1.0], [np.nan, 1.0], [50.0, np.nan]], np.float32)
 TRUE = {
     "mean": {"present": 3, "total": 130.0, "squares": 5900.0},
-    "median": {"present": 3, "total": 130.0, "squares": 5900.0, "histogram": {"1047": 3}},
+    "median": {"present": 3, "total": 130.0, "squares": 5900.0, "histogram": {"4419": 3}},
     "most_frequent": {"present": 3, "total": 130.0, "squares": 5900.0, "values": {"30.0": 1, "50.0": 2}},
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.base.text import shortened
-from fedalloy.data.columns import Column, Impute, Recipe
+from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
 from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
@@ -84,7 +85,7 @@ def recipe_of(
         raise UsageError(
             "data.mean and data.std must be given together; write one number per column or channel in both"
         )
-    if std is not None and not all(value > 0 for value in std):
+    if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
         raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
     if mean is not None and std is not None and not own.columns:
         channels = own.x.shape[1]
