@@ -113,6 +113,8 @@ def agreed_format(part: DataPart) -> Format:
             "data.name = 'sites' needs the format that all sites have agreed on: for tables data.columns with the name "
             "of each column, for images data.channels and data.size"
         )
+    if twice := [name for place, name in enumerate(columns) if name in columns[:place]]:
+        raise UsageError(f"data.columns has {twice[0]!r} twice; write each column once")
     if channels and part.size is None:
         raise UsageError(
             f"data.channels = {channels}, but there is no data.size, to which images are resized; for tables, write "

@@ -23,15 +23,15 @@ def class_names(parts: Sequence[Part], wanted: Wanted, agreed: Format | None) ->
     found = in_order({name for part in parts for name in _occurring(part)})
     if agreed is not None:
         return agreed.label_names
+    if len(found) < 2:
+        raise DataError(
+            f"{quoted(parts[0].path)}: all labels are {shown(next(iter(found), ''))}, but a classifier needs at least "
+            "2 classes; name another column with data.label"
+        )
     if wanted.names:
         return wanted.names
     if wanted.classes is not None:
         return tuple(map(str, range(wanted.classes)))
-    if len(found) < 2:
-        raise DataError(
-            f"{quoted(parts[0].path)}: all labels are {shown(next(iter(found), ''))}, but a classifier needs at least "
-            "2 classes; name another column with data.label, or give the number of classes with data.classes"
-        )
     declared = {part.declared for part in parts}
     if len(declared) == 1 and (names := declared.pop()):
         return names
