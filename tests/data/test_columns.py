@@ -62,6 +62,8 @@ def test_the_order_of_clients_does_not_matter_to_the_last_bit(impute: Any) -> No
     told = [summarise(one, columns, Recipe(impute)) for one in clients]
     found = {agree(order, columns, Recipe(impute)) for order in itertools.permutations(told)}
     assert len(found) == 1
+    told = [summarise(rows([value]), ONE, Recipe()) for value in (1e30, 1.0, -1e30)]  # a plain sum would lose the 1
+    assert {agree(order, ONE, Recipe()).columns[0].mean for order in itertools.permutations(told)} == {1 / 3}
 
 
 @pytest.mark.parametrize("value", [0.0, -3.7, 1e-20, 0.1, 1e9, 16777216.0, -1e30])
@@ -105,7 +107,7 @@ def test_too_many_numbers_for_the_most_frequent_are_refused() -> None:
 def test_categories_are_the_sorted_union_and_the_most_frequent_fills() -> None:
     north, south = Column("sex", ("m", "f")), Column("sex", ("x", "f", "never"))
     recipe = Recipe("mean")
-    told = [summarise(rows([0, 0, 0, 1]), [north], recipe), summarise(rows([0, 1, 1, np.nan]), [south], recipe)]
+    told = [summarise(rows([0, 0, 0]), [north], recipe), summarise(rows([0, 1, 1, 1, np.nan]), [south], recipe)]
     found = agree(told, [Column("sex", ())], recipe)
     assert found.columns[0].categories == ("f", "m", "x")  # nobody told of the one without rows
     assert found.columns[0].fill == "f"  # three at each of two, and the first by name

@@ -121,6 +121,10 @@ def test_numbers_that_cannot_be_true_are_refused(age: dict[str, Any]) -> None:
         {"1.5": 3},
         {"1_0": 3},
         {" 1": 3},
+        {"01": 3},
+        {"-0": 3},
+        {"+1": 3},
+        {"\u0663": 3},
         {"nan": 3},
         {"inf": 3},
         {"": 3},
@@ -190,6 +194,7 @@ def test_without_imputation_categories_have_no_counts() -> None:
     fine = told(age, {"present": 4, "values": {"f": 0, "m": 0}})
     assert read_summary(fine, COLUMNS, Recipe()).columns["sex"].values == {"f": 0, "m": 0}
     assert "sex" in refused(told(age, {"present": 4, "values": {"f": 1, "m": 3}}), None)
+    assert "sex" in refused(told(age, {"present": 4, "values": {}}), None)
     assert "age" in refused(told(None, {"present": 4, "values": {"f": 0}}), None)  # a missing value, which was excluded
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import sys
 from collections.abc import Callable
@@ -26,10 +27,12 @@ from fedalloy.deploy.audit import audited
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import known_statistics
+from fedalloy.deploy.site_report import render
 from fedalloy.engine.flower.client import ACT, INTRODUCE, SUMMARISE
 from fedalloy.engine.flower.codec import header_in
 from fedalloy.engine.flower.roster import Question, introduce, introductions, summarise
 from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.disclosure import STATISTICS
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.storage.store import begun
 
@@ -199,6 +202,8 @@ def test_the_question_is_asked_once_and_each_sites_log_has_it(tmp_path: Path) ->
         assert answered["kinds"].keys() == {"statistics"}
         told += answered["kinds"]["statistics"]
         assert len(texts(grid)[number].encode()) == answered["kinds"]["statistics"]
+        page = render(made.site(number), number, found, NAMES[number])
+        assert all(words in html.unescape(page) for words in STATISTICS.values())
     first, second = map(json.loads, (made.run / "rounds.jsonl").read_text().splitlines())
     assert told == about["statistics"]["up"] == first["bytes"]["up"]["statistics"]
     statistics = known_statistics(read(made.experiment), json.loads((made.run / "run.json").read_text()))

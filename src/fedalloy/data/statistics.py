@@ -101,7 +101,7 @@ def _column(value: Any, column: Column, recipe: Recipe, most: int) -> ColumnSumm
     present = _whole(told.get("present"), most, f"{name}.present", least=0 if recipe.impute else most)
     total = _real(told.get("total", 0.0), f"{name}.total", present * LARGEST)
     squares = _real(told.get("squares", 0.0), f"{name}.squares", present * LARGEST**2)
-    if squares < 0 or total * total > present * squares * (1 + 1e-6):
+    if total * total > present * squares * (1 + 1e-6):
         raise _refused(f"{name} has a sum of {total:g} and squares of {squares:g}, which no {present} numbers have")
     histogram = {
         _bin(place, name): _whole(n, present, f"{name}.histogram", least=1)
