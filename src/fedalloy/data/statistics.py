@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -229,10 +230,15 @@ def _is_name(value: Any) -> bool:
 
 def _is_number(text: str) -> bool:
     """Whether this is how clients write a number."""
+    number = _number(text)
+    return abs(number) <= LARGEST and written(number) == text
+
+
+def _number(text: str) -> float:
     try:
-        return abs(number := float(text)) <= LARGEST and written(number) == text
+        return float(text)
     except ValueError:
-        return False
+        return math.nan
 
 
 def _bin(place: str, name: str) -> int:
