@@ -39,10 +39,10 @@ FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fe
 SECTIONS: Mapping[str, type] = {
     "top": Experiment,
     "data": DataPart,
+    "clients": ClientPart,
     "partition": PartitionPart,
     "public": PublicPart,
     "models": ModelPart,
-    "clients": ClientPart,
     **CLOSED,
 }
 

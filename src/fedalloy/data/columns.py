@@ -23,6 +23,8 @@ from fedalloy.errors import DataError
 Floats = NDArray[np.float32]
 Impute = Literal["mean", "median", "most_frequent"]
 NONE = ""  # stands for a missing category where nobody was asked which is most frequent
+LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
+MOST_CATEGORIES = 1000  # of one column; each becomes an input
 MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
 
 
@@ -111,9 +113,18 @@ def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSumma
                 f"column {shown(column.name)} has {len(distinct)} different numbers, too many to tell which is most "
                 f'frequent ({MOST_VALUES} at most); write data.impute = "mean" or "median"'
             )
-        often = {repr(float(v)): int(n) for v, n in zip(distinct, counts, strict=True)}
+        often = {written(v): int(n) for v, n in zip(distinct, counts, strict=True)}
         return ColumnSummary(len(held), total, squares, values=often)
     return ColumnSummary(len(held), total, squares)
+
+
+def written(value: float) -> str:
+    """Write a number in the one way that clients count it by; there is one zero.
+
+    >>> written(-0.0), written(np.float32(0.5))
+    ('0.0', '0.5')
+    """
+    return repr(float(value) + 0.0)
 
 
 @dataclass(frozen=True)
@@ -213,7 +224,8 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
         mean = math.fsum(one.total for one in said) / present
         variance = math.fsum(one.squares for one in said) / present - mean * mean
         # Rounding alone leaves a little of a constant column; a column that varies less than that is constant too.
-        std = math.sqrt(variance) if variance > 1e-12 * max(1.0, mean * mean) else 1.0
+        std = math.sqrt(max(variance, 0.0)) if variance > 1e-12 * mean * mean else 1.0
+        std = std if std >= LEAST_STD else 1.0
     fill: float | None = None
     if recipe.impute == "mean":
         fill = mean
@@ -228,6 +240,11 @@ def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> Pre
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
         raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+    if len(names) > MOST_CATEGORIES:
+        raise DataError(
+            f"column {shown(name)} has {len(names):,} different categories at all clients together "
+            f"({MOST_CATEGORIES:,} at most); write data.drop = [{name!r}]"
+        )
     fill: str | None = None
     if recipe.impute is not None:
         fill = _most_frequent(said, key=str) if any(one.values for one in said) else NONE

@@ -185,6 +185,8 @@ def told(exp: Experiment, client: int, data: Dataset) -> Summary:
     if exp.privacy is not None:
         refuse_statistics(data)
     assert data.recipe is not None
+    if not data.recipe.asks(data.columns):
+        raise UsageError("the experiment says how all rows are prepared, so this site has no statistics to tell")
     everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
     rows, _, _ = split_of(data, exp, client)
     return summarise(everything[rows], data.columns, data.recipe)

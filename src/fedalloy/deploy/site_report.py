@@ -195,8 +195,8 @@ def _left(entries: Sequence[Entry], agreed: Experiment | None) -> Listing:
     for action in dict.fromkeys(map(name_of, answers)):
         some = [entry for entry in answers if name_of(entry) == action]
         sent = {
-            "introduce": disclosure.INTRODUCTION,
             "summarise": disclosure.STATISTICS,
+            "introduce": disclosure.INTRODUCTION,
             "evaluate": _evaluation(some),
         }.get(action, disclosure.REPLY)
         words = ", ".join(text for key, text in sent.items() if key not in without)
