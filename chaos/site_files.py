@@ -27,18 +27,16 @@ from PIL import Image
 from specimens import Hurt, npz, zipped
 
 from fedalloy.config.experiment import experiment
-from fedalloy.deploy.agreed import frame
+from fedalloy.deploy.agreed import constants, frame, read_site_data
 from fedalloy.deploy.settings import for_site
 from fedalloy.deploy.site import read_site
-from fedalloy.deploy.site_data import read_samples
 from fedalloy.errors import DataError, UsageError
 
 TABLE = experiment(
     {
         "data": {
             "name": "sites",
-            "classes": 2,
-            "channels": 3,
+            "columns": ["a", "b", "c"],
             "mean": [0.0] * 3,
             "std": [1.0] * 3,
             "names": ["no", "yes"],
@@ -48,7 +46,7 @@ TABLE = experiment(
 )
 PICTURES = experiment(
     {
-        "data": {"name": "sites", "classes": 2, "channels": 1, "size": 4, "names": ["no", "yes"]},
+        "data": {"name": "sites", "channels": 1, "size": 4, "mean": [0.0], "std": [1.0], "names": ["no", "yes"]},
         "model": {"name": "mlp", "hidden": [2]},
     }
 )
@@ -100,11 +98,13 @@ def use(path: Path, dice: Dice, *, table: bool) -> None:
     """Read a site's data and build its setting; both must be valid."""
     exp = TABLE if table else PICTURES
     label = mostly(dice, None, "y", "no such column")
-    data = read_samples(path, frame(exp.data), label=label, size=exp.data.size)
+    data = read_site_data(path, exp.data, label)
     for x, y in ((data.x, data.y), (data.x_test, data.y_test)):
         if x is not None and y is not None and not (np.isfinite(x).all() and ((y >= 0) & (y < 2)).all()):
             raise FaultError("the data is not finite, or has a label that is not a class")
-    own = for_site(exp, 0, 2, data).sites[0]
+    ready = constants(frame(exp.data))
+    assert ready is not None
+    own = for_site(exp, 0, 2, data, ready).sites[0]
     for part in (own.train, own.test):
         if part.x.shape[1:] != ((3, 1, 1) if table else (1, 4, 4)) or not part.inputs.isfinite().all():
             raise FaultError(f"a sample is {tuple(part.x.shape[1:])}, or not finite")
@@ -131,6 +131,9 @@ def mostly(dice: Dice, right: Any, *strange: Any) -> Any:
     return dice.choice(strange) if dice.random() < 0.2 else right
 
 
+COLUMNS: tuple[Any, ...] = (["c", "a", "b"], ["a", "b"], ["a", "a", "b"], ["a", "b", "\x1b"], [1, 2, 3], [], "abc")
+
+
 def arrays(dice: Dice) -> dict[str, Any]:
     """Return what a site may have saved, or almost."""
     rows = mostly(dice, 10, 0, 1, 2)
@@ -144,7 +147,7 @@ def arrays(dice: Dice) -> dict[str, Any]:
     labels: Any = np.resize(np.array(mostly(dice, [0, 1], *numbers, *names)), rows)
     labels = mostly(dice, labels, labels[:, None], labels[:1], np.zeros((rows, 2)), np.float64(0), np.array([]))
     keys = mostly(dice, ("x_train", "y_train"), ("x", "y"), ("x", "y_train"), ("a", "b"))
-    found = {keys[0]: x, keys[1]: labels}
+    found = {keys[0]: x, keys[1]: labels, "columns": np.array(mostly(dice, ["a", "b", "c"], *COLUMNS))}
     if dice.random() < 0.4:
         found |= {"x_test": x[:2] if x.ndim else x, "y_test": labels[:2] if np.ndim(labels) else labels}
     return found

@@ -123,7 +123,10 @@ def test_arrays_of_ones_own(tmp_path: Path) -> None:
     assert run.rounds[-1]["views"]["aca"]["test"] is None  # there is no test split
     assert run.meta["experiment"]["data"]["name"] == "blobs"
     scale = {"mean": list(data.mean), "std": list(data.std)}
-    assert run.meta["data"] == {"name": "blobs", "note": data.note, "rows": 90, **scale}
+    about = dict(run.meta["data"])
+    assert [column["name"] for column in about.pop("columns")] == [column.name for column in data.columns]
+    assert about.pop("statistics") == {way: kinds["statistics"] for way, kinds in run.rounds[0]["bytes"].items()}
+    assert about == {"name": "blobs", "note": "", "rows": 90, **scale}
     longer = resume(tmp_path / "run", rounds=16, dataset=data)
     assert len(longer.rounds) == 16
 

@@ -500,7 +500,7 @@ def test_a_site_file_that_breaks_its_reader_is_a_failure(
     chaos: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     sites, harness = chaos("site_files"), chaos("harness")
-    monkeypatch.setattr(sites, "read_samples", lambda *_, **__: {}["x"])
+    monkeypatch.setattr(sites, "read_site_data", lambda *_, **__: {}["x"])
     with pytest.raises(harness.FaultError, match="csv: KeyError: 'x'"):
         sites.outcome("csv", tmp_path / "a.csv", harness.Dice(0, "site-files", 1))
 

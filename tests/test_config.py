@@ -6,6 +6,7 @@ import copy
 import datetime
 import json
 import random
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -384,7 +385,7 @@ def test_whatever_stands_in_a_file_is_built_or_refused_in_a_sentence() -> None:
 
 @pytest.mark.parametrize(("key", "home"), [("lr", "training.lr"), ("clients", "partition.clients")])
 def test_a_key_without_its_section_is_told_where_it_belongs(key: str, home: str) -> None:
-    with pytest.raises(UsageError, match=rf"'{key}'; write {home}$"):
+    with pytest.raises(UsageError, match=rf"{key}.*{re.escape(home)}\b"):
         experiment({key: 1})
 
 
@@ -467,5 +468,5 @@ def test_a_name_in_the_place_of_a_file_is_told_what_to_write(
 
 
 def test_a_data_set_that_is_not_known_may_be_a_file() -> None:
-    with pytest.raises(UsageError, match=r"'patients'; choose one of: cifar10, .*\.npz file"):
+    with pytest.raises(UsageError, match=r"'patients'; choose one of: cifar10, .*path of a file"):
         check_names(experiment({"data": "patients"}))

@@ -24,7 +24,8 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.grid import Cell, cells
 from fedalloy.config.overrides import override, read_toml
 from fedalloy.config.sections import Experiment, check_options
-from fedalloy.data.catalogue import reader
+from fedalloy.data.catalogue import LISTED, reader
+from fedalloy.data.own.dataset import own_dataset
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
@@ -194,7 +195,7 @@ def _experiment_of(given: dict[str, Any]) -> Experiment:
 
 def check_parts(exp: Experiment) -> None:
     """Refuse names and options of data sets, partitions and networks that do not exist; methods are checked already."""
-    check_options(exp.data, reader(exp.data.name), "data")
+    check_options(exp.data, own_dataset if exp.data.name == LISTED else reader(exp.data.name), "data")
     check_options(exp.partition, partitions[exp.partition.name], "partition")
     check_options(exp.model, models[exp.model.name], "model")
     if exp.public is not None and exp.public.data != "own":

@@ -164,6 +164,6 @@ def test_a_rehearsal_takes_the_names_of_the_experiments_clients(tmp_path, monkey
     from fedalloy.deploy import init as module
 
     setting = build(experiment({"partition": {"name": "natural"}, "model": "mlp"}), hospitals()).setting
-    monkeypatch.setattr(module, "refuse_undeployable", lambda exp, sites: setting)
+    monkeypatch.setattr(module, "refuse_undeployable", lambda exp, sites, public=None: setting)
     made = module.init({"model": "mlp"}, tmp_path / "lab", 5)
     assert read_deployment(made.folder).label(1) == "Lakeside"

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from fedalloy.base.options import kind, options_of, sections_of, toml
 from fedalloy.base.text import listed
-from fedalloy.config.sections import CLOSED, DataPart, Experiment, PartitionPart, PublicPart
+from fedalloy.config.sections import CLOSED, Choice, ClientPart, DataPart, Experiment, PartitionPart, PublicPart
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
 from fedalloy.data.samples import TASKS
@@ -39,6 +39,7 @@ FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fe
 SECTIONS: Mapping[str, type] = {
     "top": Experiment,
     "data": DataPart,
+    "clients": ClientPart,
     "partition": PartitionPart,
     "public": PublicPart,
     "models": ModelPart,
@@ -289,7 +290,10 @@ def keys_table(cls: type) -> str:
     missing = [found.name for found in options if not found.meaning]
     if missing:
         raise SystemExit(f"{cls.__name__}.{missing[0]} has no meaning; declare it with option(...)")
-    rows = [[f"`{o.name}`", kind(o.hint), f"`{toml(o.default)}`", o.meaning] for o in options]
+    rows = [
+        [f"`{o.name}`", kind(o.hint).replace(Choice.__name__, "text or table"), f"`{toml(o.default)}`", o.meaning]
+        for o in options
+    ]
     return table(("Key", "Values", "Default", "Meaning"), rows)
 
 

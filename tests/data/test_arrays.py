@@ -1,4 +1,4 @@
-"""What own arrays may be: labels that are classes, features that are quantities, and constants or pooled statistics."""
+"""What own arrays may be: labels that are classes, features that are quantities, and constants or statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from fedalloy.config.experiment import experiment
 from fedalloy.data import from_arrays, load, tensors
 from fedalloy.errors import DataError, FedalloyError
 from fedalloy.report import facts
-from fedalloy.report.html import render
 from fedalloy.run.runner import simulate
 
 X = np.random.default_rng(0).normal(5.0, 2.0, (60, 3))
@@ -105,19 +104,30 @@ def test_token_ids_are_not_taken_for_quantities() -> None:
 )
 def test_whole_numbers_that_may_be_quantities_are_taken_so_and_that_is_said(columns: dict[Any, int]) -> None:
     x = np.random.default_rng(0).integers(0, list(columns.values()), (60, len(columns)))
-    assert "integers" in from_arrays(x, Y).note
-    assert "integers" not in from_arrays(x.astype(float), Y).note
+    assert "integers" in " ".join(from_arrays(x, Y).said)
+    assert from_arrays(x.astype(float), Y).said == ()
 
 
-# --- constants and pooled statistics ----------------------------------------------------------------------------------
+# --- constants and statistics -----------------------------------------------------------------------------------------
 
 
-def test_pooled_statistics_of_columns_are_said(tmp_path: Path) -> None:
+def test_columns_are_standardised_with_what_clients_tell_of_their_training_rows() -> None:
     run = simulate(TABLE, dataset=from_arrays(X, Y))
-    assert run.meta["data"]["note"].startswith("pooled statistics: a federation could not")
+    built = build(experiment(TABLE), from_arrays(X, Y))
+    rows = np.concatenate(built.partition.train)
+    assert 0 < len(rows) < len(X)  # no test row counts
+    held = X[rows].astype(np.float32).astype(np.float64)
+    told = run.meta["data"]["columns"]
+    assert [column["mean"] for column in told] == pytest.approx(held.mean(axis=0), rel=1e-12)
+    assert [column["std"] for column in told] == pytest.approx(held.std(axis=0), rel=1e-12)
+    assert run.meta["data"]["note"] == ""
     (sentence,) = facts.warnings([run, run])  # once, however many runs there are
-    assert "pooled statistics: a federation could not" in sentence
-    assert "pooled statistics: a federation could not" in render([run], title="Table")
+    assert f"{sum(run.meta['data']['statistics'].values()):,} bytes" in sentence
+    sent = run.rounds[0]["bytes"]
+    assert {way: sent[way]["statistics"] for way in ("up", "down")} == run.meta["data"]["statistics"]
+    inputs = np.concatenate([site.train.inputs.numpy() for site in built.setting.sites])[:, :, 0, 0]
+    assert inputs.mean(axis=0) == pytest.approx(np.zeros(3), abs=1e-6)
+    assert inputs.std(axis=0) == pytest.approx(np.ones(3), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +147,9 @@ def test_a_file_of_columns_takes_the_constants_that_sites_agree_on(tmp_path: Pat
     np.savez(tmp_path / "a.npz", x=np.array(X, np.uint8), y=Y)
     data = {"name": str(tmp_path / "a.npz"), "mean": [1.0, 2.0, 3.0], "std": [1.0, 2.0, 4.0]}
     built = build(experiment({**TABLE, "data": data}))
-    assert built.dataset.note == ""
-    assert built.setting.scale.mean == (1.0, 2.0, 3.0)
+    assert built.statistics is not None
+    assert built.statistics.bytes == {}  # nobody was asked
+    assert [column.mean for column in built.statistics.preparation.columns] == data["mean"]
     first = built.setting.sites[0].train.x[0, :, 0, 0].tolist()
     assert first == [(int(value) - m) / s for value, m, s in zip(X[0], data["mean"], data["std"], strict=True)]
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fedalloy.data import Dataset, Samples, catalogue, datasets, from_arrays, from_torch, load, readers, tensors
 from fedalloy.data.arrays import statistics
 from fedalloy.data.catalogue import drawn_per_class, first_per_class, only_classes
+from fedalloy.data.columns import Recipe
 from fedalloy.data.fetch import find
 from fedalloy.data.files import FASHION_MNIST
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
@@ -194,9 +195,8 @@ def test_from_arrays_measures_and_infers() -> None:
     data = from_arrays(torch.tensor(x), torch.arange(50) % 3, x_test=x_test, y_test=[3.0] * 5, client_ids=[7] * 50)
     assert data.classes == 4
     assert data.client_ids is not None
-    assert np.allclose(data.mean, x.mean(axis=0), atol=1e-6)
-    train, _ = tensors(data)
-    assert torch.allclose(train.inputs.std(dim=0, correction=0), torch.ones(4, 1, 1), atol=1e-5)
+    assert (data.mean, [column.name for column in data.columns]) == ((0.0,) * 4, ["0", "1", "2", "3"])
+    assert data.recipe == Recipe()  # who tells what about the columns is not known yet
     pixels = rng.integers(0, 256, (9, 2, 5, 5), np.uint8)
     mean, std = statistics(pixels)
     assert np.allclose(mean, (pixels / 255).mean(axis=(0, 2, 3)))
@@ -290,8 +290,8 @@ def test_a_users_own_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data.csv", "folder/data", "./tiny"])
-def test_a_file_that_is_no_npz_is_told_what_to_become(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"'{name}'.*\.npz.*numpy\.savez_compressed"):
+def test_a_path_where_nothing_is_is_told_what_could_be_there(name: str) -> None:
+    with pytest.raises(DataError, match=rf"'{Path(name)}'.*\.csv.*\.npz.*folder"):
         load(name)
 
 

@@ -43,7 +43,13 @@ TINY = {
 KNFU = {**TINY, "method": {"name": "knfu"}, "public": {"data": "own", "samples": 30, "labelled": True}}
 OWN = {
     "rounds": 2,
-    "data": {"name": "sites", "classes": 2, "channels": 3, "mean": [1.0, 2.0, 3.0], "std": [1.0, 2.0, 1.0]},
+    "data": {
+        "name": "sites",
+        "classes": 2,
+        "columns": ["a", "b", "c"],
+        "mean": [1.0, 2.0, 3.0],
+        "std": [1.0, 2.0, 1.0],
+    },
     "model": {"name": "mlp"},
     "partition": {"validation": 0.1},
     "aggregation": {"cap": 0.5},
@@ -128,7 +134,9 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
     stream = np.random.default_rng(0)
     rows = stream.normal(2.0, 1.0, (40, 3)).astype(np.float32)
     labels = (rows.sum(axis=1) > 6).astype(np.int64)
-    np.savez(made.site(0) / "data.npz", x_train=rows, y_train=labels, x_test=rows[:7], y_test=labels[:7])
+    parts = {"x_train": rows, "y_train": labels, "x_test": rows[:7], "y_test": labels[:7]}
+    np.savez(made.site(0) / "data.npz", columns=np.array(["a", "b", "c"]), **parts)
+    (made.site(0) / "site.toml").write_text('client = 0\ndata = "data.npz"\n')
     lines = [",".join(map(str, [*row[:2], label, row[2]])) for row, label in zip(rows[:30], labels[:30], strict=True)]
     (made.site(1) / "data.csv").write_text("\n".join(["a,b,ill,c", *lines]) + "\n")
     (made.site(1) / "site.toml").write_text('client = 1\ndata = "data.csv"\nlabel = "ill"\n')
@@ -145,7 +153,7 @@ def test_sites_with_data_of_their_own_train_as_one_federation(tmp_path: Path) ->
         OWN, tmp_path / "alone", dataclasses.replace(for_server(exp, amounts), setting=whole)
     )
     assert amounts[0] == Amount(36, 7, 4)
-    assert amounts[1] == Amount(22, 6, 2)
+    assert amounts[1] == Amount(21, 6, 3)  # as a simulation splits the rows of a natural client
     for message in grid.received:  # no row of anybody's data is in anything that left a site
         sent = b"".join(one.data for record in message.content.array_records.values() for one in record.values())
         assert not any(row.tobytes() in sent for row in rows)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fedalloy.cli.deploy import init_command
 from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.deploy.init import init, with_cap
-from fedalloy.errors import UsageError
+from fedalloy.errors import FedalloyError, UsageError
 
 pytest.importorskip("flwr")
 
@@ -173,7 +173,6 @@ def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
         ({}, 4, r"\b3 clients.*--sites is 4.*write partition\.clients = 4"),
         ({}, 1, "--sites 1.*at least 2"),
         ({"start": "model.safetensors"}, 3, "^start .*file"),
-        ({"data": {"name": "own.npz"}}, 3, r"data\.name = 'own\.npz'.*write data\.name = \"sites\""),
         ({"public": {"data": "own.npz", "samples": 20}}, 3, r"public\.data = 'own\.npz'"),
         ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, r"public\.data = 'own'"),
         ({"data": {"name": "sites"}, "public": {"data": "mnist", "task_samples": 9}}, 3, r"public\.task_samples = 9"),
@@ -188,7 +187,13 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
     assert not (tmp_path / "lab").exists()
 
 
-COLUMNS = {"name": "sites", "classes": 2, "channels": 3, "mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 2.0]}
+COLUMNS = {
+    "name": "sites",
+    "classes": 2,
+    "columns": ["age", "dose", "weight"],
+    "mean": [1.0, 2.0, 3.0],
+    "std": [1.0, 1.0, 2.0],
+}
 PICTURES = {"name": "sites", "classes": 10, "channels": 1, "size": 8}
 
 
@@ -197,7 +202,6 @@ PICTURES = {"name": "sites", "classes": 10, "channels": 1, "size": 8}
     [
         {"mean": None},
         {"std": None},
-        {"mean": None, "std": None},
         {"mean": [0.5]},
         {"std": [1.0]},
         {"mean": [0.5] * 4},
@@ -206,9 +210,9 @@ PICTURES = {"name": "sites", "classes": 10, "channels": 1, "size": 8}
         {"std": [1.0, 1e-300, 1.0]},
     ],
 )
-def test_columns_of_numbers_need_constants_that_all_sites_use(change: dict[str, object], tmp_path: Path) -> None:
+def test_constants_that_do_not_fit_the_columns_are_refused(change: dict[str, object], tmp_path: Path) -> None:
     data = {key: value for key, value in {**COLUMNS, **change}.items() if value is not None}
-    with pytest.raises(UsageError, match=r"data\.(mean|std)"):
+    with pytest.raises(FedalloyError, match=r"data\.(mean|std)"):
         init({**TINY, "data": data}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
@@ -226,8 +230,34 @@ def test_an_override_is_no_experiment_file(tmp_path: Path) -> None:
     assert "'data=tiny'" in str(refused.exception)
 
 
-@pytest.mark.parametrize("data", [COLUMNS, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])
-def test_columns_with_constants_and_images_are_accepted(data: dict[str, object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"columns": []}, r"data\.columns"),
+        ({"channels": 1, "size": 8}, r"data\.columns"),
+        ({"columns": None, "channels": 3}, r"data\.size"),
+        ({"columns": None, "channels": 1, "size": 8, "impute": "mean"}, r"data\.impute"),
+        ({"categorical": ["sex"]}, "'sex'"),
+        ({"classes": None}, r"data\.names"),
+        ({"classes": 1}, r"data\.names"),
+        ({"columns": ["age", "age", "dose"]}, "'age'"),
+    ],
+)
+def test_a_format_that_no_file_can_have_is_refused(change: dict[str, object], key: str, tmp_path: Path) -> None:
+    whole = {**COLUMNS, **change}
+    if "channels" in change:
+        whole |= {"mean": None, "std": None}
+    data = {name: value for name, value in whole.items() if value is not None}
+    with pytest.raises(UsageError, match=key):
+        init({**TINY, "data": data}, tmp_path / "lab", 3)
+    assert not (tmp_path / "lab").exists()
+
+
+ASKED = {key: value for key, value in COLUMNS.items() if key not in ("mean", "std")}
+
+
+@pytest.mark.parametrize("data", [COLUMNS, ASKED, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])
+def test_columns_and_images_are_accepted_with_constants_and_without(data: dict[str, object], tmp_path: Path) -> None:
     assert init({**TINY, "data": data}, tmp_path / "lab", 3).sites == 3
 
 

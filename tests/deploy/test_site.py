@@ -13,12 +13,11 @@ import torch
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.config.sections import DataPart
-from fedalloy.deploy.agreed import frame
+from fedalloy.deploy.agreed import read_site_data
 from fedalloy.deploy.preflight import main as preflight
 from fedalloy.deploy.settings import Amount, for_server, for_share, known_sizes
 from fedalloy.deploy.site import refuse_another, site_setting
-from fedalloy.deploy.site_data import read_samples
-from fedalloy.errors import DataError, FedalloyError, SecurityError, UsageError
+from fedalloy.errors import DataError, UsageError
 from fedalloy.run.runner import describe, settled
 
 AGREED = {"name": "sites", "classes": 2, "channels": 1, "size": 4, "mean": [0.5], "std": [0.25], "names": ["no", "yes"]}
@@ -53,7 +52,7 @@ def test_an_npz_file_is_normalised_as_agreed(tmp_path: Path) -> None:
     assert (len(own.train), len(own.test)) == (10, 3)
     assert own.train.inputs.unique().tolist() == [2.0]  # (255 / 255 - 0.5) / 0.25
     assert own.test.inputs.unique().tolist() == [-2.0]
-    assert setting.scale == frame(_agreed()).scale
+    assert (setting.scale.mean, setting.scale.std) == ((0.5,), (0.25,))
     assert len(setting.sites) == 3
 
 
@@ -71,7 +70,8 @@ def test_without_a_test_part_a_share_is_drawn_and_nothing_is_used_twice(tmp_path
 def test_a_csv_file_is_read_by_its_label_column(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("age,verdict,weight\n1,yes,2.5\n3,no,4\n5,1,6\n")
-    found = read_samples(file, frame(_agreed(channels=2)), label="verdict")
+    table = DataPart(name="sites", options={"columns": ("age", "weight"), "names": ("no", "yes")})
+    found = read_site_data(file, table, label="verdict")
     assert found.x.shape == (3, 2, 1, 1)
     assert found.x[:, :, 0, 0].tolist() == [[1.0, 2.5], [3.0, 4.0], [5.0, 6.0]]
     assert found.y.tolist() == [1, 0, 1]
@@ -85,39 +85,12 @@ def test_a_folder_of_images_is_read_by_class(channels: int, tmp_path: Path) -> N
         folder = tmp_path / split / name
         folder.mkdir(parents=True)
         Image.new("RGB", (6, 8), (level,) * 3).save(folder / "1.png")
-    found = read_samples(tmp_path, frame(_agreed(channels=channels)), size=4)
+    found = read_site_data(tmp_path, _agreed(channels=channels))
     assert found.x.shape == (2, channels, 4, 4)
     assert found.y.tolist() == [0, 1]
     assert found.x.reshape(2, -1).mean(axis=1).tolist() == [0, 255]
     assert found.y_test is not None
     assert found.y_test.tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "sentence"),
-    [
-        ("gone.npz", None, r"no data.*gone\.npz.*site\.toml"),
-        ("a.npz", b"not a zip", r"\.npz file"),
-        ("a.parquet", b"", r"a\.parquet.*\.npz.*\.csv.*folder"),
-        ("a.csv", b"a,b\n", r"a\.csv.*no rows"),
-        ("a.csv", b"a,b\n1,0\n1\n", r"line 3.*\b1 column"),
-        ("a.csv", b"a,b\nx,0\n", "line 2, column 'a'"),
-        ("a.csv", b"a,b\n1,maybe\n", "line 2.*'maybe'"),
-    ],
-)
-def test_data_that_cannot_be_read_is_a_sentence(
-    name: str, content: bytes | None, sentence: str, tmp_path: Path
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
-        read_samples(tmp_path / name, frame(_agreed()))
-
-
-def test_objects_in_an_npz_file_are_not_unpickled(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x_train=np.array([{}], object), y_train=np.array([0]))
-    with pytest.raises(SecurityError):
-        read_samples(tmp_path / "a.npz", frame(_agreed()))
 
 
 @pytest.mark.parametrize(
@@ -140,14 +113,6 @@ def test_a_site_file_that_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         site_setting(_site(tmp_path / "s", text, exp), 3)
-
-
-def test_samples_of_another_shape_than_agreed_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "a.csv"
-    file.write_text("a,b,label\n1,2,0\n1,2,1\n")
-    exp = {**OWN, "data": {**AGREED, "channels": 3, "size": 1, "mean": [0.5] * 3, "std": [1.0] * 3}}
-    with pytest.raises(FedalloyError, match=r"\b2 columns.*\b3\b"):
-        site_setting(_site(tmp_path / "s", f'client = 0\ndata = "{file}"', exp), 3)
 
 
 def test_a_share_is_what_a_simulation_deals_out_and_the_others_are_blank() -> None:

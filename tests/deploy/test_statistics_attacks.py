@@ -10,18 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedalloy.data.columns import LEAST_VALUES, Column, ColumnSummary, Preparation, PreparedColumn, Recipe, Summary
+from fedalloy.config.experiment import experiment
+from fedalloy.data.columns import (
+    LEAST_VALUES,
+    Column,
+    ColumnSummary,
+    Preparation,
+    PreparedColumn,
+    Recipe,
+    Summary,
+    summarise,
+    without_few,
+)
 from fedalloy.data.columns import agree as agreed
-from fedalloy.data.columns import summarise
 from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
 from fedalloy.deploy.init import init
-from fedalloy.errors import DataError, FedalloyError, UsageError
+from fedalloy.errors import DataError, UsageError
+from fedalloy.run.runner import simulate
 
 pytest.importorskip("flwr")
 sys.path.insert(0, str(Path(__file__).parent))
 
 from sites_grid import grid_of
-from test_own_files import deployed, hospitals, values
+from test_own_files import deployed, final, hospitals, same, values
 
 AGE = [Column("age")]
 
@@ -35,19 +46,38 @@ def ages(present: int, rows: int = 20) -> Any:
 @pytest.mark.parametrize("impute", ["mean", "median", "most_frequent"])
 @pytest.mark.parametrize("present", range(1, LEAST_VALUES))
 def test_of_a_few_values_nothing_is_told(present: int, impute: Any) -> None:
-    told = summarise(ages(present), AGE, Recipe(impute=impute))
+    told = without_few(summarise(ages(present), AGE, Recipe(impute=impute)))
     assert told.columns["age"] == ColumnSummary(0)
     assert "31" not in summary_text(told)
 
 
 def test_of_a_few_categories_not_even_the_names_are_told() -> None:
     x = np.array([[0.0], [1.0], [np.nan], [np.nan]], np.float32)
-    told = summarise(x, [Column("ward", ("hiv", "oncology"))], Recipe(impute="mean"))
+    told = without_few(summarise(x, [Column("ward", ("hiv", "oncology"))], Recipe(impute="mean")))
     assert told.columns["ward"].values == {}
 
 
+def test_a_site_with_one_value_of_a_column_does_not_tell_it(tmp_path: Path) -> None:
+    folder = hospitals(tmp_path / "h")
+    lines = (folder / "north.csv").read_text().splitlines()
+    cells = [line.split(",") for line in lines[1:]]
+    for row in cells:
+        row[2] = ""
+    for row in cells[:4]:
+        row[2] = "1234.5"
+    (folder / "north.csv").write_text("\n".join([lines[0], *(",".join(row) for row in cells)]) + "\n")
+    made = init(values(folder), tmp_path / "lab", address="127.0.0.1:36102")
+    from fedalloy.deploy.site import site_summary
+
+    assert site_summary(made.site(0), 3)[1].columns["dose"] == ColumnSummary(0)
+    assert site_summary(made.site(1), 3)[1].columns["dose"].present > 0
+    run = simulate(experiment(values(folder)), tmp_path / "here")
+    deployed(made)
+    assert same(final(run.folder), final(made.run))
+
+
 def test_a_site_with_few_values_takes_part_with_what_the_others_told() -> None:
-    told = [summarise(ages(n), AGE, Recipe(impute="mean")) for n in (1, 10)]
+    told = [without_few(summarise(ages(n), AGE, Recipe(impute="mean"))) for n in (1, 10)]
     ready = agreed(told, AGE, Recipe(impute="mean"))
     assert ready.columns[0].mean == 35.5
     assert np.isfinite(ready.apply(ages(1), AGE)).all()
@@ -55,7 +85,7 @@ def test_a_site_with_few_values_takes_part_with_what_the_others_told() -> None:
 
 def test_a_column_of_which_nobody_has_enough_is_refused_with_what_to_write() -> None:
     with pytest.raises(DataError, match=r"data\.drop"):
-        agreed([summarise(ages(2), AGE, Recipe(impute="mean"))] * 3, AGE, Recipe(impute="mean"))
+        agreed([without_few(summarise(ages(2), AGE, Recipe(impute="mean")))] * 3, AGE, Recipe(impute="mean"))
 
 
 def test_a_site_whose_squares_would_flatten_all_inputs_is_refused_by_name(tmp_path: Path) -> None:
@@ -120,17 +150,17 @@ def test_a_site_refuses_the_server_that_changes_the_preparation_in_the_second_ro
         return sent(body, header)
 
     monkeypatch.setattr(carrier, "to_records", curious)
-    with pytest.raises(FedalloyError):
-        deployed(made)
-    said = "".join(path.read_text() for path in (tmp_path / "lab" / "sites").rglob("*.jsonl"))
-    assert "differently" in said
+    said = deployed(made)
+    logs = [path.read_text() for path in (tmp_path / "lab" / "sites").rglob("audit.jsonl")]
+    assert len(logs) == 3 == sum("not evaluated" in one and "differently" in one for one in said)
+    assert all("differently" in one for one in logs)
 
 
 @pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "", "x" * 101])
 def test_categories_that_could_spoil_a_terminal_or_a_page_are_refused(name: str) -> None:
     told = json.dumps({"rows": 9, "columns": {"sex": {"present": 9, "values": {name: 0}}}})
     with pytest.raises(DataError):
-        read_summary(told, [Column("sex", ())])
+        read_summary(told, [Column("sex", ())], Recipe())
     if name:
         with pytest.raises(DataError):
             read_preparation(json.dumps([{"name": "sex", "categories": [name, "m"]}]), [Column("sex", ())])

@@ -24,7 +24,7 @@ from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import GIVEN as OWN_GIVEN
 from fedalloy.data.catalogue import LISTED, load, reader
-from fedalloy.data.columns import Preparation, Recipe, agree, summarise
+from fedalloy.data.columns import Preparation, Recipe, agree, summarise, without_few
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.own.dataset import is_own, own_dataset
 from fedalloy.data.own.wanted import Format
@@ -110,7 +110,7 @@ def statistics_of(exp: Experiment, data: Dataset, rows: Sequence[NDArray[np.int6
     assert data.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(data)
-    told = [summarise(data.x[mine], data.columns, data.recipe) for mine in rows]
+    told = [without_few(summarise(data.x[mine], data.columns, data.recipe)) for mine in rows]
     refuse_apart(dict(enumerate(told)), data.columns, data.client_names if len(data.client_names) == len(told) else ())
     return gathered(told, data.columns, data.recipe)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,8 @@ from fedalloy.errors import DataError
 Floats = NDArray[np.float32]
 Impute = Literal["mean", "median", "most_frequent"]
 NONE = ""  # stands for a missing category where nobody was asked which is most frequent
+LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
+MOST_CATEGORIES = 1000  # of one column; each becomes an input
 MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
 LEAST_VALUES = 5  # of a column; of fewer a client tells nothing, since the sum of one value is the value
 
@@ -91,14 +93,22 @@ def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe) -> Sum
     return Summary(len(x), {c.name: _column(x[:, place].reshape(-1), c, recipe) for place, c in enumerate(columns)})
 
 
+def without_few(summary: Summary) -> Summary:
+    """Leave out columns with so few values that a sum or a name would tell about one row.
+
+    >>> without_few(Summary(9, {"age": ColumnSummary(1, 61.0, 3721.0)})).columns["age"]
+    ColumnSummary(present=0, total=0.0, squares=0.0, histogram={}, values={})
+    """
+    few = {name for name, one in summary.columns.items() if one.present < LEAST_VALUES}
+    return replace(summary, columns={k: ColumnSummary(0) if k in few else one for k, one in summary.columns.items()})
+
+
 def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSummary:
     if values.dtype == np.uint8:  # pixels, on the scale [0, 1]; from whole numbers, so that no rounding adds up
         counts = np.bincount(values, minlength=256)
         level = np.arange(256)
         return ColumnSummary(len(values), int(counts @ level) / 255, int(counts @ level**2) / 255**2)
     held = values[~np.isnan(values)].astype(np.float64)
-    if len(held) < LEAST_VALUES:
-        return ColumnSummary(0)
     if column.categories is not None:
         codes, counts = np.unique(held.astype(np.int64), return_counts=True)
         told = counts if recipe.impute else np.zeros_like(counts)
@@ -114,9 +124,18 @@ def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSumma
                 f"column {shown(column.name)} has {len(distinct)} different numbers, too many to tell which is most "
                 f'frequent ({MOST_VALUES} at most); write data.impute = "mean" or "median"'
             )
-        often = {repr(float(v)): int(n) for v, n in zip(distinct, counts, strict=True)}
+        often = {written(v): int(n) for v, n in zip(distinct, counts, strict=True)}
         return ColumnSummary(len(held), total, squares, values=often)
     return ColumnSummary(len(held), total, squares)
+
+
+def written(value: float) -> str:
+    """Write a number in the one way that clients count it by; there is one zero.
+
+    >>> written(-0.0), written(np.float32(0.5))
+    ('0.0', '0.5')
+    """
+    return repr(float(value) + 0.0)
 
 
 @dataclass(frozen=True)
@@ -222,7 +241,8 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
         mean = math.fsum(one.total for one in said) / present
         variance = math.fsum(one.squares for one in said) / present - mean * mean
         # Rounding alone leaves a little of a constant column; a column that varies less than that is constant too.
-        std = math.sqrt(variance) if variance > 1e-12 * max(1.0, mean * mean) else 1.0
+        std = math.sqrt(max(variance, 0.0)) if variance > 1e-12 * mean * mean else 1.0
+        std = std if std >= LEAST_STD else 1.0
     fill: float | None = None
     if recipe.impute == "mean":
         fill = mean
@@ -237,6 +257,11 @@ def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> Pre
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
         raise _untold(name)
+    if len(names) > MOST_CATEGORIES:
+        raise DataError(
+            f"column {shown(name)} has {len(names):,} different categories at all clients together "
+            f"({MOST_CATEGORIES:,} at most); write data.drop = [{name!r}]"
+        )
     fill: str | None = None
     if recipe.impute is not None:
         fill = _most_frequent(said, key=str) if any(one.values for one in said) else NONE

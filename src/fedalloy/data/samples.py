@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy.base.text import name_fault
-from fedalloy.data.columns import Column, Preparation, Recipe
+from fedalloy.data.columns import LEAST_STD, Column, Preparation, Recipe
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
 Task = Literal["classes", "labels", "numbers"]  # one class a sample; any of several labels; numbers (regression)
 TASKS: tuple[Task, ...] = get_args(Task)
-LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
 
 
 @dataclass(frozen=True)

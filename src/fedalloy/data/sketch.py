@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _GROWTH = 1.02  # from one bin to the next
-_LEAST, _MOST = 1e-9, 1e12  # smaller values count as 0, larger ones as this
+_LEAST, _MOST = 1e-38, 3.5e38  # all that float32 has; smaller values count as 0
 _OFFSET = math.ceil(math.log(_LEAST) / math.log(_GROWTH)) - 1
 LAST_BIN = math.ceil(math.log(_MOST) / math.log(_GROWTH)) - _OFFSET
 
@@ -22,7 +22,7 @@ def sketch(values: NDArray[np.float64]) -> dict[int, int]:
     """Count values by bin; bin 0 is zero, negative values have negative bins.
 
     >>> sketch(np.array([0.0, 1.0, 1.0, -1.0]))
-    {-1047: 1, 0: 1, 1047: 2}
+    {-4419: 1, 0: 1, 4419: 2}
     """
     size = np.minimum(np.abs(values), _MOST)
     counted = size >= _LEAST

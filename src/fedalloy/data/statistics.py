@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,14 +18,28 @@ from torch import Tensor
 
 from fedalloy.base.checked import shown
 from fedalloy.base.text import client_label
-from fedalloy.data.columns import Column, ColumnSummary, Preparation, PreparedColumn, Recipe, Summary, agree
+from fedalloy.data.columns import (
+    LEAST_STD,
+    LEAST_VALUES,
+    MOST_CATEGORIES,
+    MOST_VALUES,
+    NONE,
+    Column,
+    ColumnSummary,
+    Preparation,
+    PreparedColumn,
+    Recipe,
+    Summary,
+    agree,
+    written,
+)
 from fedalloy.data.sketch import LAST_BIN
 from fedalloy.errors import DataError
 
 MOST_ROWS = 1 << 40
-MOST_CATEGORIES = 1000  # of one column
 LONGEST_CATEGORY = 100  # characters
-LARGEST = 1e70  # of a sum; float32 values, squared, times the number of rows, stay below
+LARGEST = float(np.finfo(np.float32).max) * (1 + 1e-9)  # of a value; a mean may be larger by rounding
+CATEGORY = f"1 to {LONGEST_CATEGORY} printable characters"
 LONGEST = 1 << 22  # characters of a summary or a preparation
 APART = 1e4  # times the size of the others' values: another unit, or a lie that would flatten everyone's inputs
 
@@ -89,49 +103,63 @@ def summary_text(summary: Summary) -> str:
     return json.dumps({"rows": summary.rows, "columns": columns}, separators=(",", ":"))
 
 
-def read_summary(text: str, columns: Sequence[Column], values_per_row: int = 1) -> Summary:
+def read_summary(text: str, columns: Sequence[Column], recipe: Recipe, values_per_row: int = 1) -> Summary:
     """Read a client's summary; one that cannot be true is refused with the column and the number.
 
-    A channel of an image has as many values in a row as the image has pixels.
+    The recipe says what was asked; more is refused too. A channel of an image has as many values in a row as the image
+    has pixels.
 
-    >>> read_summary('{"rows": 2, "columns": {"age": {"present": 3}}}', [Column("age")])
+    >>> read_summary('{"rows": 2, "columns": {"age": {"present": 3}}}', [Column("age")], Recipe("mean"))
     Traceback (most recent call last):
     ...
     fedalloy.errors.DataError: its statistics are refused: age.present = 3 must be a whole number from 0 to 2
     """
-    found = _table(_json(text), "its statistics")
+    found = _entries(_json(text), {"rows", "columns"}, "its statistics")
     rows = _whole(found.get("rows"), MOST_ROWS, "rows", least=1)
     told = _table(found.get("columns"), "columns")
     if list(told) != [column.name for column in columns]:
         raise _refused(f"the columns are {shown(list(told))}, not {shown([column.name for column in columns])}")
     most = rows * values_per_row
-    return Summary(rows, {column.name: _column(told[column.name], column, most) for column in columns})
+    return Summary(rows, {column.name: _column(told[column.name], column, recipe, most) for column in columns})
 
 
-def _column(value: Any, column: Column, most: int) -> ColumnSummary:
-    name, told = column.name, _table(value, column.name)
-    if strange := told.keys() - {field.name for field in dataclasses.fields(ColumnSummary)}:
-        raise _refused(f"{name} has an unknown entry {shown(min(strange))}")
-    present = _whole(told.get("present"), most, f"{name}.present")
-    total, squares = (_real(told.get(key, 0.0), f"{name}.{key}") for key in ("total", "squares"))
-    if squares < 0 or total * total > present * squares * (1 + 1e-6):
+def _column(value: Any, column: Column, recipe: Recipe, most: int) -> ColumnSummary:
+    name, coded = column.name, column.categories is not None
+    wanted = _asked(column, recipe)
+    told = _entries(value, {"present", *wanted}, name)
+    # Without imputation, rows with missing values are refused where they are read; of a few values nothing is told.
+    least = 0 if recipe.impute or most < LEAST_VALUES else most
+    present = _whole(told.get("present"), most, f"{name}.present", least)
+    total = _real(told.get("total", 0.0), f"{name}.total", present * LARGEST)
+    squares = _real(told.get("squares", 0.0), f"{name}.squares", present * LARGEST**2)
+    if total * total > present * squares * (1 + 1e-6):
         raise _refused(f"{name} has a sum of {total:g} and squares of {squares:g}, which no {present} numbers have")
     histogram = {
         _bin(place, name): _whole(n, present, f"{name}.histogram", least=1)
         for place, n in _table(told.get("histogram", {}), f"{name}.histogram").items()
     }
     values = _table(told.get("values", {}), f"{name}.values")
-    if len(values) > MOST_CATEGORIES:
-        raise _refused(f"{name} has {len(values):,} different values; at most {MOST_CATEGORIES:,} are allowed")
-    for value_name in values:
-        if not value_name.isprintable() or not 0 < len(value_name) <= LONGEST_CATEGORY:
-            raise _refused(f"{name} has a value that is not 1 to {LONGEST_CATEGORY} printable characters")
-        if column.categories is None:
-            _real(_number(value_name), f"{name}.values")
-    often = {key: _whole(n, present, f"{name}.values") for key, n in values.items()}
-    if max(sum(histogram.values()), sum(often.values())) > present:
-        raise _refused(f"{name} counts more values than the {present} that it has")
+    if len(values) > min(present, MOST_CATEGORIES if coded else MOST_VALUES):
+        raise _refused(f"{name} has {len(values):,} different values, which are too many")
+    for one in values:
+        if not (_is_name(one) if coded else _is_number(one)):
+            raise _refused(f"{name} has a value that is not {CATEGORY if coded else 'a number'}")
+    least, top = (1, present) if recipe.impute else (0, 0)  # only the names of categories are told without imputation
+    often = {key: _whole(n, top, f"{name}.values", least=least) for key, n in values.items()}
+    counted = {"histogram": sum(histogram.values()), "values": sum(often.values())}
+    if any(counted[key] != (present if recipe.impute else 0) for key in wanted & counted.keys()):
+        raise _refused(f"{name} does not count the {present} values that it has")
+    if coded and present and not values:
+        raise _refused(f"{name} has {present} values, but no category")
     return ColumnSummary(present, total, squares, histogram, often)
+
+
+def _asked(column: Column, recipe: Recipe) -> set[str]:
+    """What a client is asked about a column besides how many values it has."""
+    if column.categories is not None:
+        return {"values"}
+    counted = {"median": {"histogram"}, "most_frequent": {"values"}}.get(str(recipe.impute), set())
+    return counted | ({"total", "squares"} if recipe.mean is None else set())
 
 
 def preparation_text(preparation: Preparation) -> str:
@@ -178,22 +206,20 @@ def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
     return torch.from_numpy(ready.apply(x, coded))[:, :, None, None]
 
 
-def _prepared(told: Mapping[str, Any], column: Column) -> PreparedColumn:
-    name = column.name
-    if strange := told.keys() - {field.name for field in dataclasses.fields(PreparedColumn)}:
-        raise _refused(f"{name} has an unknown entry {shown(min(strange))}")
-    categories, fill = told.get("categories"), told.get("fill")
-    if (categories is None) != (column.categories is None):
-        raise _refused(f"{name} must be {'categories' if column.categories is not None else 'numbers'}")
-    if categories is None:
+def _prepared(value: Any, column: Column) -> PreparedColumn:
+    name, coded = column.name, column.categories is not None
+    told = _entries(value, {"name", "fill", *(("categories",) if coded else ("mean", "std"))}, name)
+    fill = told.get("fill")
+    if not coded:
         mean, std = _real(told.get("mean", 0.0), f"{name}.mean"), _real(told.get("std", 1.0), f"{name}.std")
-        if std <= 0:
+        if std < LEAST_STD:
             raise _refused(f"{name}.std = {std} must be greater than 0")
         return PreparedColumn(name, mean, std, None if fill is None else _real(fill, f"{name}.fill"))
+    categories = told.get("categories")
     if not isinstance(categories, list) or not 0 < len(categories) <= MOST_CATEGORIES:
         raise _refused(f"{name} must have 1 to {MOST_CATEGORIES:,} categories")
-    if not all(isinstance(one, str) and len(one) <= LONGEST_CATEGORY for one in (*categories, fill or "")):
-        raise _refused(f"{name} has a category that is not a text of at most {LONGEST_CATEGORY} characters")
+    if not all(map(_is_name, categories)) or not (fill is None or fill == NONE or _is_name(fill)):
+        raise _refused(f"{name} has a category that is not {CATEGORY}")
     if len(set(categories)) < len(categories):
         raise _refused(f"{name} has a category twice")
     return PreparedColumn(name, fill=fill, categories=tuple(categories))
@@ -214,9 +240,25 @@ def _json(text: str) -> Any:
     try:
         if len(text) > LONGEST:
             raise _refused(f"they have {len(text):,} characters; at most {LONGEST:,} are allowed")
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, TypeError, RecursionError) as error:
         raise _refused("they are not valid JSON") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table of JSON in which no key comes twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _refused("an entry comes twice")
+    return found
+
+
+def _entries(value: Any, known: Set[str], what: str) -> dict[str, Any]:
+    """A table with these entries at most."""
+    found = _table(value, what)
+    if strange := found.keys() - known:
+        raise _refused(f"{what} has an entry {shown(min(strange))}, which was not asked")
+    return found
 
 
 def _table(value: Any, what: str) -> dict[str, Any]:
@@ -231,10 +273,20 @@ def _whole(value: Any, most: int, what: str, least: int = 0) -> int:
     return value
 
 
-def _real(value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise _refused(f"{what} = {shown(value)} must be a finite number")
+def _real(value: Any, what: str, most: float = LARGEST) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
+        raise _refused(f"{what} = {shown(value)} must be a finite number that float32 values can have")
     return float(value)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_CATEGORY
+
+
+def _is_number(text: str) -> bool:
+    """Whether this is how clients write a number."""
+    number = _number(text)
+    return abs(number) <= LARGEST and written(number) == text
 
 
 def _number(text: str) -> float:
@@ -245,10 +297,11 @@ def _number(text: str) -> float:
 
 
 def _bin(place: str, name: str) -> int:
-    number = _number(place)
-    if not number.is_integer() or abs(number) > LAST_BIN:
+    # A number with more digits than the last bin is not looked at.
+    number = int(place) if len(place) <= 6 and place.removeprefix("-").isdecimal() else LAST_BIN + 1
+    if abs(number) > LAST_BIN or str(number) != place:
         raise _refused(f"{name}.histogram has no bin {shown(place)}")
-    return int(number)
+    return number
 
 
 def _refused(why: str) -> DataError:

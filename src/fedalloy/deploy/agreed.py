@@ -16,6 +16,7 @@ stands for missing values - follows from what the sites tell before the first ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ import numpy as np
 
 from fedalloy.config.sections import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
-from fedalloy.data.columns import Column, Impute, Preparation, Recipe, agree
+from fedalloy.data.columns import LEAST_STD, Column, Impute, Preparation, Recipe, agree
 from fedalloy.data.own.dataset import own_dataset
 from fedalloy.data.own.wanted import Format
 from fedalloy.data.samples import Dataset, Task
@@ -112,11 +113,15 @@ def agreed_format(part: DataPart) -> Format:
             "data.name = 'sites' needs the format that all sites have agreed on: for tables data.columns with the name "
             "of each column, for images data.channels and data.size"
         )
+    if twice := [name for place, name in enumerate(columns) if name in columns[:place]]:
+        raise UsageError(f"data.columns has {twice[0]!r} twice; write each column once")
     if channels and part.size is None:
         raise UsageError(
             f"data.channels = {channels}, but there is no data.size, to which images are resized; for tables, write "
             "data.columns with the name of each column instead"
         )
+    if channels and options.get("impute") is not None:
+        raise UsageError(f"data.impute = '{options['impute']}', but images have no missing values; remove it")
     names, classes = options.get("names", ()), options.get("classes", 0)
     if names and classes and len(names) != classes:
         raise UsageError(f"data.names has {len(names)} names, but data.classes = {classes}; write one for each class")
@@ -141,7 +146,7 @@ def _recipe(options: Mapping[str, Any], channels: int, *, images: bool) -> Recip
     mean, std = options.get("mean"), options.get("std")
     if (mean is None) != (std is None):
         raise UsageError("data.mean and data.std must be given together; write one number per column in both")
-    if std is not None and not all(value > 0 for value in std):
+    if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
         raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
     if images and mean is not None and std is not None:
         mean, std = (value * channels if len(value) == 1 else value for value in (mean, std))

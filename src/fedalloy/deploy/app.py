@@ -41,7 +41,7 @@ from fedalloy.deploy.site_keys import revoked_sites
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.claims import Introduction, unlike
 from fedalloy.engine.flower.client import PARTITION, client_app
-from fedalloy.engine.flower.roster import Keys, Roster, introduce, introductions, summarise
+from fedalloy.engine.flower.roster import Keys, Roster, Telling, introduce, introductions, summarise
 from fedalloy.errors import FedalloyError, UsageError
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
@@ -112,9 +112,15 @@ def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> 
     assert agreed.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(agreed)
-    question = summarise(agreed.columns, prod(agreed.x.shape[2:]))
+    question = summarise(agreed.columns, agreed.recipe, prod(agreed.x.shape[2:]))
+
+    def judge(one: Telling) -> str | None:
+        return _beyond(deployment, one.client, {"training": one.summary.rows})
+
     bound = partial(valid, deployment)
-    roster = introductions(grid, exp, deployment.sites, PATIENCE, say, bound, names=deployment.names, question=question)
+    roster = introductions(
+        grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names, question=question
+    )
     _refuse_missing(roster, deployment, "tell statistics of their columns")
     told = {client: one.summary for client, one in sorted(roster.known.items())}
     refuse_apart(told, agreed.columns, deployment.names)
@@ -145,11 +151,9 @@ def present(
     told = make_method(exp).tells_counts
 
     def judge(one: Introduction) -> str | None:
-        most = deployment.limit(one.client)
         parts = {"training": one.train, "test": one.test, "validation": one.validation}
-        for part, count in parts.items():
-            if count > most:
-                return f"claims {count:,} {part} samples, but most_samples in deployment.toml allows {most:,}"
+        if (fault := _beyond(deployment, one.client, parts)) is not None:
+            return fault
         if told and not one.counts:
             return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
@@ -161,6 +165,15 @@ def present(
     _refuse_missing(roster, deployment, "introduce themselves")
     absent: dict[int, Sizes] = dict.fromkeys(roster.revoked(), Amount(1, 1))
     return {**roster.known, **absent}
+
+
+def _beyond(deployment: Deployment, site: int, parts: Mapping[str, int]) -> str | None:
+    """Say which number of samples is more than a site may claim."""
+    most = deployment.limit(site)
+    for part, count in parts.items():
+        if count > most:
+            return f"claims {count:,} {part} samples, but most_samples in deployment.toml allows {most:,}"
+    return None
 
 
 def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) -> tuple[int, Setting, Path]:

@@ -99,11 +99,13 @@ def _seen(file: Path) -> dict[int, list[str]]:
     return found
 
 
+_KINDS = {"evaluate.views": "evaluate", "query.introduce": "introduce", "query.summarise": "summarise"}
+
+
 def name_of(entry: Entry) -> str:
     """Return what an entry is about: the method's action, or the kind of message."""
     kind = str(entry.get("kind", ""))
-    words = {"evaluate.views": "evaluate", "query.introduce": "introduce", "query.summarise": "summarise"}
-    return str(entry.get("action") or words.get(kind, kind))
+    return str(entry.get("action") or _KINDS.get(kind, kind))
 
 
 def rows(entries: list[Entry]) -> list[dict[str, Any]]:

@@ -194,7 +194,11 @@ def _left(entries: Sequence[Entry], agreed: Experiment | None) -> Listing:
     body = []
     for action in dict.fromkeys(map(name_of, answers)):
         some = [entry for entry in answers if name_of(entry) == action]
-        sent = {"introduce": disclosure.INTRODUCTION, "evaluate": _evaluation(some)}.get(action, disclosure.REPLY)
+        sent = {
+            "summarise": disclosure.STATISTICS,
+            "introduce": disclosure.INTRODUCTION,
+            "evaluate": _evaluation(some),
+        }.get(action, disclosure.REPLY)
         words = ", ".join(text for key, text in sent.items() if key not in without)
         if sent is disclosure.REPLY:
             words = f"{replied}; with it: {words}"

@@ -304,8 +304,8 @@ class Setting:
             able = ", ".join(name for name, m in methods.items() if m.card.any_network)
             raise UsageError(
                 f"{method.name} averages parameters, but the clients' networks differ; use one of: {able}; "
-                "to compare with it all the same, run it from a file without [[models]] and put both folders side by "
-                "side: fedalloy report A B"
+                "to compare with it all the same, run it from a file with one network for all and put both folders "
+                "side by side: fedalloy report A B"
             )
         if method.card.features:
             bare = [k for k in self.ids if not hasattr(self.build(k), "features")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.base.text import shortened
-from fedalloy.data.columns import Column, Impute, Recipe
+from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
 from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
@@ -91,7 +92,7 @@ def recipe_of(
         raise UsageError(
             "data.mean and data.std must be given together; write one number per column or channel in both"
         )
-    if std is not None and not all(value > 0 for value in std):
+    if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
         raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
     if mean is not None and std is not None and not own.columns:
         channels = own.x.shape[1]
@@ -148,5 +149,5 @@ def glance(source: Path | Sequence[tuple[str, Path]], client: str | None = None)
         with open_npz(found[0].path) as held:
             x = next((key for key in ("x", "x_train") if key in held.files), None)
             return Glance(several or "client" in held.files, x is not None and held[x].ndim == 2)
-    except (FedalloyError, OSError, ValueError, KeyError):
+    except Exception:  # a damaged file can raise anything
         return Glance(several, False)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # in any case
+_MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})  # in any case
 _DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d*)?", re.ASCII)
 
 
@@ -47,6 +47,15 @@ def named(codes: NDArray[np.int64], values: Sequence[Any]) -> Named:
     return Named(to[codes], names)
 
 
+def is_missing(text: str) -> bool:
+    """Return whether a cell has no value; `None` is what programs write for it, but `none` is a word, as in no pain.
+
+    >>> is_missing(" NA"), is_missing("None"), is_missing("none")
+    (True, True, False)
+    """
+    return text.strip().casefold() in _MISSING or text.strip() == "None"
+
+
 def written(value: Any) -> str | None:
     """Return the name that a value of a file stands for; None if it is missing.
 
@@ -59,7 +68,7 @@ def written(value: Any) -> str | None:
         value = int(value) if np.isfinite(value) and value == int(value) else value
     text = str(value).strip()
     folded = text.casefold()
-    if folded in MISSING:
+    if is_missing(text):
         return None
     if folded in ("true", "false"):
         return folded

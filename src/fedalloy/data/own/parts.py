@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedalloy.base.checked import shown
 from fedalloy.base.files import quoted
 from fedalloy.base.text import LONGEST_NAME
-from fedalloy.data.columns import Column
+from fedalloy.data.columns import MOST_CATEGORIES, Column
 from fedalloy.data.own.names import Named, toml
 from fedalloy.data.own.roles import Layout, Roles
 from fedalloy.data.own.wanted import IMPUTE, Wanted
@@ -20,7 +20,6 @@ from fedalloy.data.samples import Array
 from fedalloy.errors import DataError
 
 LARGEST = float(np.finfo(np.float32).max)
-MOST_CATEGORIES = 1000  # each becomes an input
 _TRUE, _FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
 
 Cells = NDArray[np.float64] | Named  # a column: numbers, NaN where missing, or names

@@ -95,6 +95,8 @@ def _combined(
         )
     parts = [part for one in held for part in (one.train, one.test) if part is not None]
     columns = unified(parts, agreed)
+    if not columns and wanted.impute is not None:
+        raise UsageError(f"data.impute = {shown(wanted.impute)}, but images have no missing values; remove it")
     names, targets = _targets(parts, wanted, agreed)
     inputs = inputs_of(parts, columns, agreed, wanted)
     shape = inputs[0].shape[1:]

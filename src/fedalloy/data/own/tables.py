@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedalloy.base.checked import shown
 from fedalloy.base.files import quoted
-from fedalloy.data.own.names import MISSING, named, toml
+from fedalloy.data.own.names import is_missing, named, toml
 from fedalloy.data.own.parts import LARGEST, Cells, Held, Table, part_of
 from fedalloy.data.own.roles import Layout, Roles, roles
 from fedalloy.data.own.wanted import Wanted
@@ -157,7 +157,7 @@ def numbers(texts: Sequence[str], refuse: Fault) -> NDArray[np.float64]:
 
 def _number(text: str) -> float | None:
     folded = text.strip().casefold()
-    if folded in MISSING:
+    if is_missing(text):
         return float("nan")
     if folded in ("true", "false"):
         return float(folded == "true")

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from fedalloy.base.text import client_label, client_labels
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Experiment
-from fedalloy.data.columns import Column, Summary
+from fedalloy.data.columns import Column, Recipe, Summary
 from fedalloy.data.statistics import LONGEST as LONGEST_SUMMARY
 from fedalloy.data.statistics import read_summary
 from fedalloy.engine.flower.audited import stated
@@ -92,14 +92,14 @@ class Telling:
     summary: Summary
 
 
-def summarise(columns: Sequence[Column], values_per_row: int) -> Question[Telling]:
+def summarise(columns: Sequence[Column], recipe: Recipe, values_per_row: int) -> Question[Telling]:
     """Return the question about statistics of these columns."""
 
     def understood(header: dict[str, Any], node: int) -> Telling:
         client, told = header.get("client"), header.get("statistics")
         if type(client) is not int or not isinstance(told, str):
             raise DataError("it did not tell its statistics")
-        return Telling(client, node, read_summary(told, columns, values_per_row))
+        return Telling(client, node, read_summary(told, columns, recipe, values_per_row))
 
     return Question(SUMMARISE, understood, longest=LONGEST_SUMMARY)
 
