@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedalloy.cli.main import main
+from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
+from fedalloy.errors import UsageError
 
 ROWS = "\n".join(f"{i},{40 + i % 30},{i % 2}" for i in range(40))
 
@@ -42,3 +44,15 @@ def test_advice_on_unreadable_files_leaves_no_folder(tmp_path: Path, monkeypatch
         main(["advise", "h", "data.label=sick"])
     assert found.value.code == 3
     assert [path.name for path in tmp_path.iterdir()] == ["h"]
+
+
+def test_a_number_of_clients_besides_clients_of_their_own_is_refused(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        site(tmp_path / "h", f"{name}.csv", f"id,age,sick\n{ROWS}\n")
+    own = {"data": {"name": str(tmp_path / "h")}}
+    with pytest.raises(UsageError, match=r"partition\.clients"):
+        experiment({**own, "partition": {"clients": 3}})
+    assert experiment({**own, "partition": {"name": "iid", "clients": 3}}).partition.clients == 3
+    assert experiment({**own, "partition": {"validation": 0.2}}).partition.name == "natural"
+    again = experiment(own).to_dict()  # what a run's file has
+    assert experiment(again).partition.name == "natural"
