@@ -9,7 +9,8 @@ import pytest
 from fedalloy.cli.main import main
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
-from fedalloy.errors import UsageError
+from fedalloy.data.statistics import table_inputs
+from fedalloy.errors import DataError, UsageError
 
 ROWS = "\n".join(f"{i},{40 + i % 30},{i % 2}" for i in range(40))
 
@@ -56,3 +57,31 @@ def test_a_number_of_clients_besides_clients_of_their_own_is_refused(tmp_path: P
     assert experiment({**own, "partition": {"validation": 0.2}}).partition.name == "natural"
     again = experiment(own).to_dict()  # what a run's file has
     assert experiment(again).partition.name == "natural"
+
+
+COLUMNS = (
+    '[{"name":"age","mean":50.0,"std":10.0,"fill":50.0},{"name":"smoker","fill":0.0},'
+    '{"name":"grade","categories":["1","2"],"fill":"1"},{"name":"ward","categories":["false","true"],"fill":"true"}]'
+)
+ROW = {"age": 60, "smoker": 1, "grade": "2", "ward": "false"}
+
+
+@pytest.mark.parametrize("other", [{"grade": 2}, {"grade": 2.0}, {"grade": " 2.0"}, {"ward": False}, {"smoker": True}])
+def test_rows_for_an_exported_model_are_read_as_files_are(other: dict[str, object]) -> None:
+    assert table_inputs([{**ROW, **other}], COLUMNS).tolist() == table_inputs([ROW], COLUMNS).tolist()
+
+
+def test_rows_for_an_exported_model_may_lack_values() -> None:
+    found = table_inputs([{"age": "NA", "smoker": "?", "grade": None, "ward": "", "patient": 7}], COLUMNS)
+    assert found[0, :, 0, 0].tolist() == [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("wrong", [{"age": "seventy"}, {"age": "61,5"}, {"age": float("inf")}, {"age": "1e999"}])
+def test_an_exported_model_does_not_guess_what_is_no_number(wrong: dict[str, object]) -> None:
+    with pytest.raises(DataError, match="age"):
+        table_inputs([ROW, {**ROW, **wrong}], COLUMNS)
+
+
+def test_an_exported_model_does_not_guess_a_column_that_is_misspelt() -> None:
+    with pytest.raises(DataError, match="age"):
+        table_inputs([{**{key: value for key, value in ROW.items() if key != "age"}, "Age": 60}], COLUMNS)
