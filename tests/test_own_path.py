@@ -85,3 +85,18 @@ def test_an_exported_model_does_not_guess_what_is_no_number(wrong: dict[str, obj
 def test_an_exported_model_does_not_guess_a_column_that_is_misspelt() -> None:
     with pytest.raises(DataError, match="age"):
         table_inputs([{**{key: value for key, value in ROW.items() if key != "age"}, "Age": 60}], COLUMNS)
+
+
+def test_stopping_a_deployment_speaks_of_sites_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    from fedalloy.deploy import control, processes
+    from fedalloy.deploy.init import init
+
+    for name in ("north", "south"):
+        site(tmp_path / "h", f"{name}.csv", f"id,age,sick\n{ROWS}\n")
+    made = init({"data": {"name": str(tmp_path / "h")}}, tmp_path / "lab", address="127.0.0.1:36105")
+    monkeypatch.setattr(processes, "known", lambda _: ["superlink", "site-1", "site-0"])
+    monkeypatch.setattr(processes, "stop", lambda *_: True)
+    said: list[str] = []
+    control.down(made, said.append)
+    assert [one.split()[0] for one in said] == ["north", "south", "superlink"]

@@ -126,7 +126,7 @@ def down(deployment: Deployment, say: Say) -> None:
     order = sorted(running, key=lambda name: (name == SUPERLINK, name == SUPEREXEC, name))
     for name in order:
         ended = processes.stop(deployment.state, [name])
-        say(f"{name:<12} {'stopped' if ended else 'was not running'}")
+        say(f"{_label(deployment, name):<12} {'stopped' if ended else 'was not running'}")
     if not running:
         say("nothing was running")
 
@@ -178,7 +178,9 @@ def revive(deployment: Deployment, say: Say) -> None:
     sites = [int(name.removeprefix("site-")) for name in names if name.startswith("site-")]
     for name in names:
         if not processes.is_running(deployment.state, name):
-            say(f"{name:<12} had died: {processes.last_line(deployment.state, name) or 'no output'}")
+            say(
+                f"{_label(deployment, name):<12} had died: {processes.last_line(deployment.state, name) or 'no output'}"
+            )
     up(deployment, 1 + max(sites, default=-1), say)
 
 
@@ -237,6 +239,11 @@ def _records(deployment: Deployment) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+
+
+def _label(deployment: Deployment, process: str) -> str:
+    """Return what a process is called in sentences: a site's by the site's name."""
+    return {site_name(k): deployment.label(k) for k in range(deployment.sites)}.get(process, process)
 
 
 def site_name(number: int) -> str:
