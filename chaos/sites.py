@@ -54,7 +54,7 @@ LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
 METHOD = FedGen()  # its clients send their label counts
 EXPERIMENT = {
-    "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
+    "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8, "mean": [0.5], "std": [0.25]},
     "model": {"name": "mlp"},
     "method": {"name": "fedgen"},
 }
