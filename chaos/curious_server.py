@@ -110,9 +110,9 @@ def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[flo
     return caught[:count], fresh[:count]
 
 
-def rehearsing(folder: Path, sites: int) -> tuple[int, Any]:
+def rehearsing(folder: Path, sites: int, prepared: str | None = None) -> tuple[int, Any]:
     """Return a site's setting with the noise of a simulation."""
-    client, setting = site_setting(folder, sites)
+    client, setting = site_setting(folder, sites, prepared)
     return client, dataclasses.replace(setting, secret_noise=False)
 
 

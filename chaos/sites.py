@@ -65,6 +65,11 @@ Reply = Callable[[str, int], Content]
 """Returns a client's answer to a message of a kind."""
 
 
+def bound() -> roster.Keys:
+    """Return whose keys are valid: those of all nodes."""
+    return roster.Keys(NODES)
+
+
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
     """Run `count` trials of each kind."""
     with little_memory():
@@ -150,7 +155,7 @@ def here() -> Setting:
 @cache
 def first() -> State:
     """Return the state before the first round."""
-    fed = Flower(Answering(honest), here(), experiment(EXPERIMENT), bound=NODES).open(METHOD, 0)
+    fed = Flower(Answering(honest), here(), experiment(EXPERIMENT), bound=bound).open(METHOD, 0)
     return State(0, METHOD.init(fed))
 
 
@@ -369,15 +374,13 @@ def introduction_trial(dice: Dice) -> str:
     """Begin a run: every accepted site's claims are within the deployment's limits."""
     keys = ("client", "train", "test", "validation", "shape", "classes", "counts")
     content = an_answer(dice, INTRODUCE, keys)
-    app.PATIENCE, roster.AGAIN, roster.PAUSE = 0.05, 0.0, 0.0
+    app.PATIENCE, roster.AGAIN, roster.PAUSE, app.valid = 0.05, 0.0, 0.0, lambda _: bound()
     deployment = Deployment(Path("lab"), "127.0.0.1", 8443, CLIENTS)
     exp, said = experiment(EXPERIMENT), list[str]()
     with within(said):
         built = _blank()
         try:
-            found = app.present(
-                Answering(hostile(INTRODUCE, content)), exp, deployment, NODES, built.setting, said.append
-            )
+            found = app.present(Answering(hostile(INTRODUCE, content)), exp, deployment, built.setting, said.append)
         except QuorumError as error:
             said.append(str(error)[:LONGEST])
             return "set aside"
@@ -406,7 +409,7 @@ def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
     def trial(dice: Dice) -> str:
         content = an_answer(dice, ACT, keys)
         said = list[str]()
-        engine = Flower(Answering(hostile(ACT, content)), here(), experiment(EXPERIMENT), say=said.append, bound=NODES)
+        engine = Flower(Answering(hostile(ACT, content)), here(), experiment(EXPERIMENT), say=said.append, bound=bound)
         with within(said):
             fed = engine.open(METHOD, 1)
             fed.ask("train", here().ids, model=first()["model"])
@@ -437,7 +440,7 @@ def evaluation_trial(dice: Dice) -> str:
     content = an_answer(dice, VIEWS, ())
     said = list[str]()
     setting = replace(here(), privacy=None)  # under [privacy] sites do not evaluate
-    engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=NODES)
+    engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=bound)
     with within(said):
         record = engine.evaluate(METHOD, first())
         as_json(record)
