@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import torch
@@ -374,10 +375,10 @@ def introduction_trial(dice: Dice) -> str:
     """Begin a run: every accepted site's claims are within the deployment's limits."""
     keys = ("client", "train", "test", "validation", "shape", "classes", "counts")
     content = an_answer(dice, INTRODUCE, keys)
-    app.PATIENCE, roster.AGAIN, roster.PAUSE, app.valid = 0.05, 0.0, 0.0, lambda _: bound()
+    app.PATIENCE, roster.AGAIN, roster.PAUSE = 0.05, 0.0, 0.0
     deployment = Deployment(Path("lab"), "127.0.0.1", 8443, CLIENTS)
     exp, said = experiment(EXPERIMENT), list[str]()
-    with within(said):
+    with within(said), mock.patch.object(app, "valid", lambda _: bound()):
         built = _blank()
         try:
             found = app.present(Answering(hostile(INTRODUCE, content)), exp, deployment, built.setting, said.append)
