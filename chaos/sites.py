@@ -378,7 +378,7 @@ def introduction_trial(dice: Dice) -> str:
     app.PATIENCE, roster.AGAIN, roster.PAUSE = 0.05, 0.0, 0.0
     deployment = Deployment(Path("lab"), "127.0.0.1", 8443, CLIENTS)
     exp, said = experiment(EXPERIMENT), list[str]()
-    with within(said), mock.patch.object(app, "valid", lambda _: bound()):
+    with within(said), mock.patch.object(app, "valid", return_value=bound()):
         built = _blank()
         try:
             found = app.present(Answering(hostile(INTRODUCE, content)), exp, deployment, built.setting, said.append)
