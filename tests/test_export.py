@@ -191,7 +191,7 @@ def test_a_model_of_a_table_takes_rows_as_they_are_in_the_files(tmp_path: Path) 
     _, lines = export_model(tmp_path / "run")
     names: dict[str, Any] = {}
     exec(lines, names)
-    known, unknown = {"age": 40, "sex": "f"}, {"age": None}
+    known, unknown = {"age": 40, "sex": "f"}, {"age": None, "sex": ""}
     assert names["answers"]([known, unknown]).sum(1).tolist() == pytest.approx([1.0, 1.0])
     setting = open_run(tmp_path / "run").build().setting
     x = torch.cat([site.train.inputs for site in setting.sites])

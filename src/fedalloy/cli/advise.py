@@ -20,7 +20,7 @@ from fedalloy.cli.terminal import (
     screen,
     write_page,
 )
-from fedalloy.errors import UsageError
+from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.advise.advice import Advice
@@ -61,9 +61,15 @@ def advise(
     chosen = chosen_seeds(seeds, exp.seed)
     folder = Path(out) if out else fresh(Path(), "fedalloy-advice")
     words = ["advise", data, *overrides, "--minutes", f"{minutes:g}", "--seeds", seeds, *plugged(plugins)]
+    ours = not folder.exists()
     make_folder(folder)
-    with resumable(*words, "--out", str(folder)):
-        trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60), say)
+    try:
+        with resumable(*words, "--out", str(folder)):
+            trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60), say)
+    except FedalloyError:
+        if ours and not any(folder.iterdir()):
+            folder.rmdir()  # nothing was written, since the files or the keys are not right yet
+        raise
     advised = advice(look(trial.built), trial)
     write_page(list(trial.runs), folder / "report.html", as_typed(*words))
     file = folder / "experiment.toml"

@@ -24,14 +24,14 @@ from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import GIVEN as OWN_GIVEN
 from fedalloy.data.catalogue import LISTED, load, reader
-from fedalloy.data.columns import Preparation, Recipe, agree, summarise
+from fedalloy.data.columns import Preparation, Recipe, agree, summarise, without_few
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.own.dataset import is_own, own_dataset
 from fedalloy.data.own.wanted import Format
 from fedalloy.data.partition import Partition, complete, partitions, split, strata
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
-from fedalloy.data.statistics import Statistics, gathered
+from fedalloy.data.statistics import Statistics, gathered, refuse_apart
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import Augmentation, Network, initial
 from fedalloy.federation.setting import SERVER, Setting, Site
@@ -110,7 +110,9 @@ def statistics_of(exp: Experiment, data: Dataset, rows: Sequence[NDArray[np.int6
     assert data.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(data)
-    return gathered([summarise(data.x[mine], data.columns, data.recipe) for mine in rows], data.columns, data.recipe)
+    told = [without_few(summarise(data.x[mine], data.columns, data.recipe)) for mine in rows]
+    refuse_apart(dict(enumerate(told)), data.columns, data.client_names if len(data.client_names) == len(told) else ())
+    return gathered(told, data.columns, data.recipe)
 
 
 def refuse_statistics(data: Dataset) -> None:

@@ -144,6 +144,11 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
         return out
     partition = table("partition", out.get("partition", {}))
     if seen.clients and isinstance(partition, Mapping) and "name" not in partition:
+        if "clients" in partition:
+            raise UsageError(
+                f"partition.clients = {shown(partition['clients'])}, but these files have clients of their own; remove "
+                'it, or pool the files and divide them anew with partition.name = "dirichlet", "iid", ...'
+            )
         out["partition"] = {"name": "natural", **partition}
     model = table("model", out.get("model", {}))
     if seen.table and isinstance(model, Mapping) and "name" not in model:

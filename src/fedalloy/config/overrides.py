@@ -158,7 +158,15 @@ def table(key: str, value: Any) -> Any:
 
 
 def _value(raw: str) -> Any:
+    """Read a value as TOML; a bare word is a string, and so are bare words in a list, whose quotes a shell removes.
+
+    >>> _value("0.5"), _value("fedprox"), _value("[age, 3, patient id]"), _value("[")
+    (0.5, 'fedprox', ['age', 3, 'patient id'], '[')
+    """
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except (ValueError, RecursionError):
-        return raw  # a bare word is a string; so is anything unreadable, which is then refused as a string
+        bare = raw.strip()
+        if bare.startswith("[") and bare.endswith("]") and not any(sign in bare[1:-1] for sign in "[]{}\"'"):
+            return [_value(word.strip()) for word in bare[1:-1].split(",") if word.strip()]
+        return raw  # anything unreadable is refused as a string

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ NONE = ""  # stands for a missing category where nobody was asked which is most 
 LEAST_STD = float(np.finfo(np.float32).tiny)  # smaller values are zero in a division
 MOST_CATEGORIES = 1000  # of one column; each becomes an input
 MOST_VALUES = 64  # different values of a column of numbers that `most_frequent` counts
+LEAST_VALUES = 5  # of a column; of fewer a client tells nothing, since the sum of one value is the value
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,16 @@ def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe) -> Sum
     if not recipe.asks(columns):
         return Summary(len(x), {})
     return Summary(len(x), {c.name: _column(x[:, place].reshape(-1), c, recipe) for place, c in enumerate(columns)})
+
+
+def without_few(summary: Summary) -> Summary:
+    """Leave out columns with so few values that a sum or a name would tell about one row.
+
+    >>> without_few(Summary(9, {"age": ColumnSummary(1, 61.0, 3721.0)})).columns["age"]
+    ColumnSummary(present=0, total=0.0, squares=0.0, histogram={}, values={})
+    """
+    few = {name for name, one in summary.columns.items() if one.present < LEAST_VALUES}
+    return replace(summary, columns={k: ColumnSummary(0) if k in few else one for k, one in summary.columns.items()})
 
 
 def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSummary:
@@ -178,7 +189,13 @@ def _prepared(values: Floats, own: Column, to: PreparedColumn) -> Floats:
         )
     if to.categories is None:
         filled = np.where(missing, np.float32(to.fill or 0.0), values)
-        scaled: Floats = (filled - np.float32(to.mean)) / np.float32(to.std)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            scaled: Floats = (filled - np.float32(to.mean)) / np.float32(to.std)
+        if not np.isfinite(scaled).all():
+            raise DataError(
+                f"column {shown(own.name)} cannot be prepared with the mean {to.mean:g} and the deviation {to.std:g}: "
+                "an input would not be a finite number"
+            )
         return scaled[:, None]
     places = {name: place for place, name in enumerate(to.categories)}
     known = np.array([places.get(name, -1) for name in own.categories or ()] + [places.get(str(to.fill), -1)], np.int64)
@@ -217,7 +234,7 @@ def agree(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe) ->
 def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
     present = sum(one.present for one in said)
     if said and not present:
-        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+        raise _untold(name)
     if recipe.mean is not None and recipe.std is not None:
         mean, std = recipe.mean[place], recipe.std[place]
     else:
@@ -239,7 +256,7 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
 def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
-        raise DataError(f"column {shown(name)} has no value at any client; write data.drop = [{name!r}]")
+        raise _untold(name)
     if len(names) > MOST_CATEGORIES:
         raise DataError(
             f"column {shown(name)} has {len(names):,} different categories at all clients together "
@@ -249,6 +266,14 @@ def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> Pre
     if recipe.impute is not None:
         fill = _most_frequent(said, key=str) if any(one.values for one in said) else NONE
     return PreparedColumn(name, fill=fill, categories=names)
+
+
+def _untold(name: str) -> DataError:
+    return DataError(
+        f"column {shown(name)} has fewer than {LEAST_VALUES} values in the training rows of every client, and of so "
+        f"few nobody tells statistics; write data.drop = [{name!r}], or constants: data.mean and data.std, or "
+        "data.categories"
+    )
 
 
 def _most_frequent(said: Sequence[ColumnSummary], key: type[float] | type[str]) -> str:

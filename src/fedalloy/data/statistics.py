@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from fedalloy.base.checked import shown
+from fedalloy.base.text import client_label
 from fedalloy.data.columns import (
     LEAST_STD,
+    LEAST_VALUES,
     MOST_CATEGORIES,
     MOST_VALUES,
     NONE,
@@ -31,6 +33,8 @@ from fedalloy.data.columns import (
     agree,
     written,
 )
+from fedalloy.data.own.names import is_number
+from fedalloy.data.own.names import written as written_name
 from fedalloy.data.sketch import LAST_BIN
 from fedalloy.errors import DataError
 
@@ -39,6 +43,7 @@ LONGEST_CATEGORY = 100  # characters
 LARGEST = float(np.finfo(np.float32).max) * (1 + 1e-9)  # of a value; a mean may be larger by rounding
 CATEGORY = f"1 to {LONGEST_CATEGORY} printable characters"
 LONGEST = 1 << 22  # characters of a summary or a preparation
+APART = 1e4  # times the size of the others' values: another unit, or a lie that would flatten everyone's inputs
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,30 @@ def gathered(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe)
         return Statistics(ready)
     up = sum(len(summary_text(one).encode()) for one in told)
     return Statistics(ready, up, len(told) * len(preparation_text(ready).encode()))
+
+
+def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: Sequence[str] = ()) -> None:
+    """Refuse a client whose values are so much larger than the others' that theirs would all become one input.
+
+    The size is the root of the mean square; the others' is their median, so there must be two of them.
+
+    >>> told = {k: Summary(9, {"age": ColumnSummary(9, 9 * n, 9 * n * n)}) for k, n in enumerate((50.0, 60.0, 1e9))}
+    >>> refuse_apart(told, [Column("age")], ["north", "south", "west"])  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: the values of 'age' at west are 18181818 times as large as at the other clients; ...
+    """
+    for column in columns:
+        said = {k: one.columns[column.name] for k, one in told.items() if column.name in one.columns}
+        sizes = {k: math.sqrt(one.squares / one.present) for k, one in said.items() if one.present}
+        for client, size in sizes.items():
+            others = [other for k, other in sizes.items() if k != client]
+            if len(others) > 1 and size > APART * (usual := float(np.median(others))) > 0:
+                raise DataError(
+                    f"the values of {shown(column.name)} at {client_label(names, client)} are {size / usual:.0f} times "
+                    "as large as at the other clients; correct the unit or the values, or write "
+                    f"data.drop = [{column.name!r}]"
+                )
 
 
 def summary_text(summary: Summary) -> str:
@@ -100,8 +129,9 @@ def _column(value: Any, column: Column, recipe: Recipe, most: int) -> ColumnSumm
     name, coded = column.name, column.categories is not None
     wanted = _asked(column, recipe)
     told = _entries(value, {"present", *wanted}, name)
-    # Without imputation, rows with missing values are refused where they are read.
-    present = _whole(told.get("present"), most, f"{name}.present", least=0 if recipe.impute else most)
+    # Without imputation, rows with missing values are refused where they are read; of a few values nothing is told.
+    nothing = told == {"present": 0} and most < LEAST_VALUES
+    present = _whole(told.get("present"), most, f"{name}.present", least=0 if recipe.impute or nothing else most)
     total = _real(told.get("total", 0.0), f"{name}.total", present * LARGEST)
     squares = _real(told.get("squares", 0.0), f"{name}.squares", present * LARGEST**2)
     if total * total > present * squares * (1 + 1e-6):
@@ -156,10 +186,11 @@ def read_preparation(text: str, columns: Sequence[Column]) -> Preparation:
 def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
     """Turn rows of a table into a network's inputs, with the `columns` that an exported model was trained with.
 
-    A row has a value for each column by its name; None, an empty text and a missing key are missing values.
+    A row has a value for each column by its name, written as in the files; None and an empty text are missing values.
+    A row without one of the columns is refused, because its name may be misspelt, and so is text in place of a number.
 
     >>> columns = '[{"name":"age","mean":50.0,"std":10.0,"fill":50.0},{"name":"sex","categories":["f","m"]}]'
-    >>> table_inputs([{"age": 60, "sex": "m"}, {"sex": "f"}], columns)[:, :, 0, 0].tolist()
+    >>> table_inputs([{"age": 60, "sex": "m"}, {"age": None, "sex": "f"}], columns)[:, :, 0, 0].tolist()
     [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]
     """
     told = [one for one in _json(columns) if isinstance(one, dict)]
@@ -168,14 +199,30 @@ def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
     x = np.full((len(rows), len(named)), np.nan, np.float32)
     coded = []
     for place, column in enumerate(ready.columns):
-        cells = [row.get(column.name) for row in rows]
-        texts = [None if cell in (None, "") else str(cell) for cell in cells]
-        own = Column(column.name, None if column.categories is None else tuple(dict.fromkeys(filter(None, texts))))
+        names = [written_name(_cell(row, number, column.name)) for number, row in enumerate(rows)]
+        own = Column(column.name, None if column.categories is None else tuple(dict.fromkeys(filter(None, names))))
         codes = {name: float(code) for code, name in enumerate(own.categories or ())}
-        numbers = [None if text is None else codes.get(text, _number(text)) for text in texts]
-        x[:, place] = [math.nan if number is None else number for number in numbers]
+        for number, name in enumerate(names):
+            if name is not None:
+                x[number, place] = codes[name] if codes else _quantity(name, number, column.name)
         coded.append(own)
     return torch.from_numpy(ready.apply(x, coded))[:, :, None, None]
+
+
+def _cell(row: Mapping[str, Any], number: int, column: str) -> Any:
+    if column not in row:
+        raise DataError(
+            f"row {number}, counted from 0, has no {shown(column)}, but {shown(list(row))}; write None if it is missing"
+        )
+    return row[column]
+
+
+def _quantity(name: str, number: int, column: str) -> float:
+    if name in ("true", "false"):
+        return float(name == "true")
+    if not is_number(name) or abs(float(name)) > LARGEST:
+        raise DataError(f"row {number}, counted from 0: {shown(column)} is {shown(name)}, which is not a finite number")
+    return float(name)
 
 
 def _prepared(value: Any, column: Column) -> PreparedColumn:

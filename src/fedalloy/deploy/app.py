@@ -21,7 +21,7 @@ from fedalloy.config.experiment import read
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
 from fedalloy.data.columns import Summary
-from fedalloy.data.statistics import Statistics, gathered, preparation_text
+from fedalloy.data.statistics import Statistics, gathered, preparation_text, refuse_apart
 from fedalloy.deploy.agreed import AGREED, constants, frame
 from fedalloy.deploy.audit import site_log, witnessed
 from fedalloy.deploy.events import events_file, tell
@@ -29,7 +29,14 @@ from fedalloy.deploy.folder import Deployment, Say, read_deployment
 from fedalloy.deploy.link import bound_nodes
 from fedalloy.deploy.pauses import soon_again
 from fedalloy.deploy.settings import Amount, Sizes, known_sizes, known_statistics, with_sizes, without_sizes
-from fedalloy.deploy.site import agreed_experiment, keep_preparation, refuse_another, site_setting, site_summary
+from fedalloy.deploy.site import (
+    agreed_experiment,
+    keep_preparation,
+    refuse_another,
+    refuse_changed,
+    site_setting,
+    site_summary,
+)
 from fedalloy.deploy.site_keys import revoked_sites
 from fedalloy.engine.flower.carrier import Flower
 from fedalloy.engine.flower.claims import Introduction, unlike
@@ -115,8 +122,9 @@ def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> 
         grid, exp, deployment.sites, PATIENCE, say, bound, judge, deployment.names, question=question
     )
     _refuse_missing(roster, deployment, "tell statistics of their columns")
-    told = [one.summary for _, one in sorted(roster.known.items())]
-    return gathered(told, agreed.columns, agreed.recipe)
+    told = {client: one.summary for client, one in sorted(roster.known.items())}
+    refuse_apart(told, agreed.columns, deployment.names)
+    return gathered(list(told.values()), agreed.columns, agreed.recipe)
 
 
 def _refuse_missing(roster: Roster[Any], deployment: Deployment, what: str) -> None:
@@ -172,8 +180,9 @@ def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) ->
     """Return a site's number, its setting and its memory folder; refuse a server with a different experiment."""
     folder = _folder(context)
     refuse_another(agreed(context), asked)
+    refuse_changed(folder, int(context.node_config[PARTITION]), prepared, context.run_id)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]), prepared)
-    keep_preparation(folder, _same_number(client, context), prepared)
+    keep_preparation(folder, _same_number(client, context), prepared, context.run_id)
     return client, setting, folder / "memory"
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedalloy.config.build import Built, build, other_data, public_of, refuse_statistics, setting_of
 from fedalloy.config.sections import Experiment
 from fedalloy.data.card import PartitionCard, gini
-from fedalloy.data.columns import Preparation, Summary, summarise
+from fedalloy.data.columns import Preparation, Summary, summarise, without_few
 from fedalloy.data.partition import Partition, own_split
 from fedalloy.data.samples import Dataset, Samples, tensors
 from fedalloy.data.statistics import Statistics, read_preparation
@@ -189,7 +189,7 @@ def told(exp: Experiment, client: int, data: Dataset) -> Summary:
         raise UsageError("the experiment says how all rows are prepared, so this site has no statistics to tell")
     everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
     rows, _, _ = split_of(data, exp, client)
-    return summarise(everything[rows], data.columns, data.recipe)
+    return without_few(summarise(everything[rows], data.columns, data.recipe))
 
 
 def split_of(data: Dataset, exp: Experiment, client: int) -> Rows:

@@ -63,18 +63,40 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
 
 
-def keep_preparation(folder: Path, client: int, prepared: str | None) -> None:
-    """Write down how the server says that rows are prepared, for what the site does without the server."""
-    file = _preparation(folder, client)
-    if prepared is not None and (not file.is_file() or file.read_text(encoding="utf-8") != prepared):
+def keep_preparation(folder: Path, client: int, prepared: str | None, run: int) -> None:
+    """Write down how the server says, in this Flower run, that rows are prepared; the site needs it without the server.
+
+    See `refuse_changed` and `kept_preparation`.
+    """
+    file, kept = _preparation(folder, client), {"run": run, "prepared": prepared}
+    if prepared is not None and _kept(file) != kept:
         make_folder(file.parent)
-        write_atomically(file, prepared.encode(), PRIVATE)
+        write_atomically(file, json.dumps(kept).encode(), PRIVATE)
 
 
 def kept_preparation(folder: Path, client: int) -> str | None:
     """Return how rows were prepared when the server asked last, if it was said."""
-    file = _preparation(folder, client)
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    prepared = _kept(_preparation(folder, client)).get("prepared")
+    return prepared if isinstance(prepared, str) else None
+
+
+def refuse_changed(folder: Path, client: int, prepared: str | None, run: int) -> None:
+    """Refuse a server that prepares rows differently than it said before in the same Flower run.
+
+    With inputs of its choice, round by round, it could learn of rows what no round tells otherwise.
+    """
+    kept = _kept(_preparation(folder, client))
+    if prepared is not None and kept.get("run") == run and kept.get("prepared") != prepared:
+        raise UsageError("the server's message is refused: it prepares rows differently than before in this run")
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """What `keep_preparation` wrote; nothing if the file is missing or damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _preparation(folder: Path, client: int) -> Path:

@@ -1,0 +1,166 @@
+"""A curious server and a hostile site around the statistics that are told before the first round."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedalloy.config.experiment import experiment
+from fedalloy.data.columns import (
+    LEAST_VALUES,
+    Column,
+    ColumnSummary,
+    Preparation,
+    PreparedColumn,
+    Recipe,
+    Summary,
+    summarise,
+    without_few,
+)
+from fedalloy.data.columns import agree as agreed
+from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
+from fedalloy.deploy.init import init
+from fedalloy.errors import DataError, UsageError
+from fedalloy.run.runner import simulate
+
+pytest.importorskip("flwr")
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sites_grid import grid_of
+from test_own_files import deployed, final, hospitals, same, values
+
+AGE = [Column("age")]
+
+
+def ages(present: int, rows: int = 20) -> Any:
+    x = np.full((rows, 1), np.nan, np.float32)
+    x[:present, 0] = np.arange(31, 31 + present)
+    return x
+
+
+@pytest.mark.parametrize("impute", ["mean", "median", "most_frequent"])
+@pytest.mark.parametrize("present", range(1, LEAST_VALUES))
+def test_of_a_few_values_nothing_is_told(present: int, impute: Any) -> None:
+    told = without_few(summarise(ages(present), AGE, Recipe(impute=impute)))
+    assert told.columns["age"] == ColumnSummary(0)
+    assert "31" not in summary_text(told)
+
+
+def test_of_a_few_categories_not_even_the_names_are_told() -> None:
+    x = np.array([[0.0], [1.0], [np.nan], [np.nan]], np.float32)
+    told = without_few(summarise(x, [Column("ward", ("hiv", "oncology"))], Recipe(impute="mean")))
+    assert told.columns["ward"].values == {}
+
+
+def test_a_site_with_one_value_of_a_column_does_not_tell_it(tmp_path: Path) -> None:
+    folder = hospitals(tmp_path / "h")
+    lines = (folder / "north.csv").read_text().splitlines()
+    cells = [line.split(",") for line in lines[1:]]
+    for row in cells:
+        row[2] = ""
+    for row in cells[:4]:
+        row[2] = "1234.5"
+    (folder / "north.csv").write_text("\n".join([lines[0], *(",".join(row) for row in cells)]) + "\n")
+    made = init(values(folder), tmp_path / "lab", address="127.0.0.1:36102")
+    from fedalloy.deploy.site import site_summary
+
+    assert site_summary(made.site(0), 3)[1].columns["dose"] == ColumnSummary(0)
+    assert site_summary(made.site(1), 3)[1].columns["dose"].present > 0
+    run = simulate(experiment(values(folder)), tmp_path / "here")
+    deployed(made)
+    assert same(final(run.folder), final(made.run))
+
+
+def test_a_site_with_few_values_takes_part_with_what_the_others_told() -> None:
+    told = [without_few(summarise(ages(n), AGE, Recipe(impute="mean"))) for n in (1, 10)]
+    ready = agreed(told, AGE, Recipe(impute="mean"))
+    assert ready.columns[0].mean == 35.5
+    assert np.isfinite(ready.apply(ages(1), AGE)).all()
+
+
+def test_a_column_of_which_nobody_has_enough_is_refused_with_what_to_write() -> None:
+    with pytest.raises(DataError, match=r"data\.drop"):
+        agreed([without_few(summarise(ages(2), AGE, Recipe(impute="mean")))] * 3, AGE, Recipe(impute="mean"))
+
+
+def test_a_site_whose_squares_would_flatten_all_inputs_is_refused_by_name(tmp_path: Path) -> None:
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36100")
+
+    def lie(client: int, answer: Any) -> Any:
+        header = answer.content.config_records
+        for record in header.values():
+            if client == 1 and "statistics" in record:
+                told = json.loads(str(record["statistics"]))
+                told["columns"]["dose"]["squares"] = 1e60
+                record["statistics"] = json.dumps(told)
+        return answer
+
+    with pytest.raises(DataError, match=r"'dose' at south"):
+        deployed(made, grid_of(made, lie))
+
+
+def test_values_of_another_scale_are_allowed_up_to_a_limit() -> None:
+    def one(size: float) -> Summary:
+        return Summary(9, {"age": ColumnSummary(9, 9 * size, 9 * size * size)})
+
+    refuse_apart({0: one(50.0), 1: one(60.0), 2: one(60_000.0)}, AGE)  # grams for kilograms
+    refuse_apart({0: one(50.0), 1: one(1e30)}, AGE)  # of two, nobody knows which is wrong
+    refuse_apart({0: one(0.0), 1: one(0.0), 2: one(1.0)}, AGE)
+    with pytest.raises(DataError):
+        refuse_apart({0: one(50.0), 1: one(60.0), 2: one(1e6)}, AGE)
+
+
+@pytest.mark.parametrize("column", [{"std": 1e-60}, {"std": 1e-40}, {"mean": 1e60}, {"fill": 1e60}])
+def test_a_preparation_that_makes_inputs_infinite_is_refused(column: dict[str, float]) -> None:
+    told = json.dumps([{"name": "age", "fill": 40.0, **column}])
+    with pytest.raises(DataError):
+        read_preparation(told, AGE).apply(ages(10), AGE)
+
+
+def test_a_server_may_not_prepare_rows_differently_within_a_run(tmp_path: Path) -> None:
+    from fedalloy.deploy.site import keep_preparation, kept_preparation, refuse_changed
+
+    first, second = (preparation_text(Preparation((PreparedColumn("age", mean),))) for mean in (40.0, 41.0))
+    refuse_changed(tmp_path, 0, first, 7)
+    keep_preparation(tmp_path, 0, first, 7)
+    refuse_changed(tmp_path, 0, first, 7)
+    with pytest.raises(UsageError):
+        refuse_changed(tmp_path, 0, second, 7)
+    refuse_changed(tmp_path, 0, second, 8)  # another run, for which sites are asked again
+    keep_preparation(tmp_path, 0, second, 8)
+    assert kept_preparation(tmp_path, 0) == second
+
+
+def test_a_site_refuses_the_server_that_changes_the_preparation_in_the_second_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedalloy.engine.flower import carrier
+
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36101")
+    sent = carrier.to_records
+
+    def curious(body: Any, header: dict[str, Any]) -> Any:
+        if header.get("round") == 2 and "prepared" in header:
+            header = {**header, "prepared": header["prepared"].replace('"std":', '"std":1')}
+        return sent(body, header)
+
+    monkeypatch.setattr(carrier, "to_records", curious)
+    said = deployed(made)
+    logs = [path.read_text() for path in (tmp_path / "lab" / "sites").rglob("audit.jsonl")]
+    assert len(logs) == 3 == sum("not evaluated" in one and "differently" in one for one in said)
+    assert all("differently" in one for one in logs)
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J", "a\nb", "", "x" * 101])
+def test_categories_that_could_spoil_a_terminal_or_a_page_are_refused(name: str) -> None:
+    told = json.dumps({"rows": 9, "columns": {"sex": {"present": 9, "values": {name: 0}}}})
+    with pytest.raises(DataError):
+        read_summary(told, [Column("sex", ())], Recipe())
+    if name:
+        with pytest.raises(DataError):
+            read_preparation(json.dumps([{"name": "sex", "categories": [name, "m"]}]), [Column("sex", ())])
