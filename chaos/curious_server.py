@@ -98,6 +98,7 @@ def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[flo
         labels = np.arange(ROWS + 1) % 2
         kept = {"x_test": pixels[ROWS:], "y_test": labels[ROWS:]}
         np.savez(made.site(k) / "data.npz", x_train=pixels[:ROWS], y_train=labels[:ROWS], **kept)
+        (made.site(k) / "site.toml").write_text(f'client = {k}\ndata = "data.npz"\n')
     grid = grid_of(made)
     app.conducted(grid, made, lambda _: None)
     caught, fresh = [], []
@@ -109,9 +110,9 @@ def attacked(folder: Path, count: int, seed: int) -> tuple[list[float], list[flo
     return caught[:count], fresh[:count]
 
 
-def rehearsing(folder: Path, sites: int) -> tuple[int, Any]:
+def rehearsing(folder: Path, sites: int, prepared: str | None = None) -> tuple[int, Any]:
     """Return a site's setting with the noise of a simulation."""
-    client, setting = site_setting(folder, sites)
+    client, setting = site_setting(folder, sites, prepared)
     return client, dataclasses.replace(setting, secret_noise=False)
 
 

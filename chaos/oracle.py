@@ -45,7 +45,7 @@ MESSAGES = 10  # in a trial
 ROUNDS = 6
 EXPERIMENT: dict[str, Any] = {
     "rounds": ROUNDS,
-    "data": {"name": "sites", "classes": 2, "channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3},
+    "data": {"name": "sites", "classes": 2, "columns": ["0", "1", "2"], "mean": [0.0] * 3, "std": [1.0] * 3},
     "model": {"name": "mlp", "hidden": 8},
     "method": {"name": "fedavg"},
 }
@@ -120,6 +120,7 @@ def target(folder: Path, values: Mapping[str, Any]) -> Target:
     stream = np.random.default_rng(0)
     x, y = stream.normal(size=(40, 3)).astype(np.float32), stream.integers(0, 2, 40)
     np.savez(made.site(0) / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    (made.site(0) / "site.toml").write_text('client = 0\ndata = "data.npz"\n')
     exp = read(made.experiment)
     return Target(made.site(0), for_server(exp, {k: Amount(40, 9) for k in range(2)}).setting, exp.to_dict())
 

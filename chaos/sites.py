@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import torch
@@ -54,7 +55,7 @@ LONGEST = 500  # characters of a line
 SLOWEST = 10.0  # seconds of a trial
 METHOD = FedGen()  # its clients send their label counts
 EXPERIMENT = {
-    "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8},
+    "data": {"name": "sites", "classes": 4, "channels": 1, "size": 8, "mean": [0.5], "std": [0.25]},
     "model": {"name": "mlp"},
     "method": {"name": "fedgen"},
 }
@@ -63,6 +64,11 @@ METER = ("steps", "forward", "backward", "generator_forward", "generator_backwar
 Content = RecordDict | Error
 Reply = Callable[[str, int], Content]
 """Returns a client's answer to a message of a kind."""
+
+
+def bound() -> roster.Keys:
+    """Return whose keys are valid: those of all nodes."""
+    return roster.Keys(NODES)
 
 
 def main(count: int, seed: int, *, save: bool = False) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def here() -> Setting:
 @cache
 def first() -> State:
     """Return the state before the first round."""
-    fed = Flower(Answering(honest), here(), experiment(EXPERIMENT), bound=NODES).open(METHOD, 0)
+    fed = Flower(Answering(honest), here(), experiment(EXPERIMENT), bound=bound).open(METHOD, 0)
     return State(0, METHOD.init(fed))
 
 
@@ -372,12 +378,10 @@ def introduction_trial(dice: Dice) -> str:
     app.PATIENCE, roster.AGAIN, roster.PAUSE = 0.05, 0.0, 0.0
     deployment = Deployment(Path("lab"), "127.0.0.1", 8443, CLIENTS)
     exp, said = experiment(EXPERIMENT), list[str]()
-    with within(said):
+    with within(said), mock.patch.object(app, "valid", return_value=bound()):
         built = _blank()
         try:
-            found = app.present(
-                Answering(hostile(INTRODUCE, content)), exp, deployment, NODES, built.setting, said.append
-            )
+            found = app.present(Answering(hostile(INTRODUCE, content)), exp, deployment, built.setting, said.append)
         except QuorumError as error:
             said.append(str(error)[:LONGEST])
             return "set aside"
@@ -406,7 +410,7 @@ def round_trial(keys: tuple[str, ...]) -> Callable[[Dice], str]:
     def trial(dice: Dice) -> str:
         content = an_answer(dice, ACT, keys)
         said = list[str]()
-        engine = Flower(Answering(hostile(ACT, content)), here(), experiment(EXPERIMENT), say=said.append, bound=NODES)
+        engine = Flower(Answering(hostile(ACT, content)), here(), experiment(EXPERIMENT), say=said.append, bound=bound)
         with within(said):
             fed = engine.open(METHOD, 1)
             fed.ask("train", here().ids, model=first()["model"])
@@ -437,7 +441,7 @@ def evaluation_trial(dice: Dice) -> str:
     content = an_answer(dice, VIEWS, ())
     said = list[str]()
     setting = replace(here(), privacy=None)  # under [privacy] sites do not evaluate
-    engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=NODES)
+    engine = Flower(Answering(hostile(VIEWS, content)), setting, experiment(EXPERIMENT), say=said.append, bound=bound)
     with within(said):
         record = engine.evaluate(METHOD, first())
         as_json(record)

@@ -178,7 +178,7 @@ def own_data(folder: Path) -> None:
         (write("checkpoints/000003.json", "{}"), "checkpoint 3", 5, "000003.json is not a manifest"),
         (other_seed, "resume", 5, "the checkpoint of round 2 cannot be used"),
         (other_torch, "resume", 5, "would be refused: the run was made with torch 1.0, but this is 2."),
-        (own_data, "data", 3, "there is no file 'gone.npz' here"),
+        (own_data, "data", 3, "there is no 'gone.npz' here"),
     ],
 )
 def test_each_broken_thing_is_named(

@@ -22,7 +22,8 @@ from fedalloy.data.files import FASHION_MNIST
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
 from fedalloy.errors import DataError, UsageError
 
-NAMES = ["cifar10", "cifar100", "cinic10", "emnist-letters", "fashion-mini", "fashion-mnist", "mnist", "svhn", "tiny"]
+IMAGES = ["cifar10", "cifar100", "cinic10", "emnist-letters", "fashion-mini", "fashion-mnist", "mnist", "svhn", "tiny"]
+NAMES = sorted([*IMAGES, "heart-disease", "hospitals"])
 real = pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
 
 

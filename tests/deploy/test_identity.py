@@ -212,7 +212,12 @@ def _sizes(before: Any) -> tuple[int, int, int]:
 
 
 def test_a_size_takes_no_memory_however_large_it_is() -> None:
-    exp = experiment({"data": {"name": "sites", "classes": 2, "channels": 3, "size": 8}, "model": {"name": "mlp"}})
+    exp = experiment(
+        {
+            "data": {"name": "sites", "classes": 2, "channels": 3, "size": 8, "mean": [0.5], "std": [0.25]},
+            "model": {"name": "mlp"},
+        }
+    )
     built = for_server(exp, {0: Amount(1 << 40, 1 << 40, 1 << 40), 1: Amount(3, 3)})
     assert built.setting.sizes == [1 << 40, 3]
     assert built.card.to_json()["train"] == [1 << 40, 3]

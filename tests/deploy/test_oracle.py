@@ -43,7 +43,7 @@ from fedalloy.train.fit import params
 
 OWN = {
     "rounds": 6,
-    "data": {"name": "sites", "classes": 2, "channels": 3, "size": 8},
+    "data": {"name": "sites", "classes": 2, "channels": 3, "size": 8, "mean": [0.5], "std": [0.25]},
     "model": {"name": "mlp"},
     "method": {"name": "fedavg"},
 }
@@ -58,6 +58,7 @@ def made(values: Mapping[str, Any], folder: Path, sites: int = 2) -> Deployment:
         stream = np.random.default_rng(k)
         x, y = stream.random((40, 8, 8, 3), np.float32), stream.integers(0, 2, 40)
         np.savez(deployment.site(k) / "data.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+        (deployment.site(k) / "site.toml").write_text(f'client = {k}\ndata = "data.npz"\n')
     return deployment
 
 

@@ -89,7 +89,7 @@ def test_missing_values_are_kept_only_for_imputation(tmp_path: Path) -> None:
     file = written(tmp_path / "a.csv", "a,b,c,y\n1,?,f,0\nNA,2,None,1\n3,n/a,NULL,1\n")
     own = read_own(file, Wanted(impute="mean", categorical=("c",)))
     assert np.isnan(own.x[:, :, 0, 0]).tolist() == [[False, True, False], [True, False, True], [False, True, True]]
-    assert "b is missing in 2 of 3 rows" in own.said
+    assert "missing values in 3 rows: a (1), b (2) and c (2)" in own.said
     refused(file, "line 2", "'b'", "data.impute", categorical=("c",), error=DataError)
     refused(written(tmp_path / "a.csv", "a,y\n1,0\n2,\n3,1\n"), "line 3", "'y'", impute="mean")
 
