@@ -27,7 +27,6 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.sections import Experiment
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.federation.core import methods
-from fedalloy.federation.quorum import QuorumError
 from fedalloy.storage.results import read
 from fedalloy.tuning import tune as tuning
 from fedalloy.tuning.search import search
@@ -72,7 +71,7 @@ def guess() -> Iterator[type[Method]]:
 
         def round(self, s: State, fed: Federation) -> State:
             if self.t < 0:
-                raise QuorumError("nobody answered")
+                fed.skip("nobody answered")
             fed.ask("count", fed.sample(), model=s["model"])
             return s.next()
 
@@ -210,7 +209,11 @@ def test_a_range_for_an_unknown_key_is_refused(key: str, named: str) -> None:
 
 
 def test_an_unknown_option_or_a_value_that_is_not_allowed_is_found_before_any_trial() -> None:
-    for space, named in (({"guess.s": [1]}, "'s'"), ({"guess.spare": [0.0, -1.0]}, "guess.spare"), ({"guess.spare": "-5..3"}, "-5")):
+    for space, named in (
+        ({"guess.s": [1]}, "'s'"),
+        ({"guess.spare": [0.0, -1.0]}, "guess.spare"),
+        ({"guess.spare": "-5..3"}, "-5"),
+    ):
         told: list[str] = []
         with pytest.raises(UsageError) as error:
             guesses(space, say=told.append)
@@ -243,14 +246,18 @@ def asked(kind: Any, what: Touched, scores: Any, most: int = 30) -> list[dict[st
 
 def some_space(**given: Any) -> Touched:
     exp = experiment({"method": "fedprox"})
-    return touched(exp, {"fedprox": exp.method}, space_of({key.replace("_", "."): v for key, v in given.items()}))["fedprox"]
+    return touched(exp, {"fedprox": exp.method}, space_of({key.replace("_", "."): v for key, v in given.items()}))[
+        "fedprox"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["random", "grid", "optuna"])
 def test_a_search_ends_when_everything_was_tried_and_tries_nothing_twice(kind: str) -> None:
     if kind == "optuna":
         pytest.importorskip("optuna")
-    found = asked(kind, some_space(method_mu=[0.0, 0.1, 1.0], training_epochs="1..2"), lambda values: values["method.mu"])
+    found = asked(
+        kind, some_space(method_mu=[0.0, 0.1, 1.0], training_epochs="1..2"), lambda values: values["method.mu"]
+    )
     assert len(found) == 6
     assert {tuple(values.values()) for values in found} == {(mu, n) for mu in (0.0, 0.1, 1.0) for n in (1, 2)}
 
@@ -307,7 +314,9 @@ def test_every_method_has_the_same_budget_and_an_untouched_one_runs_once() -> No
     tuned = guesses({"guess.t": "0.1..9.0", "other.t": "0.1..9.0", "other.spare": "0..9"}, 4, exp, seeds=[1, 2])
     assert [trial.method for trial in tuned.trials] == ["guess"] * 4 + ["other"] * 4 + ["fixed"]
     assert [trial.number for trial in tuned.trials] == [1, 2, 3, 4, 1, 2, 3, 4, 1]
-    assert [(run.label, run.seed) for run in tuned.runs] == [(n, s) for s in (1, 2) for n in ("Guess", "other", "fixed")]
+    assert [(run.label, run.seed) for run in tuned.runs] == [
+        (n, s) for s in (1, 2) for n in ("Guess", "other", "fixed")
+    ]
     assert tuned.best["fixed"].values == {}
 
 
@@ -337,7 +346,10 @@ def test_garbage_test_labels_change_no_trial_and_no_choice(tmp_path: Path) -> No
     plain, garbage = (guesses(space, 6, dataset=digits(g), folder=tmp_path / str(g)) for g in (False, True))
     assert plain.best["guess"].values == garbage.best["guess"].values
     lines = [
-        [{**json.loads(line), "cpu_seconds": 0} for line in (tmp_path / str(g) / "trials.jsonl").read_text().splitlines()]
+        [
+            {**json.loads(line), "cpu_seconds": 0}
+            for line in (tmp_path / str(g) / "trials.jsonl").read_text().splitlines()
+        ]
         for g in (False, True)
     ]
     assert lines[0] == lines[1]
@@ -463,9 +475,10 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_choice(
             raise Killed
         return real(*args, **given)
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(tuning, "run_methods", mortal)
+    monkeypatch.setattr(tuning, "run_methods", mortal)
+    with pytest.raises(Killed):
         guesses(space, 4, exp, search=kind, folder=tmp_path / "cut")
+    monkeypatch.setattr(tuning, "run_methods", real)
     with (tmp_path / "cut" / "trials.jsonl").open("ab") as file:
         file.write(b'{"method": "guess", "numb')  # and the last line was cut off, too
     again = guesses(space, 4, exp, search=kind, folder=tmp_path / "cut")
@@ -473,10 +486,9 @@ def test_a_tuning_that_was_killed_goes_on_to_the_same_choice(
     assert {key: trial.values for key, trial in again.best.items()} == {k: t.values for k, t in whole.best.items()}
     views = [[record["views"] for record in run.rounds] for tuned in (whole, again) for run in tuned.runs]
     assert views[:2] == views[2:]
-    count = 0
-    with monkeypatch.context() as patch:  # everything is there: only the finished runs are read
-        patch.setattr(tuning, "_tried", mortal)
-        assert guesses(space, 4, exp, search=kind, folder=tmp_path / "cut").trials == again.trials
+    count, end = 0, -1
+    monkeypatch.setattr(tuning, "_tried", mortal)  # everything is there: only the finished runs are read
+    assert guesses(space, 4, exp, search=kind, folder=tmp_path / "cut").trials == again.trials
     assert count == 0
 
 
@@ -496,8 +508,14 @@ def test_another_tuning_in_the_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"[]", b'{"method": 3}', b"{", b'{"method": "guess", "number": 1, "values": {"guess.t": 9.0}, "score": 1.0, '
-             b'"view": "global", "rounds": 1, "cpu_seconds": 1.0, "seed": 0, "failed": ""}']
+    "line",
+    [
+        b"[]",
+        b'{"method": 3}',
+        b"{",
+        b'{"method": "guess", "number": 1, "values": {"guess.t": 9.0}, "score": 1.0, '
+        b'"view": "global", "rounds": 1, "cpu_seconds": 1.0, "seed": 0, "failed": ""}',
+    ],
 )
 def test_trials_that_were_changed_are_not_believed(line: bytes, tmp_path: Path) -> None:
     guesses({"guess.t": [1.0, 2.0]}, 2, folder=tmp_path / "a")
@@ -535,10 +553,11 @@ def test_the_command_writes_everything_and_can_be_repeated(tmp_path: Path, capsy
     assert [trial.method for trial in trials] == ["fedavg"] * 2 + ["fedprox"] * 3
     best = max((t for t in trials if t.method == "fedavg"), key=lambda t: t.score or 0.0)
     assert best.values == {"training.lr": 0.2}
+    tables = (out / "tuning.md").read_text().replace("\\", "")
     for trial in trials:
-        assert trial.setting in " ".join(printed[1].split())
-    for words_ in ("seed 7", "3 runs", "partition.validation"):
-        assert words_ in printed[1]
+        assert f"{trial.setting} | {trial.number}" in tables
+    for told in ("seed 7", "3 runs", "partition.validation"):
+        assert told in printed[1]
     for name in ("tuning.md", "report.html", "table.json", "budget-runs.svg", "budget-runs.png", "budget-cpu.svg"):
         assert (out / name).stat().st_size > 100
     assert {read(one.parent).seed for one in out.glob("**/run.json")} == {8, 9}
@@ -582,16 +601,17 @@ def test_a_wrong_command_is_one_sentence(
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows cannot kill like this")
 def test_a_killed_command_goes_on_to_the_same_choice(tmp_path: Path) -> None:
     (tmp_path / "exp.toml").write_text(EXPERIMENT)
-    words = ["tune", str(tmp_path / "exp.toml"), "--budget", "5", "method.mu=0.001..1", "--seeds", "1"]
+    words = ["tune", str(tmp_path / "exp.toml"), "--budget", "9", "method.mu=0.001..1", "--seeds", "1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(fedalloy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    program = [sys.executable, "-m", "fedalloy.cli", *words, "--out"]
+    program = [sys.executable, "-c", "from fedalloy.cli.main import main; main()", *words, "--out"]
     cut = subprocess.Popen([*program, str(tmp_path / "cut")], env=environment, stdout=subprocess.DEVNULL)
     file = tmp_path / "cut" / "trials.jsonl"
     until = time.monotonic() + 60
     while time.monotonic() < until and not (file.exists() and file.read_bytes().count(b"\n") >= 3):
         time.sleep(0.01)
     cut.send_signal(signal.SIGKILL)
-    cut.wait()
+    assert cut.wait() == -signal.SIGKILL
+    assert not (tmp_path / "cut" / "tuned.toml").exists()
     for name in ("cut", "whole"):
         with pytest.raises(SystemExit) as end:
             main([*words, "--out", str(tmp_path / name)])

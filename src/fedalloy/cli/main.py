@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -39,6 +39,7 @@ from fedalloy.cli.terminal import (
     words_of,
     write_page,
 )
+from fedalloy.cli.tune import tune
 from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
@@ -557,6 +558,7 @@ def bench_attacks(
 
 cli.add_command(advise)
 cli.add_command(reproduce)
+cli.add_command(tune)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
 )

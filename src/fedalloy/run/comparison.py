@@ -143,7 +143,7 @@ def label_of(key: str, choice: Choice) -> str:
 
 
 def computed_by(exp: Experiment, key: str, choice: Choice) -> str:
-    """A text that is equal for two methods if their runs would be: their key, and the experiment that each would record.
+    """A text that is equal for two methods if their runs would be: the key, and the experiment that a run would record.
 
     In a sweep, a method that an axis does not touch computes the same in several cells.
 

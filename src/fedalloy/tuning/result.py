@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from fedalloy.base.text import human_seconds, number, view_name
 from fedalloy.config.sections import Experiment
@@ -35,7 +36,9 @@ class Tuned:
 
         The test score is that of the view with the best validation score, as a mean over seeds.
         """
-        tested = {(one.label, one.view): one for one in combine(row for run in self.runs for row in rows(run, self.select))}
+        tested = {
+            (one.label, one.view): one for one in combine(row for run in self.runs for row in rows(run, self.select))
+        }
         lines = []
         for key, trial in self.best.items():
             spent = [other for other in self.trials if other.method == key]
@@ -59,7 +62,7 @@ class Tuned:
             )
             for trial in self.trials
         ]
-        ends = [i for i, (one, after) in enumerate(zip(lines, lines[1:], strict=False)) if one[0] != after[0]]
+        ends = [i for i, (one, after) in enumerate(pairwise(lines)) if one[0] != after[0]]
         headings = ("Method", "Setting", "Trial", "Validation %", "Rounds", "CPU time")
         title = f"All trials (seed {self.trials[0].seed}, budget of each method: {self.budget})"
         return Table(title, headings, lines, words=2, rules=ends)

@@ -6,13 +6,14 @@ seed and the scores only, so that a search that is resumed with the recorded sco
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator
 from typing import Any, Literal
 
 from fedalloy.base.rng import derive
 from fedalloy.errors import UsageError
-from fedalloy.tuning.space import Touched
+from fedalloy.tuning.space import Axis, Touched
 
 Kind = Literal["random", "grid", "optuna"]
 Search = Generator[dict[str, Any], float | None, None]
@@ -21,20 +22,17 @@ REPEATS = 1000  # suggestions in a row that were tried before: then nothing is l
 
 def search(kind: Kind, what: Touched, seed: int, method: str) -> Search:
     """A search over the settings of one method; one that no axis touches has a single setting."""
-    kinds: Mapping[str, Callable[[Touched, int, str], Search]] = {
-        "random": _at_random,
-        "grid": _in_order,
-        "optuna": _by_optuna,
-    }
-    return kinds[kind](what, seed, method) if what.axes else _in_order(what, seed, method)
+    if kind == "grid" or not what.axes:
+        return _in_order(what)
+    return _at_random(what, seed) if kind == "random" else _by_optuna(what, derive(seed, "tune", method) % 2**32)
 
 
-def _in_order(what: Touched, seed: int, method: str) -> Search:
+def _in_order(what: Touched) -> Search:
     for values in what.grid():
         _ = yield values
 
 
-def _at_random(what: Touched, seed: int, method: str) -> Search:
+def _at_random(what: Touched, seed: int) -> Search:
     """Different settings; the draws of an axis are the same for all methods that it touches."""
     seen: set[str] = set()
     number = repeats = 0
@@ -48,11 +46,10 @@ def _at_random(what: Touched, seed: int, method: str) -> Search:
             yield values
 
 
-def _by_optuna(what: Touched, seed: int, method: str) -> Search:
+def _by_optuna(what: Touched, seed: int) -> Search:
     """Optuna's tree-structured Parzen estimator; a setting that it suggests again is not tried again."""
     optuna = _optuna()
-    sampler = optuna.samplers.TPESampler(seed=derive(seed, "tune", method) % 2**32)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
     known: dict[str, float | None] = {}
     repeats = 0
     while len(known) < what.size and repeats < REPEATS:
@@ -69,7 +66,7 @@ def _by_optuna(what: Touched, seed: int, method: str) -> Search:
             study.tell(asked, score)
 
 
-def _suggested(asked: Any, axis: Any) -> Any:
+def _suggested(asked: Any, axis: Axis) -> Any:
     log = axis.scale == "log"
     if axis.scale == "list":
         return axis.values[asked.suggest_categorical(axis.key, range(len(axis.values)))]
@@ -85,7 +82,7 @@ def version(kind: Kind) -> str:
 
 def _optuna() -> Any:
     try:
-        import optuna
+        optuna: Any = importlib.import_module("optuna")  # an extra
     except ImportError as error:
         raise UsageError("this search needs Optuna; install it with pip install 'fedalloy[optuna]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -96,7 +96,8 @@ def parted_words(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     >>> parted_words(["rounds=5", "fedprox.mu=0.001..1", "training.batch=8,16", "data=../mine.csv", "data.drop=[a,b]"])
     (['rounds=5', 'data=../mine.csv', 'data.drop=[a,b]'], {'fedprox.mu': '0.001..1', 'training.batch': '8,16'})
     """
-    overrides, ranges = [], {}
+    overrides: list[str] = []
+    ranges: dict[str, str] = {}
     for word in words:
         key, _, value = word.partition("=")
         listed = "," in value and not any(sign in value for sign in "[]{}\"'")
@@ -221,7 +222,8 @@ class Touched:
                 continue
             section, dot, name = path.partition(".")
             where, key = (section, name) if dot else ("options", path)
-            choice = replace(choice, **{where: {**getattr(choice, where), key: values[one.key]}})
+            changed: dict[str, Any] = {where: {**getattr(choice, where), key: values[one.key]}}
+            choice = replace(choice, **changed)
         return choice
 
 

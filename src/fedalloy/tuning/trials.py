@@ -44,7 +44,10 @@ class Trial:
         >>> Trial(method="fedprox", number=1, values={"training.lr": 0.0123456, "fedprox.mu": 1}, score=0.5).setting
         'training.lr = 0.01235, fedprox.mu = 1'
         """
-        told = [f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}" for key, value in self.values.items()]
+        told = [
+            f"{key} = {value:.4g}" if isinstance(value, float) else f"{key} = {value}"
+            for key, value in self.values.items()
+        ]
         return ", ".join(told) or "as it is"
 
     @property
@@ -65,8 +68,8 @@ class Budget:
         """Whether another trial may begin: one of average cost must fit; the first always may.
 
         >>> trials = [Trial(method="fedavg", number=n, values={}, score=None, cpu_seconds=4.0) for n in (1, 2)]
-        >>> Budget(2).allows(trials), Budget(12.0, "CPU seconds").allows(trials), Budget(11.9, "CPU seconds").allows(trials)
-        (False, True, False)
+        >>> [budget_of(given).allows(trials) for given in (2, 3, "12s", "11.9s")]
+        [False, True, True, False]
         """
         if self.unit == "runs":
             return len(spent) < self.amount
@@ -145,4 +148,6 @@ def _read(line: bytes, where: str) -> Trial:
 def spent_words(budget: Budget, trials: Sequence[Trial]) -> str:
     """What a method has used, in words: its runs and their CPU time."""
     time = human_seconds(math.fsum(trial.cpu_seconds for trial in trials))
-    return f"{len(trials)} of {budget.amount:g} runs, {time}" if budget.unit == "runs" else f"{len(trials)} runs, {time}"
+    return (
+        f"{len(trials)} of {budget.amount:g} runs, {time}" if budget.unit == "runs" else f"{len(trials)} runs, {time}"
+    )

@@ -183,8 +183,8 @@ def _check_plan(plan: Plan) -> None:
         raise UsageError("engine = 'flower' evaluates the test at its clients; write engine = 'auto' to tune")
     if not plan.seeds or exp.seed in plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
         raise UsageError(
-            f"the seeds of the test are {listed(list(map(str, plan.seeds))) or 'missing'}; write different ones, and not "
-            f"seed = {exp.seed}, with which methods are tuned"
+            f"the seeds of the test are {listed(list(map(str, plan.seeds))) or 'missing'}; write different ones, and "
+            f"not seed = {exp.seed}, with which methods are tuned"
         )
     version(plan.search)
     if plan.search != "grid":
@@ -193,8 +193,8 @@ def _check_plan(plan: Plan) -> None:
         cells = len(one.grid())
         if plan.budget.unit == "runs" and cells > plan.budget.amount:
             raise UsageError(
-                f"the grid of {key} has {cells} cells, but the budget is {plan.budget}; write --budget {cells} or fewer "
-                "values, or search at random"
+                f"the grid of {key} has {cells} cells, but the budget is {plan.budget}; write --budget {cells} or "
+                "fewer values, or search at random"
             )
 
 
@@ -232,9 +232,7 @@ def _begun(folder: Path, plan: Plan, built: Built) -> list[Trial]:
     return recorded(folder)
 
 
-def _tuned(
-    plan: Plan, key: str, built: Built, folder: Path | None, old: Sequence[Trial], say: Say
-) -> list[Trial]:
+def _tuned(plan: Plan, key: str, built: Built, folder: Path | None, old: Sequence[Trial], say: Say) -> list[Trial]:
     """All trials of a method; those that are recorded are not run again."""
     known = {(trial.method, trial.number): trial for trial in reversed(old)}
     proposals = search(plan.search, plan.methods[key], plan.exp.seed, key)
@@ -304,11 +302,15 @@ def _notes(plan: Plan, built: Built) -> list[str]:
         else "the data's own test rows, which no trial has seen"
     )
     notes = [
-        f"Each method may use {plan.budget}, {plan.search} search. Trials have seed {exp.seed} and are judged on {rows:,} "
-        "validation rows; the test is not evaluated.",
+        f"Each method may use {plan.budget}, {plan.search} search. Trials have seed {exp.seed} and are judged on "
+        f"{rows:,} validation rows; the test is not evaluated.",
         f"The test has seed{'s' if len(plan.seeds) > 1 else ''} {seeds}, on {same}.",
     ]
-    if exp.partition.test == "local" and exp.public is not None and (exp.public.data == "own" or exp.public.task_samples):
+    if (
+        exp.partition.test == "local"
+        and exp.public is not None
+        and (exp.public.data == "own" or exp.public.task_samples)
+    ):
         notes.append(
             "[public] sets aside other rows with each seed, so that the split differs too, and some test rows were in "
             "trials; with partition.test = 'official' none are."
