@@ -28,7 +28,9 @@ from fedalloy.config.sections import Experiment
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.federation.core import methods
 from fedalloy.storage.results import read
+from fedalloy.storage.rows import rows
 from fedalloy.tuning import tune as tuning
+from fedalloy.tuning.picture import budget_picture, progress
 from fedalloy.tuning.search import search
 from fedalloy.tuning.space import Touched, axis, parted_words, space_of, touched
 from fedalloy.tuning.trials import recorded
@@ -283,7 +285,7 @@ def test_optuna_finds_a_peak_and_repeats_its_suggestions() -> None:
 
 def test_the_search_for_a_missing_optuna_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UsageError, match=r"fedalloy\[optuna\]"):
+    with pytest.raises(UsageError, match=r"\[optuna\]"):
         guesses({"guess.t": [1.0, 2.0]}, search="optuna")
 
 
@@ -293,8 +295,8 @@ def test_the_search_for_a_missing_optuna_says_what_to_install(monkeypatch: pytes
 def test_the_best_value_is_found_and_scored_as_by_hand() -> None:
     tuned = guesses({"guess.t": [0.5, 4.5, 7.5]}, search="grid")
     built = build(experiment({**GUESSES, "method": "guess"}), digits(), Above)
-    rows = torch.cat([site.validation.inputs.flatten() for site in built.setting.sites if site.validation])
-    right = {t: float(((rows > t) == (rows > 4)).double().mean()) for t in (0.5, 4.5, 7.5)}
+    x = torch.cat([site.validation.inputs.flatten() for site in built.setting.sites if site.validation])
+    right = {t: float(((x > t) == (x > 4)).double().mean()) for t in (0.5, 4.5, 7.5)}
     assert {trial.values["guess.t"]: trial.score for trial in tuned.trials} == right
     assert tuned.best["guess"].values == {"guess.t": 4.5}
     assert tuned.experiment.methods["guess"].options == {"t": 4.5}
@@ -400,10 +402,33 @@ def test_local_test_rows_are_in_no_trial(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(tuning, "run_methods", watched)
     tune(TINY, {"training.lr": [0.1]}, 1, seeds=[3, 4])
-    rows = lambda samples: set(samples.index.tolist())  # noqa: E731
-    used = set().union(*(rows(site.train) | rows(site.validation) for site in settings[0].setting.sites))
+    of = lambda samples: set(samples.index.tolist())  # noqa: E731
+    used = set().union(*(of(site.train) | of(site.validation) for site in settings[0].setting.sites))
     for seed in (3, 4):
-        assert not used & set().union(*(rows(site.test) for site in settings[seed].setting.sites))
+        assert not used & set().union(*(of(site.test) for site in settings[seed].setting.sites))
+
+
+def test_garbage_on_local_test_rows_changes_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    exp = {**TINY, "rounds": 2, "stop": {"patience": 1, "metric": "validation"}}
+
+    def choices() -> tuple[list[Any], list[float]]:
+        tuned = tune(exp, {"training.lr": [0.01, 0.1]}, 2, ["fedavg", "local", "centralised"], seeds=[3])
+        return [replace(t, cpu_seconds=0.0) for t in tuned.trials], [row.amp for run in tuned.runs for row in rows(run)]
+
+    plain = choices()
+    real = tuning.examined
+
+    def poisoned(*args: Any, **given: Any) -> Any:
+        found, settings = real(*args, **given)
+        for built in settings.values():
+            for site in built.setting.sites:
+                site.test.y[site.test.index] = 0
+        return found, settings
+
+    monkeypatch.setattr(tuning, "examined", poisoned)
+    garbage = choices()
+    assert plain[0] == garbage[0]
+    assert plain[1] != garbage[1]  # the attack does reach the test
 
 
 @pytest.mark.parametrize(
@@ -445,6 +470,26 @@ def test_without_a_validation_share_there_is_a_usual_one_and_it_is_said() -> Non
     assert any("seed 0" in sentence for sentence in told)
 
 
+# --- the picture ------------------------------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_the_best_score_so_far_against_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(0, 10_000, 3))
+    monkeypatch.setattr(tuning, "cpu_seconds", lambda: float(next(ticks)))
+    tuned = guesses(
+        {"guess.t": [-1.0, 0.5, 4.5, 7.5]}, search="grid", exp={"methods": {"guess": {}, "fixed": {"name": "guess"}}}
+    )
+    scores = [100 * (trial.score or 0.0) for trial in tuned.trials]
+    spent, best = progress(tuned, "guess", "CPU seconds")
+    assert spent == [3.0, 6.0, 9.0, 12.0]
+    assert np.isnan(best[0])
+    assert best[1:] == [scores[1], 100.0, 100.0]
+    assert progress(tuned, "fixed", "runs") == ([1.0], [scores[4]])
+    (axes,) = budget_picture(tuned).axes
+    lines = {tuple(line.get_xdata()): tuple(line.get_ydata()) for line in axes.get_lines()}
+    assert lines[1.0, 4.0] == (scores[4], scores[4])  # a single trial is a level line
+
+
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
@@ -457,7 +502,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["random", "optuna"])
-@pytest.mark.parametrize("end", [0, 3, 5])
+@pytest.mark.parametrize("end", [0, 3, 8])
 def test_a_tuning_that_was_killed_goes_on_to_the_same_choice(
     kind: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,7 +646,8 @@ def test_a_wrong_command_is_one_sentence(
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows cannot kill like this")
 def test_a_killed_command_goes_on_to_the_same_choice(tmp_path: Path) -> None:
     (tmp_path / "exp.toml").write_text(EXPERIMENT)
-    words = ["tune", str(tmp_path / "exp.toml"), "--budget", "9", "method.mu=0.001..1", "--seeds", "1"]
+    words = ["tune", str(tmp_path / "exp.toml"), "--budget", "9", "--methods", "fedprox"]
+    words += ["method.mu=0.001..1", "--seeds", "1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(fedalloy.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     program = [sys.executable, "-c", "from fedalloy.cli.main import main; main()", *words, "--out"]
     cut = subprocess.Popen([*program, str(tmp_path / "cut")], env=environment, stdout=subprocess.DEVNULL)

@@ -84,6 +84,8 @@ def _optuna() -> Any:
     try:
         optuna: Any = importlib.import_module("optuna")  # an extra
     except ImportError as error:
-        raise UsageError("this search needs Optuna; install it with pip install 'fedalloy[optuna]'") from error
+        raise UsageError(
+            'this search needs Optuna; install it with `pip install ".[optuna]"` in a clone of the repository'
+        ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
