@@ -200,6 +200,9 @@ def test_which_methods_an_axis_touches(keys: list[str], expected: dict[str, list
         ("partition.alpha", "partition.alpha"),
         ("seed", "seed"),
         ("mild", "mild.OPTION"),
+        ("mild.nu", "'nu'"),
+        ("mild.training.learning", "'learning'"),
+        ("mild.partition.alpha", "'partition.alpha'"),
         ("method.beta_of_no_method", "beta_of_no_method"),
     ],
 )
@@ -435,8 +438,6 @@ def test_garbage_on_local_test_rows_changes_no_trial(monkeypatch: pytest.MonkeyP
     ("change", "given", "named"),
     [
         ({"partition": {**GUESSES["partition"], "validation": 0}}, {}, "partition.validation = 0.2"),
-        ({"stop": {"patience": 1}}, {}, "stop.metric = 'validation'"),
-        ({"stop": {"target": 0.5, "metric": "test"}}, {}, "stop.metric = 'validation'"),
         ({}, {"select": "best by test"}, "best by test"),
         ({}, {"select": "best by amp"}, "best by amp"),
         ({"engine": "flower"}, {}, "flower"),
@@ -459,6 +460,15 @@ def test_clients_too_small_for_a_validation_sample_are_refused() -> None:
     sites = [replace(site, validation=None) for site in built.setting.sites]
     with pytest.raises(UsageError, match=r"partition\.validation"):
         tuning.blind(replace(built, setting=replace(built.setting, sites=sites)))
+
+
+@pytest.mark.parametrize("metric", ["amp", "test", "validation"])
+def test_runs_stop_by_validation_data_and_not_by_the_test(metric: str) -> None:
+    stop = {"target": 0.7, "metric": metric}
+    tuned = guesses({"guess.t": [4.5, 0.5]}, exp={"rounds": 3, "stop": stop}, search="grid")
+    assert [trial.rounds for trial in tuned.trials] == [1, 3]
+    assert tuned.experiment.stop.metric == "validation"
+    assert any(f"stop.metric = '{metric}'" in note for note in tuned.notes) == (metric != "validation")
 
 
 def test_without_a_validation_share_there_is_a_usual_one_and_it_is_said() -> None:

@@ -99,8 +99,8 @@ def tune(
         )  # fmt: skip
     values.pop("method", None)
     values["methods"] = tuned.experiment.to_dict()["methods"]
-    for key in ("partition.validation", "partition.seed"):
-        if (value := at(tuned.experiment.to_dict(), key)) is not None:
+    for key in ("partition.validation", "partition.seed", "stop.metric"):  # what tuning may have changed
+        if (value := at(tuned.experiment.to_dict(), key)) != at(exp.to_dict(), key):
             put(values, key, value)
     write_atomically(folder / "tuned.toml", toml_of(values))
     write_json(folder / "table.json", records([row for run in tuned.runs for row in rows(run, select)]))

@@ -72,7 +72,7 @@ def _suggested(asked: Any, axis: Axis) -> Any:
         return axis.values[asked.suggest_categorical(axis.key, range(len(axis.values)))]
     if axis.whole:
         return asked.suggest_int(axis.key, axis.low, axis.high, log=log)
-    return asked.suggest_float(axis.key, axis.low, axis.high, log=log)
+    return axis.rounded(asked.suggest_float(axis.key, axis.low, axis.high, log=log))
 
 
 def version(kind: Kind) -> str:

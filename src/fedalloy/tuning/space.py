@@ -22,7 +22,7 @@ from fedalloy.federation.core import methods
 
 SHARED = ("training", "aggregation", "cache")  # sections of which a method can set its own keys
 WORDS = ("log", "linear")
-DIGITS = 3  # significant ones of a value that is drawn
+DIGITS = 3  # significant ones of a value from a range
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,11 @@ class Axis:
             found = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             found = low + share * (high - low)
-        if self.whole:
-            return min(int(found), int(self.high))
-        return min(max(float(f"{found:.{DIGITS}g}"), self.low), self.high)
+        return min(int(found), int(self.high)) if self.whole else self.rounded(found)
+
+    def rounded(self, value: float) -> float:
+        """A value of the range with a few significant digits, so that what is printed is what was run."""
+        return min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
 
     def points(self) -> tuple[Any, ...]:
         """Every value, for a grid.
@@ -192,7 +194,7 @@ def _spaced(one: Axis, count: int) -> tuple[Any, ...]:
         found = [one.low * (one.high / one.low) ** place for place in places]
     else:
         found = [one.low + place * (one.high - one.low) for place in places]
-    rounded = [round(x) if one.whole else float(f"{x:.{DIGITS}g}") for x in found]
+    rounded = [round(x) if one.whole else one.rounded(x) for x in found]
     return tuple(dict.fromkeys([one.low, *rounded[1:-1], one.high]))
 
 
@@ -250,6 +252,7 @@ def touched(exp: Experiment, choices: Mapping[str, Choice], space: Space) -> dic
 
 def _check_key(one: Axis, choices: Mapping[str, Choice]) -> None:
     head, _, rest = one.key.partition(".")
+    part, _, inner = rest.partition(".")
     if head in SHARED:
         refuse_unknown({rest: 0}, own_keys(CLOSED[head]), head)
     elif head == "method":
@@ -262,6 +265,10 @@ def _check_key(one: Axis, choices: Mapping[str, Choice]) -> None:
         )
     elif not rest:
         raise UsageError(f"{one.key} names a method, but not what to tune of it; write {head}.OPTION={one}")
+    elif part in SHARED and inner:
+        refuse_unknown({inner: 0}, own_keys(CLOSED[part]), f"{head}.{part}")
+    else:
+        refuse_unknown({rest: 0}, [option.name for option in options_of(methods[choices[head].name])], head)
 
 
 def _touched(exp: Experiment, key: str, choice: Choice, space: Space) -> Touched:

@@ -133,7 +133,7 @@ def tune(
 
 
 def _validated(exp: Experiment | Mapping[str, Any]) -> tuple[Experiment, list[str]]:
-    """The experiment with a validation share, and with a split whose test rows no trial sees; and what was changed."""
+    """The experiment with a validation share by which runs stop, and with one split for all seeds; and what changed."""
     given = exp.partition.validation or None if isinstance(exp, Experiment) else at(exp, "partition.validation")
     if given is not None and not given:
         raise UsageError(
@@ -148,6 +148,10 @@ def _validated(exp: Experiment | Mapping[str, Any]) -> tuple[Experiment, list[st
             f"Validation: {VALIDATION:.0%} of each client's training rows, since the experiment does not say; write "
             f"partition.validation to change it."
         )
+    stop = exp.stop
+    if (stop.target is not None or stop.patience is not None) and stop.metric != "validation":
+        exp = replace(exp, stop=replace(stop, metric="validation"))
+        notes.append(f"Runs stop by validation data, not by stop.metric = '{stop.metric}', a score of the test.")
     if exp.partition.test == "local" and exp.partition.seed is None:  # another split would test on rows of the trials
         exp = replace(exp, partition=replace(exp.partition, seed=exp.seed))
     return exp, notes
@@ -167,17 +171,12 @@ def blind(built: Built) -> Built:
 
 
 def _check_plan(plan: Plan) -> None:
-    """Refuse a plan that would look at the test, has no fresh seed, or does not fit into its budget."""
-    exp, stop = plan.exp, plan.exp.stop
+    """Refuse a plan that would choose by the test, has no fresh seed, or does not fit into its budget."""
+    exp = plan.exp
     check_word(plan.select, "--select")
     if plan.select in ("best by amp", "best by test"):
         raise UsageError(
             f"--select '{plan.select}' would choose by the test; write 'last', 'best by validation' or a mean"
-        )
-    if (stop.target is not None or stop.patience is not None) and stop.metric != "validation":
-        raise UsageError(
-            f"stop.metric = '{stop.metric}' ends runs by the test, which trials do not see; write stop.metric = "
-            "'validation'"
         )
     if exp.engine == "flower":
         raise UsageError("engine = 'flower' evaluates the test at its clients; write engine = 'auto' to tune")
