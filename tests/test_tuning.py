@@ -395,7 +395,8 @@ def test_trials_have_no_test_sample_and_record_no_test_score(where: str, monkeyp
         assert all(view["amp"] is not None for record in run.rounds for view in record["views"].values())
 
 
-def test_local_test_rows_are_in_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("public", [None, {"data": "own", "samples": 50, "task_samples": 30}])
+def test_local_test_rows_are_in_no_trial(public: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[int, Built] = {}
     real = tuning.run_methods
 
@@ -404,9 +405,11 @@ def test_local_test_rows_are_in_no_trial(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(exp, choices, built, **given)
 
     monkeypatch.setattr(tuning, "run_methods", watched)
-    tune(TINY, {"training.lr": [0.1]}, 1, seeds=[3, 4])
+    tune({**TINY, **({"public": public} if public else {})}, {"training.lr": [0.1]}, 1, seeds=[3, 4])
     of = lambda samples: set(samples.index.tolist())  # noqa: E731
     used = set().union(*(of(site.train) | of(site.validation) for site in settings[0].setting.sites))
+    if public:
+        used |= of(settings[0].setting.public.samples) | of(settings[0].setting.public.task)
     for seed in (3, 4):
         assert not used & set().union(*(of(site.test) for site in settings[seed].setting.sites))
 

@@ -305,15 +305,6 @@ def _notes(plan: Plan, built: Built) -> list[str]:
         f"{rows:,} validation rows; the test is not evaluated.",
         f"The test has seed{'s' if len(plan.seeds) > 1 else ''} {seeds}, on {same}.",
     ]
-    if (
-        exp.partition.test == "local"
-        and exp.public is not None
-        and (exp.public.data == "own" or exp.public.task_samples)
-    ):
-        notes.append(
-            "[public] sets aside other rows with each seed, so that the split differs too, and some test rows were in "
-            "trials; with partition.test = 'official' none are."
-        )
     if exp.privacy is not None:
         notes.append("Each trial spends the privacy budget of a run; tables show that of the tested runs alone.")
     if idle := [key for key, one in plan.methods.items() if not one.axes]:
