@@ -199,6 +199,8 @@ def test_which_methods_an_axis_touches(keys: list[str], expected: dict[str, list
         ("training.learning_rate", "training"),
         ("partition.alpha", "partition.alpha"),
         ("seed", "seed"),
+        ("lr", "write training.lr"),
+        ("mu", "write method.mu"),
         ("mild", "mild.OPTION"),
         ("mild.nu", "'nu'"),
         ("mild.training.learning", "'learning'"),
@@ -231,7 +233,7 @@ def test_the_settings_of_a_method_have_its_values_in_their_places() -> None:
     found = touched(exp, exp.methods, space_of({"training.lr": [0.1, 0.2], "mild.mu": [1.0]}))
     settled = found["mild"].at({"training.lr": 0.2, "mild.mu": 1.0})
     assert (settled.training, settled.options, exp.methods["mild"].options) == ({"lr": 0.2}, {"mu": 1.0}, {})
-    assert found["mild"].grid() == [{"training.lr": lr, "mild.mu": 1.0} for lr in (0.1, 0.2)]
+    assert list(found["mild"].grid()) == [{"training.lr": lr, "mild.mu": 1.0} for lr in (0.1, 0.2)]
 
 
 # --- searches ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -211,10 +211,10 @@ class Touched:
         """How many settings there are; one if no axis touches the method."""
         return math.prod(one.size for one in self.axes)
 
-    def grid(self) -> list[dict[str, Any]]:
+    def grid(self) -> Iterator[dict[str, Any]]:
         """All combinations of the axes' values; the first axis varies slowest."""
-        keys = [one.key for one in self.axes]
-        return [dict(zip(keys, found, strict=True)) for found in itertools.product(*(a.points() for a in self.axes))]
+        for found in itertools.product(*(one.points() for one in self.axes)):
+            yield dict(zip((one.key for one in self.axes), found, strict=True))
 
     def at(self, values: Mapping[str, Any]) -> Choice:
         """The method with these values, by the keys of their axes."""
@@ -256,9 +256,13 @@ def _check_key(one: Axis, choices: Mapping[str, Choice]) -> None:
     if head in SHARED:
         refuse_unknown({rest: 0}, own_keys(CLOSED[head]), head)
     elif head == "method":
-        known = [option.name for choice in choices.values() for option in options_of(methods[choice.name])]
+        known = [name for choice in choices.values() for name in _options(choice)]
         refuse_unknown({rest: 0}, list(dict.fromkeys(known)), "method")
     elif head not in choices:
+        homes = [f"{section}.{head}" for section in SHARED if head in own_keys(CLOSED[section])]
+        homes += ["method." + head] if any(head in _options(choice) for choice in choices.values()) else []
+        if homes and not rest:
+            raise UsageError(f"{one.key} is not a key of the experiment; write {homes[0]}")
         raise UsageError(
             f"{one.key} cannot be tuned: only methods' options and keys of [training], [aggregation] and [cache] can, "
             f"since all else is what methods are compared on; {suggest(head, [*choices, 'method', *SHARED])}"
@@ -268,15 +272,18 @@ def _check_key(one: Axis, choices: Mapping[str, Choice]) -> None:
     elif part in SHARED and inner:
         refuse_unknown({inner: 0}, own_keys(CLOSED[part]), f"{head}.{part}")
     else:
-        refuse_unknown({rest: 0}, [option.name for option in options_of(methods[choices[head].name])], head)
+        refuse_unknown({rest: 0}, _options(choices[head]), head)
+
+
+def _options(choice: Choice) -> list[str]:
+    return [option.name for option in options_of(methods[choice.name])]
 
 
 def _touched(exp: Experiment, key: str, choice: Choice, space: Space) -> Touched:
     places: dict[str, Axis] = {}
     for one in sorted(space, key=lambda one: one.key.startswith(f"{key}.")):  # its own replace shared ones
         head, _, rest = one.key.partition(".")
-        has = head == "method" and rest in [option.name for option in options_of(methods[choice.name])]
-        if head == key or has:
+        if head == key or (head == "method" and rest in _options(choice)):
             places[rest] = one
         elif head in SHARED and _shares(exp, choice, head, rest):
             places[one.key] = one

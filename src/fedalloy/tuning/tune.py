@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -189,7 +190,7 @@ def _check_plan(plan: Plan) -> None:
     if plan.search != "grid":
         return
     for key, one in plan.methods.items():
-        cells = len(one.grid())
+        cells = math.prod(len(axis.points()) for axis in one.axes)
         if plan.budget.unit == "runs" and cells > plan.budget.amount:
             raise UsageError(
                 f"the grid of {key} has {cells} cells, but the budget is {plan.budget}; write --budget {cells} or "
