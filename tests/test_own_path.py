@@ -9,6 +9,7 @@ import pytest
 from fedalloy.cli.main import main
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
+from fedalloy.data.own.dataset import glance
 from fedalloy.data.statistics import table_inputs
 from fedalloy.errors import DataError, UsageError
 
@@ -100,3 +101,25 @@ def test_stopping_a_deployment_speaks_of_sites_by_their_names(tmp_path: Path, mo
     said: list[str] = []
     control.down(made, said.append)
     assert [one.split()[0] for one in said] == ["north", "south", "superlink"]
+
+
+@pytest.mark.parametrize("command", [["run", "rounds=1", "model.hidden=[4]"], ["partition"]])
+def test_one_run_and_a_split_say_which_number_stands_for_which_class(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("north", "south"):
+        site(tmp_path / "h", f"{name}.csv", f"patient_id,age,sick\n{ROWS}\n".replace(",1\n", ",yes\n").replace(",0", ",no"))
+    with pytest.raises(SystemExit) as found:
+        main([command[0], "data=h", "data.label=sick", *command[1:]])
+    out = capsys.readouterr().out
+    assert found.value.code in (0, None)
+    assert "0 = no, 1 = yes" in out
+    assert "'patient_id'" in out
+
+
+def test_a_hugging_face_folder_says_beforehand_whether_it_has_a_table() -> None:
+    there = Path(__file__).parent / "data" / "own" / "hugging_face"
+    assert glance(there / "patients").table
+    assert not glance(there / "images").table
+    assert experiment({"data": str(there / "patients")}).model.name == "mlp"

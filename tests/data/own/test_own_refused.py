@@ -89,6 +89,32 @@ def test_files_must_have_the_same_columns(tmp_path: Path) -> None:
     refused(tmp_path, "b.csv", "'y'", "data.label", error=DataError)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ("absent,present", "1,2", ["'absent'", "'1'", 'data.names = ["1", "2", "absent", "present"]']),
+        ("n,y", "n,Y", ["'y'", "'Y'", 'data.names = ["Y", "n", "y"]']),
+        ("no,yes", "No,YES", ["'no'", "'No'"]),
+        ("absent,absent", "1,1", ["'absent'", "'1'"]),
+    ],
+)
+def test_files_that_write_the_same_classes_differently_are_refused(
+    first: str, second: str, named: list[str], tmp_path: Path
+) -> None:
+    both = {"a.csv": first.split(","), "b.csv": second.split(",")}
+    for name, labels in both.items():
+        written(tmp_path / name, "age,y\n" + "".join(f"{k},{label}\n" for k, label in enumerate(labels)))
+    refused(tmp_path, "a.csv", "b.csv", *named, error=DataError)
+    meant = tuple(sorted({*first.split(","), *second.split(",")}))
+    assert read_own(tmp_path, Wanted(names=meant)).format.label_names == meant
+
+
+def test_a_file_that_has_both_ways_of_writing_means_both(tmp_path: Path) -> None:
+    written(tmp_path / "a.csv", "age,y\n1,u\n2,U\n3,7\n")
+    written(tmp_path / "b.csv", "age,y\n1,U\n2,7\n")
+    assert read_own(tmp_path, Wanted()).format.label_names == ("7", "U", "u")
+
+
 @pytest.mark.parametrize("other", ["b.npz", "b.xlsx", "b.tsv", "folder/x.png"])
 def test_a_mixture_of_kinds_is_refused(other: str, tmp_path: Path) -> None:
     written(tmp_path / "a.csv", "a,y\n1,0\n2,1\n")

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedalloy.base.text import shortened
 from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
+from fedalloy.data.own.hugging_face import has_images
 from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
@@ -143,6 +144,8 @@ def glance(source: Path | Sequence[tuple[str, Path]], client: str | None = None)
         first = source if isinstance(source, Path) else Path(source[0][1] if source else "")
         return Glance(client is not None, first.suffix.lower() in (".csv", ".parquet"))
     several = client is not None or found[0].name is not None
+    if found[0].kind == "hugging face":
+        return Glance(several, not has_images(found[0].path))
     if found[0].kind != "npz":
         return Glance(several, found[0].kind in ("csv", "parquet"))
     try:
