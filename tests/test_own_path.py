@@ -12,6 +12,8 @@ from fedalloy.config.overrides import override
 from fedalloy.data.own.dataset import glance
 from fedalloy.data.statistics import table_inputs
 from fedalloy.errors import DataError, UsageError
+from fedalloy.nets.generators import ImageGenerator, LabelledImageGenerator
+from fedalloy.storage.results import read
 
 ROWS = "\n".join(f"{i},{40 + i % 30},{i % 2}" for i in range(40))
 
@@ -109,7 +111,11 @@ def test_one_run_and_a_split_say_which_number_stands_for_which_class(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("north", "south"):
-        site(tmp_path / "h", f"{name}.csv", f"patient_id,age,sick\n{ROWS}\n".replace(",1\n", ",yes\n").replace(",0", ",no"))
+        site(
+            tmp_path / "h",
+            f"{name}.csv",
+            f"patient_id,age,sick\n{ROWS}\n".replace(",1\n", ",yes\n").replace(",0", ",no"),
+        )
     with pytest.raises(SystemExit) as found:
         main([command[0], "data=h", "data.label=sick", *command[1:]])
     out = capsys.readouterr().out
@@ -123,3 +129,28 @@ def test_a_hugging_face_folder_says_beforehand_whether_it_has_a_table() -> None:
     assert glance(there / "patients").table
     assert not glance(there / "images").table
     assert experiment({"data": str(there / "patients")}).model.name == "mlp"
+
+
+@pytest.mark.parametrize("name", ["h", "h/north.csv"])
+def test_data_in_place_of_an_experiment_is_refused_with_the_key_to_write(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site(tmp_path / "h", "north.csv", f"id,age,sick\n{ROWS}\n")
+    with pytest.raises(SystemExit) as found:
+        main(["compare", name])
+    assert found.value.code == 2
+    assert f"data={name}" in capsys.readouterr().err
+
+
+def test_a_comparison_in_place_of_a_run_is_refused_with_one_of_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "runs" / "fedavg-seed0" / "run.json").write_text("{}")
+    with pytest.raises(DataError, match="fedavg-seed0"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("generator", [ImageGenerator, LabelledImageGenerator])
+def test_an_image_generator_says_that_it_cannot_make_rows_of_a_table(generator: type) -> None:
+    with pytest.raises(UsageError, match="table"):
+        generator((5, 1, 1), 2)

@@ -180,7 +180,7 @@ def _deal_by_shares(
     if min_size * clients > total:
         raise UsageError(
             f"{total:,} rows are too few for {clients} clients with at least {min_size} each; "
-            f"write clients={total // min_size} or fewer, or min_size={total // clients} or less"
+            f"write partition.clients = {total // min_size} or fewer, or partition.min_size = {total // clients} or less"
         )
     for _ in range(MOST_DRAWS):
         counts = _draw_counts(rng, [len(rows) for rows in pools], clients, concentration, balanced=balanced)

@@ -34,9 +34,10 @@ class Listing:
         table.caption, table.caption_justify = Text(self.note, style="dim"), "left"
         for i, heading in enumerate(self.headings):
             if i < self.words:
-                table.add_column(heading)  # on a narrow terminal words wrap, numbers never
+                table.add_column(heading, overflow="fold")  # on a narrow terminal words wrap, numbers never
             else:
-                table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
+                above = heading.replace("Over ", "Over\n")  # long names must leave room for those of the clients
+                table.add_column(above, justify="right", no_wrap=True, overflow="ellipsis")
         for line in self.body:
             table.add_row(*map(Text, line))
         return table

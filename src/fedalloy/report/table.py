@@ -48,6 +48,8 @@ EXPENDABLE = (
     *("macro_f1", "balanced", "bottom10", "test", "gap", "round", "worst_client", "seconds", "bytes_total", "fm"),
     "View",
 )
+# What an AMP alone hides from somebody who decides on two classes, labels or numbers; these stay longest.
+DECISIVE = ("auc", "mae", "balanced")
 GAP = 2  # spaces between two columns
 
 
@@ -75,7 +77,7 @@ def comparison_table(
     kept = list(range(len(headings)))
     dropped = []
     leading = _leads(rows)
-    for name in EXPENDABLE:
+    for name in _expendable(leading):
         heading = heading_of(name, leading.task) if name in METRICS else name
         if name == leading.first:
             continue
@@ -168,6 +170,14 @@ def _leads(rows: Iterable[Row]) -> Leads:
     """What the table of these rows says first; if they differ, what it would say of classes."""
     found = {row.leads for row in rows}
     return found.pop() if len(found) == 1 else Leads()
+
+
+def _expendable(leading: Leads) -> list[str]:
+    """The columns that a narrow terminal hides, first to last."""
+    if not leading.decisions:
+        return [*EXPENDABLE]
+    *others, view = (name for name in EXPENDABLE if name not in DECISIVE)
+    return [*others, *DECISIVE, view]
 
 
 def _columns(table: Shown, leading: Leads) -> list[str]:

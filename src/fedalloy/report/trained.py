@@ -50,6 +50,7 @@ def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str
     * "one class": the balanced accuracy is at most two standard errors, and at most two points, above that of a model
       that always predicts the same class, 1 / classes.
     * "near chance": it is at most two standard errors above that, or less than a tenth of the way from there to 1.
+      For numbers: R2 is less than a tenth; always predicting the mean gives 0.
     * "rising": the mean AMP of the last quarter of the evaluated rounds exceeds that of the quarter before by more than
       one point, by more than two standard errors of the difference as the rounds scatter, and by more than one standard
       error of the test.
@@ -99,6 +100,12 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
         if balanced <= chance + noise or balanced < chance + LEARNED * (1 - chance):
             reason = f"is not trained yet ({figure}, chance is {number(100 * chance, 1)} %)"
             return Doubt("near chance", one.name, reason, more)
+    if task_of(one.runs) == "numbers" and (explained := _selected(one, "amp", selection)) is not None:
+        if explained < LEARNED:
+            reason = (
+                f"is not trained yet (an R2 of {number(100 * explained, 1)} %, always predicting the mean gives 0 %)"
+            )
+            return Doubt("near chance", one.name, reason, f"{more}, or rescale the numbers to predict to about -1 to 1")
     if one.level:
         return None
     rounds, amps, _ = one.curve("amp")
@@ -148,9 +155,14 @@ def _rise(curve: Floats, tests: int) -> float | None:
 
 
 def _balanced(one: Series, selection: Selection) -> float | None:
-    """The balanced accuracy in the selected round, mean over seeds; None if a run has not recorded it."""
+    """The balanced accuracy in the selected round."""
+    return _selected(one, "balanced", selection)
+
+
+def _selected(one: Series, metric: str, selection: Selection) -> float | None:
+    """A metric in the selected round, mean over seeds; None if a run has not recorded it."""
     try:
-        values = [run.at(one.view, "balanced", selection) for run in one.runs]
+        values = [run.at(one.view, metric, selection) for run in one.runs]
     except UsageError:
         return None
     return float(np.mean(values)) if values and np.isfinite(values).all() else None

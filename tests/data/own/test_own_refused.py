@@ -240,3 +240,21 @@ def test_a_hugging_face_folder_that_lies_is_refused(file: str, old: str, new: st
     assert old in text
     (tmp_path / "own" / file).write_text(text.replace(old, new))
     refused(tmp_path / "own", "own", error=DataError)
+
+
+def test_all_columns_of_words_are_named_at_once_but_not_a_slip(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{'mf'[k % 2]},{'low high'.split()[k % 2]},{k},{'ny'[k % 2]}\n" for k in range(9))
+    file = written(tmp_path / "a.csv", f"age,sex,pain,chol,y\n{rows}7,m,low,1O,n\n")
+    refused(file, "line 2", "'sex'", 'data.categorical = ["sex", "pain"]', 'data.drop = ["sex", "pain"]')
+    refused(file, "line 11", "'chol'", "'1O'", 'data.drop = ["chol"]', categorical=("sex", "pain"))
+
+
+def test_a_line_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    rows = "".join(f"{k},{'ny'[k % 2]}\n" for k in range(30))
+    refused(written(tmp_path / "a.csv", b"age,y\n" + rows.encode() + b"7,j\xe4\n"), "line 32", "UTF-8", error=DataError)
+
+
+def test_a_folder_without_data_says_what_it_has(tmp_path: Path) -> None:
+    refused(tmp_path, "empty", error=DataError)
+    written(tmp_path / "north.xlsx", "x")
+    refused(tmp_path, "north.xlsx", error=DataError)

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
-from fedalloy.errors import UsageError
-from fedalloy.nets.generators.images import UpsampledConv
+from fedalloy.nets.generators.images import UpsampledConv, refuse_size
 
 
 class LabelledImageGenerator(nn.Module):
@@ -27,11 +26,7 @@ class LabelledImageGenerator(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 128) -> None:
         super().__init__()
         channels, height, across = shape
-        if height % 4 or across % 4:
-            raise UsageError(
-                f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-                f"resize the images to a multiple of 4, for example [data] size = 32"
-            )
+        refuse_size(height, across)
         self.classes, self.noise = classes, noise
         self.part = (width // 2, height // 4, across // 4)
         self.from_noise = nn.Linear(noise, math.prod(self.part))
