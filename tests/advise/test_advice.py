@@ -189,7 +189,7 @@ def test_shift_is_zero_for_equal_clients_and_constant_inputs():
 def test_networks_of_one_name_are_told_apart():
     data = from_arrays(np.random.default_rng(0).normal(size=(80, 2)), np.arange(80) % 2, client_ids=np.arange(80) // 40)
     models = [{"name": "mlp", "hidden": [4], "clients": [0]}, {"name": "mlp", "hidden": [8], "clients": [1]}]
-    exp = experiment({"models": models, "partition": {"name": "natural"}, "method": "local"})
+    exp = experiment({"models": models, "partition": {"name": "natural"}, "method": "local", "model": "mlp"})
     told = look(build(exp, data))
     assert [one.network for one in told.clients] == ["mlp (22)", "mlp (42)"]
     assert told.networks_differ

@@ -188,8 +188,8 @@ def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
     called = {key: site_label(names, *key) for key in found}
     if as_text:
         told = [
-            {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None, "fault": one.fault, "head": one.head,
-             "notes": one.notes, "rows": rows(one.entries)}
+            {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
+             "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
             for (folder, number), one in found.items()
         ]  # fmt: skip
         click.echo(json.dumps(told, indent=1))

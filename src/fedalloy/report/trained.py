@@ -100,12 +100,10 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
         if balanced <= chance + noise or balanced < chance + LEARNED * (1 - chance):
             reason = f"is not trained yet ({figure}, chance is {number(100 * chance, 1)} %)"
             return Doubt("near chance", one.name, reason, more)
-    if task_of(one.runs) == "numbers" and (explained := _selected(one, "amp", selection)) is not None:
-        if explained < LEARNED:
-            reason = (
-                f"is not trained yet (an R2 of {number(100 * explained, 1)} %, always predicting the mean gives 0 %)"
-            )
-            return Doubt("near chance", one.name, reason, f"{more}, or rescale the numbers to predict to about -1 to 1")
+    explained = _selected(one, "amp", selection) if task_of(one.runs) == "numbers" else None
+    if explained is not None and explained < LEARNED:
+        reason = f"is not trained yet (an R2 of {number(100 * explained, 1)} %, always predicting the mean gives 0 %)"
+        return Doubt("near chance", one.name, reason, f"{more}, or rescale the numbers to predict to about -1 to 1")
     if one.level:
         return None
     rounds, amps, _ = one.curve("amp")

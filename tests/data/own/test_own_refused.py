@@ -243,7 +243,7 @@ def test_a_hugging_face_folder_that_lies_is_refused(file: str, old: str, new: st
 
 
 def test_all_columns_of_words_are_named_at_once_but_not_a_slip(tmp_path: Path) -> None:
-    rows = "".join(f"{k},{'mf'[k % 2]},{'low high'.split()[k % 2]},{k},{'ny'[k % 2]}\n" for k in range(9))
+    rows = "".join(f"{k},{'mf'[k % 2]},{['low', 'high'][k % 2]},{k},{'ny'[k % 2]}\n" for k in range(9))
     file = written(tmp_path / "a.csv", f"age,sex,pain,chol,y\n{rows}7,m,low,1O,n\n")
     refused(file, "line 2", "'sex'", 'data.categorical = ["sex", "pain"]', 'data.drop = ["sex", "pain"]')
     refused(file, "line 11", "'chol'", "'1O'", 'data.drop = ["chol"]', categorical=("sex", "pain"))
