@@ -52,7 +52,10 @@ def init_command(
     from fedalloy.deploy.init import CAP, init
 
     if parted(file, overrides)[0] is None:
-        raise UsageError(f"deploy init needs an experiment file as its first argument, but '{file}' is an override")
+        raise UsageError(
+            f"deploy init needs an experiment file as its first argument, but '{file}' is an override; write the "
+            "experiment that you have simulated into a file, such as experiment.toml"
+        )
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedalloy.base.text import human_bytes, human_seconds, listed
 from fedalloy.config.experiment import recorded
@@ -158,6 +159,22 @@ def skipped(runs: Sequence[Run]) -> list[str]:
     return found
 
 
+def held(run: Run) -> str:
+    """How many training samples the clients hold.
+
+    >>> held(Run({"clients": {"train_sizes": [30, 10, 20]}}, ()))
+    '3 clients hold 10 to 30 training samples each (median 20).'
+    """
+    return _held(np.asarray(run.meta["clients"]["train_sizes"]))
+
+
+def _held(sizes: NDArray[np.int64]) -> str:
+    return (
+        f"{len(sizes)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
+        f"(median {np.median(sizes):,.0f})."
+    )
+
+
 def skew(counts: Counts) -> str:
     """Describe how clients differ: in size, classes, the share of their most common class, and class distribution.
 
@@ -171,8 +188,7 @@ def skew(counts: Counts) -> str:
     mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
     distance = jensen_shannon(mixtures, counts.sum(axis=0) / counts.sum())
     return (
-        f"{len(counts)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
-        f"(median {np.median(sizes):,.0f}). The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
+        f"{_held(sizes)} The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
         f"{counts.shape[1]} classes, and {np.median(mixtures.max(axis=1)):.0%} of its samples are of one class. "
         f"The mean distance of a client's class distribution from the overall one is {distance.mean():.2f} "
         "(Jensen-Shannon: 0 is identical, 1 is disjoint)."

@@ -15,7 +15,7 @@ from fedalloy import __version__
 from fedalloy.base.files import write_atomically
 from fedalloy.errors import DataError, StorageError
 from fedalloy.federation import disclosure
-from fedalloy.federation.metrics import SCORES
+from fedalloy.federation.metrics import AVERAGES, SCORES
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
 from fedalloy.report.decisions import tested
@@ -105,7 +105,11 @@ def render(
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
-        partition = [] if counts is None else [bubble_plot(counts, classes, client_names=runs[0].client_names)]
+        partition = (
+            []
+            if counts is None or task == "numbers"
+            else [bubble_plot(counts, classes, client_names=runs[0].client_names)]
+        )
     found = gains(runs, selection)
     groups = [[run for run in runs if run.label == label] for label in names]
     environment = Environment(
@@ -131,7 +135,9 @@ def render(
         spent=spent if len(spent[0]) > 2 else None,
         decided=decided if len(decided[0]) > 2 else None,
         tested=tested(runs),
+        task=task,
         score=SCORES[task],
+        average=AVERAGES[task][:1].upper() + AVERAGES[task][1:],
         meanings=meanings([*compared[0], *decided[0], *mixed[0], *spent[0]], task),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
@@ -145,7 +151,7 @@ def render(
         gains=_gains(found),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
         split_seed=runs[0].seed,
-        skew="" if counts is None else facts.skew(counts),
+        skew="" if counts is None else facts.skew(counts) if task == "classes" else facts.held(runs[0]),
         cost=both_widths(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
         traffic=[line for group in groups for line in facts.traffic(group)],
         left=[(group[0].label, facts.left(group[0]), facts.evaluated(group[0])) for group in groups],
