@@ -9,7 +9,7 @@ import pytest
 from fedalloy.cli.main import main
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
-from fedalloy.data.own.dataset import glance
+from fedalloy.data.own.dataset import glance, own_dataset
 from fedalloy.data.statistics import table_inputs
 from fedalloy.errors import DataError, UsageError
 from fedalloy.nets.generators import ImageGenerator, LabelledImageGenerator
@@ -154,3 +154,10 @@ def test_a_comparison_in_place_of_a_run_is_refused_with_one_of_its_runs(tmp_path
 def test_an_image_generator_says_that_it_cannot_make_rows_of_a_table(generator: type) -> None:
     with pytest.raises(UsageError, match="table"):
         generator((5, 1, 1), 2)
+
+
+def test_categories_of_the_files_that_the_experiment_does_not_list_are_pointed_out(tmp_path: Path) -> None:
+    site(tmp_path, "a.csv", "sex,age,sick\nm,40,0\nf,50,1\nd,60,1\n")
+    told = own_dataset(tmp_path / "a.csv", categories={"sex": ["f"]}).said
+    assert sum("'d and m'" in sentence and "'sex'" in sentence for sentence in told) == 1
+    assert not any("categories" in sentence for sentence in own_dataset(tmp_path / "a.csv", categorical="sex").said)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalloy.base.text import shortened
+from fedalloy.base.checked import shown
+from fedalloy.base.text import listed, shortened
 from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
 from fedalloy.data.own.hugging_face import has_images
+from fedalloy.data.own.names import toml
 from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
@@ -120,8 +122,22 @@ def to_dataset(own: Own, recipe: Recipe, name: str) -> Dataset:
         columns=own.columns or tuple(Column(f"channel {place}") for place in range(channels)),
         recipe=recipe,
         own_tests=own.tests,
-        said=own.said,
+        said=(*own.said, *_unlisted(own, recipe)),
     )
+
+
+def _unlisted(own: Own, recipe: Recipe) -> list[str]:
+    """Say which categories of the files the experiment does not list: rows with them look alike to a network."""
+    found = {column.name: column.categories or () for column in own.columns}
+    missing = {
+        name: [one for one in found.get(name, ()) if one not in known] for name, known in recipe.categories.items()
+    }
+    return [
+        f"data.categories does not list {shown(listed(names[:5]))} of column {shown(name)}, so all inputs of "
+        f"{'it' if len(names) == 1 else 'them'} are 0; correct the files, or add {toml(names)}"
+        for name, names in missing.items()
+        if names
+    ]
 
 
 @dataclass(frozen=True)
