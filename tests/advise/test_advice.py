@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -193,3 +194,12 @@ def test_networks_of_one_name_are_told_apart():
     told = look(build(exp, data))
     assert [one.network for one in told.clients] == ["mlp (22)", "mlp (42)"]
     assert told.networks_differ
+
+
+def test_advice_tells_what_was_found_when_the_files_were_read(tmp_path: Path):
+    for name in ("north", "south"):
+        rows = "".join(f"{k},{40 + k},{'ny'[k % 2]}\n" for k in range(20))
+        (tmp_path / f"{name}.csv").write_text(f"patient_id,age,ill\n{rows}")
+    text = " ".join(look(build(experiment({"data": {"name": str(tmp_path), "label": "ill"}}))).sentences())
+    assert "0 = n, 1 = y" in text
+    assert "'patient_id'" in text

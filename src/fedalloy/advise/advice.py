@@ -12,6 +12,7 @@ from fedalloy.advise.trial import ALONE, Trial
 from fedalloy.base.text import MISSING, human_bytes, human_seconds, listed, number
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods as registered
+from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report import facts
 from fedalloy.report.gains import BOUNDS, Gains, gains, leading
 from fedalloy.report.gains_table import Listing, each_client, signed
@@ -85,9 +86,10 @@ def _against(runs: Sequence[Run], found: Sequence[Gains], doubted: Doubts) -> st
     if not all(one.n > 1 and one.high < 0 for one in leads):
         return ""
     best, worse = against[0], -leads[0].mean
+    stays = "hardly predicts better than the mean" if best.task == "numbers" else "stays near chance"
     return (
-        f"{NOT}: local training is {number(worse, 1)} points of AMP above the best federated method, {best.name}, "
-        f"which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
+        f"{NOT}: local training is {number(worse, 1)} points of {AVERAGES[best.task]} above the best federated method, "
+        f"{best.name}, which {stays} and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
         "Perhaps the same inputs mean different things to different clients; check how they label their data."
     )
 
@@ -177,8 +179,8 @@ def _sure(runs: Sequence[Run], best: Sequence[Gains]) -> list[str]:
     else:
         told = [
             f"Over {found.n} seeds, each with another split into training and test samples, the lead of {first.name} "
-            f"over {first.reference} is {signed(found.mean)} points of AMP (95 % interval {signed(found.low)} to "
-            f"{signed(found.high)})."
+            f"over {first.reference} is {signed(found.mean)} points of {AVERAGES[first.task]} (95 % interval "
+            f"{signed(found.low)} to {signed(found.high)})."
         ]
     clear = int(first.clear.sum())
     told.append(

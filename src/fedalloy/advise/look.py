@@ -41,6 +41,7 @@ class Look:
     classes: int
     public: int | None  # samples of the public set
     networks_differ: bool
+    said: tuple[str, ...] = ()  # what was found when the data was read, such as which number stands for which class
 
     def sentences(self) -> list[str]:
         """What stands out, in plain sentences."""
@@ -77,6 +78,7 @@ class Look:
             told.append("There is no public set, so methods that exchange answers on public samples cannot be used.")
         else:
             told.append(f"There is a public set of {self.public:,} samples.")
+        told += [f"{one}." for one in self.said]
         return [sentence[0].upper() + sentence[1:] for sentence in told]
 
 
@@ -106,6 +108,7 @@ def look(built: Built) -> Look:
         setting.classes,
         None if setting.public is None else len(setting.public.samples),
         len(setting.groups) > 1,
+        built.dataset.said,
     )
 
 
