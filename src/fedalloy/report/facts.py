@@ -14,6 +14,7 @@ from fedalloy.base.text import human_bytes, human_seconds, listed
 from fedalloy.config.experiment import recorded
 from fedalloy.config.methods import make_method
 from fedalloy.data.card import jensen_shannon
+from fedalloy.data.catalogue import AGREED, LISTED
 from fedalloy.errors import FedalloyError
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods
@@ -85,6 +86,9 @@ def prepared(runs: Sequence[Run]) -> list[str]:
     """A sentence for each data set that clients prepared with statistics of their own rows.
 
     >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "statistics": {"up": 90, "down": 30}}}, ())
+    >>> listed = Run({"label": "FedAvg", "data": {"name": "clients", "statistics": {"up": 90, "down": 30}}}, ())
+    >>> prepared([listed])
+    ['Before the first round, the clients told statistics of their columns: 120 bytes in all.']
     >>> prepared([run, run])
     ["Before the first round, the clients of 'wards' told statistics of their columns: 120 bytes in all."]
     """
@@ -92,8 +96,9 @@ def prepared(runs: Sequence[Run]) -> list[str]:
     costs: dict[str, int] = {}
     for data in about:
         costs[data["name"]] = max(costs.get(data["name"], 0), sum(data["statistics"].values()))
+    whose = {name: "the clients" if name in (AGREED, LISTED) else f"the clients of '{name}'" for name in costs}
     return [
-        f"Before the first round, the clients of '{name}' told statistics of their columns: {cost:,} bytes in all."
+        f"Before the first round, {whose[name]} told statistics of their columns: {cost:,} bytes in all."
         for name, cost in costs.items()
         if cost
     ]
