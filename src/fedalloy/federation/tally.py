@@ -24,7 +24,10 @@ from fedalloy.federation.classification import (
     accuracy_per_client,
     auc,
     balanced_accuracy,
+    balanced_error,
+    balanced_if_several,
     calibration_error,
+    label_balance,
     label_f1,
     label_rates,
     log_odds,
@@ -171,13 +174,21 @@ def _view_of_classes(setting: Setting, counts: Mapping[int, Tree]) -> Any:
     score = accuracy_per_client(confusion)
     pooled = {
         "balanced": float(balanced_accuracy(confusion.sum(0))),
+        "balanced_error": float(balanced_error(confusion.sum(0))),
         "macro_f1": float(macro_f1(confusion.sum(0))),
         "auc": weighted(mean_areas, sizes),
         "sensitivity": pooled_rates[0],
         "specificity": pooled_rates[1],
         "ece": weighted(errors, sizes),
     }
-    each = {"auc": mean_areas, "sensitivity": rates[0], "specificity": rates[1], "ece": errors}
+    each = {
+        "balanced": balanced_if_several(confusion),
+        "balanced_error": balanced_error(confusion),
+        "auc": mean_areas,
+        "sensitivity": rates[0],
+        "specificity": rates[1],
+        "ece": errors,
+    }
     spread = {
         "accuracy": [intervals.wilson(a, n) for a, n in zip(score.tolist(), sizes.tolist(), strict=True)],
         "auc": spans,
@@ -212,8 +223,11 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
     mean_areas, spans = _areas_by_client(setting, counts, confusion[..., 1, :].sum(-1), sizes)
     found, spared = label_rates(confusion)
     pooled_found, pooled_spared = label_rates(confusion.sum(0))
+    balanced, error = label_balance(confusion)
+    pooled_balanced, pooled_error = label_balance(confusion.sum(0))
     pooled = {
-        "balanced": math.nan,
+        "balanced": float(pooled_balanced),
+        "balanced_error": float(pooled_error),
         "macro_f1": float(label_f1(confusion.sum(0))),
         "auc": weighted(mean_areas, sizes),
         "sensitivity": float(pooled_found),
@@ -221,6 +235,8 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
         "subset": float(share(exact.sum(), sizes.sum())),
     }
     each = {
+        "balanced": balanced,
+        "balanced_error": error,
         "auc": mean_areas,
         "sensitivity": found,
         "specificity": spared,
