@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedalloy.knowledge.pretraining as module
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import global_streams
-from fedalloy.knowledge.pretraining import train_until_converged
+from fedalloy.data.samples import Samples
+from fedalloy.federation.core import Client
+from fedalloy.knowledge.pretraining import rounds_until_converged, train_until_converged
 from fedalloy.train.fit import LocalWork, params
 from fedalloy.train.losses import ce
 
@@ -170,3 +173,19 @@ def test_epochs_have_orders_of_their_own_and_no_global_stream_is_drawn_from(clie
     assert len(set(orders)) > 3
     again, _ = pretrain(client(4))
     assert equal(params(again), params(net))
+
+
+def test_a_client_with_class_weights_stops_by_them():
+    """Accuracy would take the model that never finds the rare class, with one tenth of the samples."""
+    x = torch.cat([torch.zeros(48, 1), torch.ones(32, 1)])
+    mine = Samples(x, torch.tensor([0] * 72 + [1] * 8), torch.arange(80))
+    never = {"weight": torch.zeros(2, 1), "bias": torch.tensor([1.0, 0.0])}
+    finds = {"weight": torch.tensor([[0.0], [5.0]]), "bias": torch.tensor([1.0, 0.0])}  # and 24 of 72 false alarms
+
+    def rounds(**work):
+        me = Client(0, 1, 0, mine, classes=2, work=LocalWork(**work), steps=1, network=lambda: nn.Linear(1, 2))
+        models = {1: never}
+        return rounds_until_converged(me, lambda c, _: models.get(c.round, finds), patience=2, held_out=0.5)
+
+    assert rounds() == 1
+    assert rounds(class_weights="balanced") > 1
