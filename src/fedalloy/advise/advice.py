@@ -87,8 +87,8 @@ def _against(runs: Sequence[Run], found: Sequence[Gains], doubted: Doubts) -> st
     best, worse = against[0], -over[0].mean
     return (
         f"{NOT}: local training is {number(worse, 1)} points of {best.leads.average} above the best federated method, "
-        f"{best.name}, which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
-        "Perhaps the same inputs mean different things to different clients; check how they label their data."
+        f"{best.name}, which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients "
+        "lose. Perhaps the same inputs mean different things to different clients; check how they label their data."
     )
 
 

@@ -161,7 +161,8 @@ def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out:
     `train(me, weights)` is one round of local work. A share `held_out` of the samples, rounded down and drawn at
     random, is not trained on; no test set is used. Training stops when the accuracy on them has not exceeded the
     best for `patience` rounds in a row. This ends without a limit, because an accuracy on n samples has
-    n + 1 values and cannot rise more than n times, and one with class weights finitely many. Evaluations on held-out samples are not counted as passes.
+    n + 1 values and cannot rise more than n times, and one with class weights finitely many. Evaluations on held-out
+    samples are not counted as passes.
 
     The result is the last round whose accuracy is within one standard error of the best. With the few samples that a
     client can hold out, the best round itself is a matter of luck, and mostly too early. If there are too few

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Gains:
     seeds: int
     splits: int  # how many splits of the data these clients belong to
     total_error: float  # the standard error of the gain over all test sets together
-    leads: Leads = Leads()  # what the score is
+    leads: Leads = field(default_factory=Leads)  # what the score is
 
     @property
     def gaining(self) -> list[int]:
@@ -73,7 +73,8 @@ class Gains:
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     """The gains with every federated method, the leading one first, over each reference among the runs.
 
-    A method speaks by its view with the highest AMP, or balanced accuracy if accuracy does not rank models; local training by its personal models, FedAvg by its ACA view.
+    A method speaks by its view with the highest AMP, or balanced accuracy if accuracy does not rank models; local
+    training by its personal models, FedAvg by its ACA view.
     Runs of the same seed are compared, and only if they tested the same clients.
 
     >>> gains([])
@@ -184,9 +185,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
     return found
 
 
-def _errors(
-    one: tuple[Run, str], other: tuple[Run, str], line: CombinedRow, middle: Floats
-) -> tuple[Floats, float]:
+def _errors(one: tuple[Run, str], other: tuple[Run, str], line: CombinedRow, middle: Floats) -> tuple[Floats, float]:
     """The standard errors of the clients' gains between two views, and of the gain over all test sets together.
 
     `middle` are the clients' scores between those of the two.

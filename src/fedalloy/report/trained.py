@@ -51,9 +51,9 @@ def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str
     * "near chance": it is at most two standard errors above that, or less than a tenth of the way from there to 1; or
       the R2 of numbers is at most two points above that of a model that always predicts the mean, 0. Training alone
       until convergence is not held to the latter: with little data, a client may do no better.
-    * "rising": the mean AMP (or balanced accuracy, if methods are ranked by it) of the last quarter of the evaluated rounds exceeds that of the quarter before by more than
-      one point, by more than two standard errors of the difference as the rounds scatter, and by more than one standard
-      error of the test.
+    * "rising": the mean AMP (or balanced accuracy, if methods are ranked by it) of the last quarter of the evaluated
+      rounds exceeds that of the quarter before by more than one point, by more than two standard errors of the
+      difference as the rounds scatter, and by more than one standard error of the test.
     * "few rounds": fewer than eight rounds were evaluated, too few to judge the curve.
 
     The last two do not apply to a method that does all its work in one round.
@@ -110,7 +110,8 @@ def _doubt(one: Series, selection: Selection) -> Doubt | None:
         return None
     explained = _at(one, "amp", selection) if lead.task == "numbers" else None
     if explained is not None and explained <= NOTHING:
-        reason = f"is not trained yet (its R2 is {number(100 * explained, 1)} %, always predicting the mean gives 0.0 %)"
+        reached = number(100 * explained, 1)
+        reason = f"is not trained yet (its R2 is {reached} %, always predicting the mean gives 0.0 %)"
         return Doubt("near chance", one.name, reason, _advice(more))
     rounds, amps, _ = one.curve(lead.first)
     if len(rounds) < LEAST:
@@ -134,7 +135,9 @@ def settled(runs: Sequence[Run], label: str) -> bool:
     lead = agreed(leads(run) for run in runs)
     judged = [one for one in series_of(runs) if one.label == label and not one.level]
     curves = [(one.curve(lead.first)[1], _tests(one), _error(one, lead)) for one in judged]
-    return bool(curves) and all(len(curve) >= LEAST and _rise(curve, *noise) is None for curve, *noise in curves)
+    return bool(curves) and all(
+        len(curve) >= LEAST and _rise(curve, tests, error) is None for curve, tests, error in curves
+    )
 
 
 def _advice(keys: Sequence[str]) -> str:

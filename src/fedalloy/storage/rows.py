@@ -66,7 +66,7 @@ class Row:
 
 
 def leads(run: Run) -> Leads:
-    """The rule of the first column, by which methods are ranked: the task decides, and how common the commonest answer is.
+    """The rule of the first column, by which methods are ranked: the task decides, and how common its answers are.
 
     The first column is AMP, which with several labels is the share of right answers, and R2 with numbers. If a model
     that always gives the commonest answer would be right for more than two thirds of the training rows, it is balanced
