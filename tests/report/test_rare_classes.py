@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedalloy.advise.advice import chosen_apart, lead
+from fedalloy.report.facts import warnings
 from fedalloy.report.gains import gains
 from fedalloy.report.gains_table import each_client, summary
 from fedalloy.report.html import render
@@ -153,6 +154,17 @@ def test_the_advice_is_to_weigh_classes_where_that_is_possible(make):
         run = make("fedavg", 0.95, 0.5)
         run.meta["experiment"].update(given)
         assert key not in advice(run)
+
+
+def test_a_comparison_says_why_it_is_ranked_by_balanced_accuracy(make):
+    told = [one for one in warnings([make("fedavg", 0.95, 0.5), make("knfu", 0.95, 0.6)]) if "balanced" in one]
+    assert len(told) == 1
+    assert "95 %" in told[0]
+    assert "class_weights" in told[0]
+    weighed = make("fedavg", 0.95, 0.5)
+    weighed.meta["experiment"]["training"] = {"class_weights": "balanced"}
+    assert "class_weights" not in warnings([weighed])[0]
+    assert not any("balanced" in one for one in warnings([make("fedavg", 0.95, 0.5, counts=(50, 50))]))
 
 
 def test_training_alone_is_not_told_to_take_more_rounds_than_its_one(make):

@@ -52,7 +52,7 @@ def advice(looked: Look, trial: Trial) -> Advice:
     of_best = [run for run in runs if best and run.label == best[0].label]
     return Advice(
         verdict=_against(runs, found, doubted) or verdict(table, names=names, clients=found, doubts=doubted),
-        data=tuple(looked.sentences()),
+        data=(*looked.sentences(), *facts.rare_classes(runs)),
         clients=_clients(looked),
         gains=each_client(found) if found else None,
         method=tuple(_method(found, of_best)),
@@ -87,8 +87,8 @@ def _against(runs: Sequence[Run], found: Sequence[Gains], doubted: Doubts) -> st
     best, worse = against[0], -over[0].mean
     return (
         f"{NOT}: local training is {number(worse, 1)} points of {best.leads.average} above the best federated method, "
-        f"{best.name}, which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients "
-        "lose. Perhaps the same inputs mean different things to different clients; check how they label their data."
+        f"{best.name}, which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients"
+        " lose. Perhaps the same inputs mean different things to different clients; check how they label their data."
     )
 
 

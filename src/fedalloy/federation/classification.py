@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedalloy.federation.across import Floats
 
 Counts = NDArray[np.int64]
+COMMON = 2 / 3  # of rows: if always giving the same answer is right more often, accuracy does not rank models
 KEPT, DECIMALS = 2.0**40, 12  # precision of log odds: far above float32's, which networks compute with
 
 
@@ -122,6 +123,16 @@ def label_rates(confusion: Counts) -> tuple[Floats, Floats]:
     total = confusion.sum(-1)
     found, spared = (share(confusion[..., i, i], total[..., i]) for i in (1, 0))
     return _mean_of_known(found), _mean_of_known(spared)
+
+
+def commonest(confusion: Counts) -> float:
+    """How often a model is right that always gives the commonest answer: from counts [C, C], or of labels [C, 2, 2].
+
+    >>> commonest(np.array([[3, 1], [1, 0]])), commonest(np.array([[[3, 1], [0, 0]], [[1, 0], [2, 1]]]))
+    (0.8, 0.875)
+    """
+    present = confusion.sum(-1)
+    return float(np.nan_to_num(share(present.max(-1), present.sum(-1))).mean())
 
 
 def log_odds(logits: ArrayLike) -> Floats:

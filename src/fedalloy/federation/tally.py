@@ -191,6 +191,7 @@ def _view_of_classes(setting: Setting, counts: Mapping[int, Tree]) -> Any:
     }
     spread = {
         "accuracy": [intervals.wilson(a, n) for a, n in zip(score.tolist(), sizes.tolist(), strict=True)],
+        "balanced": [_balanced_span(one) for one in confusion],
         "auc": spans,
         **(dict(zip(("sensitivity", "specificity"), sure, strict=True)) if sure else {}),
     }
@@ -248,6 +249,7 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
         name: [intervals.wilson(a, n) for a, n in zip(values.tolist(), sizes.tolist(), strict=True)]
         for name, values in (("accuracy", score), ("subset", subset))
     }
+    spread["balanced"] = [intervals.mean_of(_balanced_span(label) for label in one) for one in confusion]
     return score, sizes, pooled, each, _details({**spread, "auc": spans}, confusion)
 
 
@@ -325,7 +327,7 @@ def _areas_by_client(
 ) -> tuple[Floats, list[Interval]]:
     """The mean of each client's AUCs, over the classes that have one, and its interval.
 
-    The ends of an interval are the means of the classes' ends, as if classes erred together: it is rather wide.
+    An interval is the mean of the classes' intervals.
     """
     areas = np.full((len(setting.sites), _areas(setting)), math.nan)
     for k, one in counts.items():
@@ -333,16 +335,18 @@ def _areas_by_client(
         areas[k] = np.where(values == UNKNOWN, math.nan, values)
     spans: list[Interval] = []
     for k in range(len(areas)):
-        ends = [
-            span
-            for area, m in zip(areas[k].tolist(), positives[k].tolist(), strict=True)
-            if (span := intervals.of_auc(area, m, int(sizes[k]) - m)) is not None
-        ]
-        spans.append(
-            (sum(low for low, _ in ends) / len(ends), sum(high for _, high in ends) / len(ends)) if ends else None
-        )
+        both = zip(areas[k].tolist(), positives[k].tolist(), strict=True)
+        spans.append(intervals.mean_of(intervals.of_auc(area, m, int(sizes[k]) - m) for area, m in both))
     known = ~np.isnan(areas)
     return share(np.nansum(areas, 1), known.sum(1)), spans
+
+
+def _balanced_span(confusion: Counts) -> Interval:
+    """The interval of one client's balanced accuracy, if it has samples of several classes."""
+    if math.isnan(balanced_if_several(confusion)):
+        return None
+    present = confusion.sum(-1)
+    return intervals.of_mean(share(np.diagonal(confusion), present).tolist(), present.tolist())
 
 
 def _details(spread: Mapping[str, Sequence[Interval]], confusion: Counts | None = None) -> dict[str, Any]:

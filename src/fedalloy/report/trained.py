@@ -13,7 +13,7 @@ from fedalloy.base.text import listed, number
 from fedalloy.errors import UsageError
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import Leads, agreed, leads
+from fedalloy.storage.rows import WEIGHTS, Leads, agreed, leads, weights_would_help
 
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}
@@ -91,7 +91,7 @@ def _together(several: Sequence[Doubt]) -> list[str]:
 def _doubt(one: Series, selection: Selection) -> Doubt | None:
     lead, tests = agreed(leads(run) for run in one.runs), _tests(one)
     balanced, chance = _at(one, "balanced", selection), 0.5 if lead.task == "labels" else _chance(one)
-    weights = _weights(one, lead)
+    weights = [WEIGHTS] if weights_would_help(one.runs[0]) else []
     more = [] if one.level else [f"rounds = {2 * max(run.rounds[-1]['round'] for run in one.runs)} or more"]
     if balanced is not None and chance is not None:
         figure = f"a balanced accuracy of {number(100 * balanced, 1)} %"
@@ -142,13 +142,6 @@ def settled(runs: Sequence[Run], label: str) -> bool:
 
 def _advice(keys: Sequence[str]) -> str:
     return f"write {', or '.join(keys)}" if keys else ""
-
-
-def _weights(one: Series, lead: Leads) -> list[str]:
-    """The key that keeps a rare class from being ignored, if there is one and it is not set."""
-    exp = one.runs[0].meta.get("experiment", {})
-    can = lead.first == "balanced" and not exp.get("privacy") and not exp.get("training", {}).get("class_weights")
-    return ['training.class_weights = "balanced"'] if can else []
 
 
 def _error(one: Series, lead: Leads) -> float | None:

@@ -16,10 +16,11 @@ from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 from fedalloy.federation import across
 from fedalloy.federation.across import Floats
+from fedalloy.federation.classification import COMMON, commonest
 from fedalloy.federation.metrics import AVERAGES, BALANCED, METRICS, SCORES, Metric
 from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, averaged_rounds, selected
 
-COMMON = 2 / 3  # of rows: if always giving the same answer is right more often, accuracy does not rank models
+WEIGHTS = 'training.class_weights = "balanced"'
 # An id has no mean; everything else in a row has.
 COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "client")
 
@@ -81,7 +82,7 @@ def leads(run: Run) -> Leads:
     decisions = task != "classes" or run.meta.get("model", {}).get("classes") == 2
     # Runs before there was a balanced accuracy of each client are compared by what they have.
     recorded = task != "numbers" and all("balanced" in view.get("clients", {}) for view in views)
-    return Leads(task, "balanced" if recorded and _commonest(run, task) > COMMON else "amp", decisions)
+    return Leads(task, "balanced" if recorded and share_of_commonest(run, task) > COMMON else "amp", decisions)
 
 
 def agreed(found: Iterable[Leads]) -> Leads:
@@ -98,21 +99,30 @@ def agreed(found: Iterable[Leads]) -> Leads:
     return Leads(tasks.pop(), first, all(one.decisions for one in several))
 
 
-def _commonest(run: Run, task: Task) -> float:
-    """How often a model is right that always gives the commonest answer; of several labels, their mean."""
+def share_of_commonest(run: Run, task: Task) -> float:
+    """How often a model is right that always gives the commonest answer; of several labels, their mean.
+
+    >>> share_of_commonest(Run({"clients": {"class_counts": [[70, 20], [5, 5]]}}, ()), "classes")
+    0.75
+    """
     clients = run.meta.get("clients", {})
     counts = np.asarray(clients.get("class_counts", []))
     if counts.ndim == 2 and counts.any():
         total, rows = counts.sum(axis=0), np.sum(clients.get("train_sizes", counts.sum()))
     else:  # sites keep their training rows' classes to themselves; what they counted on their tests is known
         tests = (view.get("confusion") for view in run.meta.get("last", {}).get("views", {}).values())
-        confusion = next((np.asarray(one) for one in tests if one is not None), np.zeros((1, 1)))
-        by_class = confusion.sum(axis=-1)
-        total, rows = (by_class[:, 1], by_class.sum(axis=1).max()) if task == "labels" else (by_class, by_class.sum())
+        return next((commonest(np.asarray(one)) for one in tests if one is not None), 0.0)
     if not rows:
         return 0.0
     shares = total / rows
     return float(np.maximum(shares, 1 - shares).mean() if task == "labels" else shares.max())
+
+
+def weights_would_help(run: Run) -> bool:
+    """Whether a class is so rare that a model may ignore it, and the experiment could weigh classes but does not."""
+    exp = run.meta.get("experiment", {})
+    given = exp.get("privacy") or exp.get("training", {}).get("class_weights")
+    return leads(run).first == "balanced" and not given
 
 
 def task_of(runs: Iterable[Run]) -> Task:
