@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedalloy.base.text import human_bytes, human_seconds, listed
+from fedalloy.base.text import human_bytes, human_seconds, listed, number
 from fedalloy.config.experiment import recorded
 from fedalloy.config.methods import make_method
 from fedalloy.data.card import jensen_shannon
@@ -95,16 +95,15 @@ def rare_classes(runs: Sequence[Run]) -> list[str]:
         lead = leads(run)
         if lead.first != "balanced" or not run.views:
             continue
+        name, share = run.meta.get("data", {}).get("name"), share_of_commonest(run, lead.task)
         same = "the same answer" if lead.task == "classes" else "each label's commonest answer"
         told = (
-            f"In '{run.meta.get('data', {}).get('name')}' always giving {same} would be right for "
-            f"{share_of_commonest(run, lead.task):.0%}".replace("%", " %")
-            + " of the rows, so methods are ranked by "
-            "balanced accuracy"
+            f"In '{name}' always giving {same} would be right for {number(100 * share, 0)} % of the rows, so methods "
+            "are ranked by balanced accuracy"
         )
         if weights_would_help(run):
             told += f"; {WEIGHTS} keeps a rare class from being ignored"
-        found.setdefault(str(run.meta.get("data", {}).get("name")), f"{told}.")
+        found.setdefault(str(name), f"{told}.")
     return list(found.values())
 
 
