@@ -13,6 +13,7 @@ from fedalloy.advise.advice import chosen_apart, lead
 from fedalloy.report.facts import warnings
 from fedalloy.report.gains import gains
 from fedalloy.report.gains_table import each_client, summary
+from fedalloy.report.grid_table import grid
 from fedalloy.report.html import render
 from fedalloy.report.table import cells
 from fedalloy.report.trained import doubts, settled
@@ -273,3 +274,13 @@ def test_the_error_of_a_gain_in_r2_is_that_of_both_models(make):
     for run in runs:
         run.meta["experiment"]["partition"] = {"test": "global"}
     assert gains(runs)[0].total_error == pytest.approx(700**0.5)  # the same samples everywhere count once
+
+
+def test_a_grid_shows_the_score_by_which_methods_are_ranked(make):
+    def titled(run: Run) -> tuple[str, str]:
+        table = grid(["lr"], [(["0.1"], [run])])
+        return table.title, table.body[0][1]
+
+    assert titled(make("fedavg", 0.95, 0.5)) == ("Balanced %: last", "50.00")
+    assert titled(make("fedavg", 0.95, 0.5, counts=(50, 50))) == ("AMP %: last", "95.00")
+    assert titled(of_numbers(make("fedavg", 0.75, 0.5))) == ("R2 %: last", "75.00")
