@@ -111,6 +111,21 @@ def test_a_threshold_moves_the_rates_but_not_the_accuracy(rows) -> None:
     assert strict["auc"] == plain["auc"]
 
 
+def test_a_probability_must_exceed_the_threshold(rows) -> None:
+    """Log odds of exactly 0 are a probability of exactly one half: the answer is negative, as argmax says too."""
+    view = viewed(made(rows, [([[0.0, 0.0], [0, 1.0], [0, -1.0]], [1, 1, 0])], 2, "classes"))
+    assert (view["sensitivity"], view["specificity"]) == (0.5, 1.0)
+    both = viewed(made(rows, [([[0.0], [1.0], [-1.0]], [[1], [1], [0]])], 1, "labels"))
+    assert (both["sensitivity"], both["specificity"]) == (0.5, 1.0)
+
+
+def test_areas_are_weighed_by_the_size_of_the_tests(rows) -> None:
+    large = ([[0, 2.0], [0, 1.0], [0, 3.0], [0, 0.5]], [1, 0, 0, 0])  # above two of three
+    small = ([[0, 1.0], [0, 0.0]], [1, 0])
+    view = viewed(made(rows, [large, small], 2, "classes"))
+    assert view["auc"] == pytest.approx((4 * 2 / 3 + 2 * 1) / 6)
+
+
 def test_three_classes_by_hand(rows) -> None:
     x = [[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0], [1.0, 0, 0]]
     view = viewed(made(rows, [(x, [0, 1, 1, 1])], 3, "classes", checks=[(x, [0, 1, 2, 1])]))
