@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedalloy import compare, from_arrays
 from fedalloy.aggregation.rule import Aggregation
-from fedalloy.base.tree import Tree
+from fedalloy.base.tree import Tree, equal
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import TASKS, Dataset, Task
@@ -147,6 +147,20 @@ def test_class_weights_are_not_of_public_samples() -> None:
     Watched().learn_public(me.build(), me, where.public)
     assert me.class_weights is not None
     assert seen == [None]
+
+
+def test_class_weights_are_not_of_public_labels_in_fine_tuning() -> None:
+    method = methods["fedmd-knfu"](ce_on="public", tune_epochs=2)
+    assert isinstance(method, SoftLabels)
+    tuned = []
+    for weights in ({}, {"class_weights": "balanced"}):
+        me = setting("classes", training={"epochs": 1, "batch": 8, **weights}).client(0, 1, {})
+        me = replace(me, memory={"model": params(me.build())})
+        public = method.part(me)
+        kept = act(method, me, Message("tune", 0, {"soft": torch.full((len(public.samples), 3), 1 / 3)})).keep
+        assert kept is not None
+        tuned.append(kept["model"])
+    assert equal(*tuned)
 
 
 def test_the_server_means_numbers_and_shares_of_labels() -> None:
