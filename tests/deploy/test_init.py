@@ -20,6 +20,7 @@ from fedalloy.errors import FedalloyError, UsageError
 pytest.importorskip("flwr")
 
 TINY = {"rounds": 2, "data": {"name": "tiny"}, "model": {"name": "mlp"}, "partition": {"clients": 3}}
+AT_SITES = {"rounds": 2, "model": {"name": "mlp"}}
 SECRET = {"ca.key", "server.key", "superexec.secret", "node.key"}
 
 
@@ -174,9 +175,7 @@ def test_plugins_are_handed_over_and_not_shipped(made: Deployment) -> None:
         ({}, 1, "--sites 1.*at least 2"),
         ({"start": "model.safetensors"}, 3, "^start .*file"),
         ({"public": {"data": "own.npz", "samples": 20}}, 3, r"public\.data = 'own\.npz'"),
-        ({"data": {"name": "sites"}, "public": {"data": "own"}}, 3, r"public\.data = 'own'"),
-        ({"data": {"name": "sites"}, "public": {"data": "mnist", "task_samples": 9}}, 3, r"public\.task_samples = 9"),
-        ({"data": {"name": "sites"}, "partition": {"test": "global"}}, 3, r"partition\.test = 'global'.*write 'local'"),
+        ({"data": {"name": "sites"}}, 3, r"partition\.clients = 3.*--sites"),
     ],
 )
 def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
@@ -184,6 +183,20 @@ def test_what_cannot_be_deployed_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(UsageError, match=sentence):
         init({**TINY, **change}, tmp_path / "lab", sites)
+    assert not (tmp_path / "lab").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"public": {"data": "own"}}, r"public\.data = 'own'"),
+        ({"public": {"data": "mnist", "task_samples": 9}}, r"public\.task_samples = 9"),
+        ({"partition": {"test": "global"}}, r"partition\.test = 'global'.*write 'local'"),
+    ],
+)
+def test_what_takes_rows_of_the_sites_is_refused(change: dict[str, object], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        init({**AT_SITES, "data": {"name": "sites"}, **change}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
 
@@ -213,13 +226,13 @@ PICTURES = {"name": "sites", "classes": 10, "channels": 1, "size": 8}
 def test_constants_that_do_not_fit_the_columns_are_refused(change: dict[str, object], tmp_path: Path) -> None:
     data = {key: value for key, value in {**COLUMNS, **change}.items() if value is not None}
     with pytest.raises(FedalloyError, match=r"data\.(mean|std)"):
-        init({**TINY, "data": data}, tmp_path / "lab", 3)
+        init({**AT_SITES, "data": data}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
 
 def test_as_many_names_as_classes_are_needed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"data\.names.*\b3\b.*data\.classes = 2"):
-        init({**TINY, "data": {**COLUMNS, "names": ["a", "b", "c"]}}, tmp_path / "lab", 3)
+        init({**AT_SITES, "data": {**COLUMNS, "names": ["a", "b", "c"]}}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
 
@@ -249,7 +262,7 @@ def test_a_format_that_no_file_can_have_is_refused(change: dict[str, object], ke
         whole |= {"mean": None, "std": None}
     data = {name: value for name, value in whole.items() if value is not None}
     with pytest.raises(UsageError, match=key):
-        init({**TINY, "data": data}, tmp_path / "lab", 3)
+        init({**AT_SITES, "data": data}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
 
@@ -258,7 +271,7 @@ ASKED = {key: value for key, value in COLUMNS.items() if key not in ("mean", "st
 
 @pytest.mark.parametrize("data", [COLUMNS, ASKED, PICTURES, {**PICTURES, "mean": [0.5], "std": [0.25]}])
 def test_columns_and_images_are_accepted_with_constants_and_without(data: dict[str, object], tmp_path: Path) -> None:
-    assert init({**TINY, "data": data}, tmp_path / "lab", 3).sites == 3
+    assert init({**AT_SITES, "data": data}, tmp_path / "lab", 3).sites == 3
 
 
 @pytest.mark.parametrize(
@@ -275,7 +288,7 @@ def test_what_a_simulation_refuses_is_refused_before_anything_is_written(
     change: dict[str, object], key: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=key):
-        init({**TINY, "data": PICTURES, **change}, tmp_path / "lab", 3)
+        init({**AT_SITES, "data": PICTURES, **change}, tmp_path / "lab", 3)
     assert not (tmp_path / "lab").exists()
 
 

@@ -104,7 +104,7 @@ def test_forks_do_not_draw_the_same_numbers(tmp_path: Path, monkeypatch: pytest.
 
         import numpy as np
 
-        (tmp_path / str(os.getpid())).write_text(f"{np.random.random()} {random.random()}")  # noqa: NPY002
+        (tmp_path / str(os.getpid())).write_text(f"{np.random.random()} {random.random()}")  # on purpose  # noqa: NPY002
 
     monkeypatch.setattr(flower, "run_clientapp", answer)
     forks = Forks()

@@ -197,6 +197,7 @@ def unusual():
         task="labels",
         threshold=0.25,
         names=[f"clinic {k}" for k in setting.ids],
+        statistics={"up": {"statistics": 12}},
     )
 
 

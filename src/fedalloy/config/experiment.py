@@ -145,9 +145,12 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
     partition = table("partition", out.get("partition", {}))
     if seen.clients and isinstance(partition, Mapping) and "name" not in partition:
         if "clients" in partition:
+            given = f"partition.clients = {shown(partition['clients'])}"
+            if data.get("name") == AGREED:
+                raise UsageError(f"{given}, but each site is a client; remove it and write --sites or [[clients]]")
             raise UsageError(
-                f"partition.clients = {shown(partition['clients'])}, but these files have clients of their own; remove "
-                'it, or pool the files and divide them anew with partition.name = "dirichlet", "iid", ...'
+                f"{given}, but this data has clients of its own; remove it, or pool the rows and divide them anew "
+                'with partition.name = "dirichlet", "iid", ...'
             )
         out["partition"] = {"name": "natural", **partition}
     model = table("model", out.get("model", {}))

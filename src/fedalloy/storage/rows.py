@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -286,25 +287,37 @@ def gain_over(
     return across.gain(run.clients(view, metric, when), reference_run.clients(ref_view, metric, when))
 
 
+def value(run: Run, view: str, metric: str, selection: Selection = "last") -> float | None:
+    """One value of a row, without the others.
+
+    >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},))
+    >>> value(run, "aca", "amp"), value(run, "aca", "fm")
+    (0.5, None)
+    """
+    chosen = selected(run, view, selection)
+    return _value(run, view, chosen, [run.view(view, number) for number in chosen], metric)
+
+
 def _row(run: Run, view: str, selection: Selection) -> Row:
     chosen = selected(run, view, selection)
     scores = [run.view(view, number) for number in chosen]
-    values = {
-        name: _mean([score.get(name) for score in scores])
-        for name, metric in METRICS.items()
-        if metric.source == "view"
-    }
-    if len(chosen) > 1 or (values["worst_client"] or 0) < 0:  # an id has no mean; nobody was tested
-        values["worst_client"] = None
-    curve = {
-        "round": chosen[0] if len(chosen) == 1 else None,
-        "gap": _gap(run, view, chosen),
-        "stability": _known(across.stability(run.series(view, "amp")[1])),
-        "rounds": int(run.rounds[-1]["round"]),
-    }
-    costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
-    values |= {**curve, **costs}
+    values = {name: _value(run, view, chosen, scores, name) for name in METRICS}
     return Row(run.label, view, run.seed, selection, values, run.client_names, leads(run))
+
+
+def _value(run: Run, view: str, chosen: Sequence[int], scores: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    metric = METRICS[name]
+    if metric.path:
+        return cost(metric, run)
+    if metric.source == "view":
+        found = _mean([score.get(name) for score in scores])
+        # An id has no mean, and is negative if nobody was tested.
+        return None if name == "worst_client" and (len(chosen) > 1 or (found or 0) < 0) else found
+    if name == "round":
+        return chosen[0] if len(chosen) == 1 else None
+    if name == "gap":
+        return _gap(run, view, chosen)
+    return float(run.rounds[-1]["round"]) if name == "rounds" else _known(across.stability(run.series(view, "amp")[1]))
 
 
 def _gap(run: Run, view: str, chosen: Sequence[int]) -> float | None:
