@@ -122,6 +122,14 @@ def test_a_client_approaches_the_answers_that_it_is_sent(name: str, task: Task) 
     assert soft_loss(task, target, after) < 0.9 * soft_loss(task, target, before)
 
 
+@pytest.mark.parametrize("name", ["fedkf", "fedftg", "data-free"])
+def test_a_table_is_not_told_to_resize_its_images(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_unfit(quick(methods[name]), setting("classes"))
+    assert "size" not in str(refused.value)
+    assert "fedavg" in str(refused.value)
+
+
 def test_numbers_are_not_softened_before_they_are_remembered() -> None:
     """LwoF's temperature is one of probabilities: of numbers the loss is the squared error, whatever rho is."""
     method = FedMDGlobal(lwof=True, rho=4.0)
