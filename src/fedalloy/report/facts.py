@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedalloy.base.text import human_bytes, human_seconds, listed
+from fedalloy.base.text import human_bytes, human_seconds, listed, number
 from fedalloy.config.experiment import recorded
 from fedalloy.config.methods import make_method
 from fedalloy.data.card import jensen_shannon
@@ -23,6 +23,7 @@ from fedalloy.report.coverage import uncovered
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.spent import private
 from fedalloy.storage.results import Run
+from fedalloy.storage.rows import WEIGHTS, leads, share_of_commonest, weights_would_help
 
 SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
 
@@ -78,8 +79,34 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *unheard(runs),
         *uncovered(runs),
         *private(runs),
+        *rare_classes(runs),
         *prepared(runs),
     ]
+
+
+def rare_classes(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each data set on which a model that always gives the same answer would be mostly right.
+
+    >>> view = {"clients": {"balanced": [0.5]}}
+    >>> meta = {"label": "FedAvg", "data": {"name": "wards"}, "clients": {"class_counts": [[95, 5]]}}
+    >>> rare_classes([Run(meta, ({"round": 1, "views": {"aca": view}},))])[0].partition(",")[0]
+    "In 'wards' always giving the same answer would be right for 95 % of the rows"
+    """
+    found: dict[str, str] = {}
+    for run in runs:
+        lead = leads(run)
+        if lead.first != "balanced" or not run.views:
+            continue
+        name, share = run.meta.get("data", {}).get("name"), share_of_commonest(run, lead.task)
+        same = "the same answer" if lead.task == "classes" else "each label's commonest answer"
+        told = (
+            f"In '{name}' always giving {same} would be right for {number(100 * share, 0)} % of the rows, so methods "
+            "are ranked by balanced accuracy"
+        )
+        if weights_would_help(run):
+            told += f"; {WEIGHTS} keeps a rare class from being ignored"
+        found.setdefault(str(name), f"{told}.")
+    return list(found.values())
 
 
 def prepared(runs: Sequence[Run]) -> list[str]:

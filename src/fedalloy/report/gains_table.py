@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, all_shortened, number, shortened
-from fedalloy.federation.metrics import SCORES
 from fedalloy.report.gains import Gains, leading
+from fedalloy.storage.rows import Leads
 
 ALL, ENDS = 30, 10  # how many clients a terminal lists; if there are more, how many from either end
 
@@ -55,7 +55,7 @@ def summary(found: Sequence[Gains]) -> Listing:
         for one in found
     ]
     return Listing(
-        f"Gains of the clients, in percentage points of {SCORES[found[0].task if found else 'classes']}",
+        f"Gains of the clients, in percentage points of {(found[0].leads if found else Leads()).score}",
         ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
         body,
         words=2,
@@ -93,7 +93,7 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
         *("Client", *(["Network"] if first.networks else [])),
         *(f"Over {shortened(one.reference)}" for one in both),
         *(["SD"] if spread else []),
-        *(f"{_capital(SCORES[first.task])} %", "Trained on"),
+        *(f"{_capital(first.leads.score)} %", "Trained on"),
     )
     words = 2 if first.networks else 1
     return Listing(f"Each client with {shortened(first.name)}", headings, body, words=words, note=note)

@@ -15,7 +15,7 @@ from fedalloy import __version__
 from fedalloy.base.files import write_atomically
 from fedalloy.errors import DataError, StorageError
 from fedalloy.federation import disclosure
-from fedalloy.federation.metrics import AVERAGES, SCORES
+from fedalloy.federation.metrics import SCORES
 from fedalloy.report import facts
 from fedalloy.report.canvas import HALF, NARROW, WIDE
 from fedalloy.report.decisions import tested
@@ -32,7 +32,7 @@ from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import check_selection, rows, task_of, too_few
+from fedalloy.storage.rows import agreed, check_selection, rows, task_of, too_few
 from fedalloy.train.privacy import SECRET
 
 # Characters that must not be on a page: control characters, and those that change the direction of text.
@@ -101,7 +101,7 @@ def render(
     doubted = doubts(runs, selection)
     compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
     spent, decided = (cells(table, names, doubted, part) for part in SHOWN)
-    task = task_of(runs)
+    leading, task = agreed(row.leads for row in table), task_of(runs)
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
@@ -137,11 +137,12 @@ def render(
         tested=tested(runs),
         task=task,
         score=SCORES[task],
-        average=AVERAGES[task][:1].upper() + AVERAGES[task][1:],
+        leading=leading,
+        average=leading.average[:1].upper() + leading.average[1:],
         meanings=meanings([*compared[0], *decided[0], *mixed[0], *spent[0]], task),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
-        curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
+        curves={metric: _curves(runs, metric) for metric in (leading.first, "wlp", "fm")},
         notes=[(name, _notes(runs, name, place)) for place, name in enumerate(_noted(runs))],
         clients=both_widths(
             lambda width: client_picture(runs, selection, width=width),
@@ -168,7 +169,7 @@ def render(
 
 def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
     spoken = SPOKEN["curves"].format(metric.upper())
-    wide = WIDE if metric == "amp" else HALF
+    wide = HALF if metric in ("wlp", "fm") else WIDE
     return both_widths(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
 from fedalloy.data.samples import Scale
-from fedalloy.errors import UsageError
+from fedalloy.nets.generators.sizes import cannot_make
 
 
 class UpsampledConv(nn.Conv2d):
@@ -39,23 +39,6 @@ class UpsampledConv(nn.Conv2d):
         return x.numel() * self.out_channels * 16
 
 
-def refuse_size(height: int, across: int) -> None:
-    """Refuse samples that two doublings cannot make; a row of a table is a sample of 1 x 1.
-
-    >>> refuse_size(32, 32)
-    """
-    if (height, across) == (1, 1):
-        raise UsageError(
-            "the image generator makes images, but this data is a table; use another method, for example one of "
-            "`fedalloy list --where distils=no`"
-        )
-    if height % 4 or across % 4:
-        raise UsageError(
-            f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-            f"resize the images to a multiple of 4, for example [data] size = 32"
-        )
-
-
 class ImageGenerator(nn.Module):
     """The upsampling generator of FedKF's code: linear, two doublings with convolutions, sigmoid, normalisation.
 
@@ -73,7 +56,8 @@ class ImageGenerator(nn.Module):
     ) -> None:
         super().__init__()
         channels, height, across = shape
-        refuse_size(height, across)
+        if height % 4 or across % 4:
+            raise cannot_make("image generator doubles its images twice", height, across, "a multiple of 4")
         self.noise, self.scale = noise, scale
         self.small = (width, height // 4, across // 4)
         self.linear = nn.Linear(noise, math.prod(self.small))

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
-from fedalloy.nets.generators.images import UpsampledConv, refuse_size
+from fedalloy.nets.generators.images import UpsampledConv
+from fedalloy.nets.generators.sizes import cannot_make
 
 
 class LabelledImageGenerator(nn.Module):
@@ -26,7 +27,8 @@ class LabelledImageGenerator(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int, noise: int = 100, width: int = 128) -> None:
         super().__init__()
         channels, height, across = shape
-        refuse_size(height, across)
+        if height % 4 or across % 4:
+            raise cannot_make("image generator doubles its images twice", height, across, "a multiple of 4")
         self.classes, self.noise = classes, noise
         self.part = (width // 2, height // 4, across // 4)
         self.from_noise = nn.Linear(noise, math.prod(self.part))
