@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,19 @@ from fedalloy.data.columns import (
 from fedalloy.data.columns import agree as agreed
 from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
 from fedalloy.deploy.init import init
+from fedalloy.deploy.site import keep_preparation, kept_preparation
 from fedalloy.errors import DataError, UsageError
 from fedalloy.run.runner import simulate
 
 pytest.importorskip("flwr")
 sys.path.insert(0, str(Path(__file__).parent))
 
+from flwr.app import Context, RecordDict
 from sites_grid import grid_of
 from test_own_files import deployed, final, hospitals, same, values
+
+from fedalloy.deploy import app
+from fedalloy.engine.flower.client import VIEWS
 
 AGE = [Column("age")]
 
@@ -123,17 +130,49 @@ def test_a_preparation_that_makes_inputs_infinite_is_refused(column: dict[str, f
 
 
 def test_a_server_may_not_prepare_rows_differently_within_a_run(tmp_path: Path) -> None:
-    from fedalloy.deploy.site import keep_preparation, kept_preparation, refuse_changed
-
     first, second = (preparation_text(Preparation((PreparedColumn("age", mean),))) for mean in (40.0, 41.0))
-    refuse_changed(tmp_path, 0, first, 7)
     keep_preparation(tmp_path, 0, first, 7)
-    refuse_changed(tmp_path, 0, first, 7)
+    keep_preparation(tmp_path, 0, first, 7)
     with pytest.raises(UsageError):
-        refuse_changed(tmp_path, 0, second, 7)
-    refuse_changed(tmp_path, 0, second, 8)  # another run, for which sites are asked again
-    keep_preparation(tmp_path, 0, second, 8)
+        keep_preparation(tmp_path, 0, second, 7)
+    keep_preparation(tmp_path, 0, second, 8)  # another run, for which sites are asked again
     assert kept_preparation(tmp_path, 0) == second
+
+
+def test_of_preparations_that_arrive_at_once_only_one_is_used(tmp_path: Path) -> None:
+    both = threading.Barrier(8)
+
+    def message(mean: float) -> bool:
+        both.wait()
+        try:
+            keep_preparation(tmp_path, 0, preparation_text(Preparation((PreparedColumn("age", mean),))), 7)
+        except UsageError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(message, range(8))) == 1
+
+
+def test_the_same_models_on_rows_prepared_differently_are_other_questions(tmp_path: Path) -> None:
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36103")
+    grid = grid_of(made)
+    deployed(made, grid)
+    asked = next(m for m in reversed(grid.sent) if m.metadata.message_type == VIEWS)
+    where = {"partition-id": grid.nodes[asked.metadata.dst_node_id], "num-partitions": 3}
+    where["site"] = str(made.site(where["partition-id"]))
+
+    def answer(run: int) -> Any:
+        """What the site tells of the last models in another Flower run, with a column prepared in another way."""
+        header = asked.content["fedalloy"]
+        header["prepared"] = header["prepared"].replace('"std":', f'"std":{run}' if run > 1 else '"std":', 1)
+        context = Context(run_id=run, node_id=1, node_config=where, state=RecordDict(), run_config={})
+        return app.client(asked, context).content["fedalloy"].get("error", "")
+
+    assert answer(1) == ""  # the same question
+    refused = [why for run in range(2, 9) if (why := answer(run))]
+    assert len(refused) >= 6
+    assert all("not evaluated" in why for why in refused)
 
 
 def test_a_site_refuses_the_server_that_changes_the_preparation_in_the_second_round(

@@ -33,7 +33,6 @@ from fedalloy.deploy.site import (
     agreed_experiment,
     keep_preparation,
     refuse_another,
-    refuse_changed,
     site_setting,
     site_summary,
 )
@@ -180,7 +179,6 @@ def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) ->
     """Return a site's number, its setting and its memory folder; refuse a server with a different experiment."""
     folder = _folder(context)
     refuse_another(agreed(context), asked)
-    refuse_changed(folder, int(context.node_config[PARTITION]), prepared, context.run_id)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]), prepared)
     keep_preparation(folder, _same_number(client, context), prepared, context.run_id)
     return client, setting, folder / "memory"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.checked import construct
-from fedalloy.base.files import PRIVATE, make_folder, write_atomically
+from fedalloy.base.files import PRIVATE, locked, make_folder, write_atomically
 from fedalloy.base.plugins import load_file, load_installed
 from fedalloy.config.experiment import made_from, read
 from fedalloy.config.methods import for_method, make_method
@@ -64,13 +64,19 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
 
 
 def keep_preparation(folder: Path, client: int, prepared: str | None, run: int) -> None:
-    """Write down how the server says, in this Flower run, that rows are prepared; the site needs it without the server.
+    """Write down how the server says that rows are prepared; refuse another preparation in the same Flower run.
 
-    See `refuse_changed` and `kept_preparation`.
+    With inputs of its choice, round by round, it could learn of rows what no round tells otherwise. Messages that
+    arrive at once take turns. The site also needs the preparation without the server, see `kept_preparation`.
     """
     file, kept = _preparation(folder, client), {"run": run, "prepared": prepared}
-    if prepared is not None and _kept(file) != kept:
-        make_folder(file.parent)
+    if prepared is None or _kept(file) == kept:
+        return
+    make_folder(file.parent)
+    with locked(file.with_suffix(".lock")):
+        before = _kept(file)
+        if before.get("run") == run and before.get("prepared") != prepared:
+            raise UsageError("the server's message is refused: it prepares rows differently than before in this run")
         write_atomically(file, json.dumps(kept).encode(), PRIVATE)
 
 
@@ -78,16 +84,6 @@ def kept_preparation(folder: Path, client: int) -> str | None:
     """Return how rows were prepared when the server asked last, if it was said."""
     prepared = _kept(_preparation(folder, client)).get("prepared")
     return prepared if isinstance(prepared, str) else None
-
-
-def refuse_changed(folder: Path, client: int, prepared: str | None, run: int) -> None:
-    """Refuse a server that prepares rows differently than it said before in the same Flower run.
-
-    With inputs of its choice, round by round, it could learn of rows what no round tells otherwise.
-    """
-    kept = _kept(_preparation(folder, client))
-    if prepared is not None and kept.get("run") == run and kept.get("prepared") != prepared:
-        raise UsageError("the server's message is refused: it prepares rows differently than before in this run")
 
 
 def _kept(file: Path) -> dict[str, Any]:
