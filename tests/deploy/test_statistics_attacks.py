@@ -25,6 +25,7 @@ from fedalloy.data.columns import (
     without_few,
 )
 from fedalloy.data.columns import agree as agreed
+from fedalloy.data.sketch import LAST_BIN, sketch
 from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
 from fedalloy.deploy.init import init
 from fedalloy.deploy.site import keep_preparation, kept_preparation
@@ -96,7 +97,9 @@ def test_a_column_of_which_nobody_has_enough_is_refused_with_what_to_write() -> 
 
 
 def test_a_site_whose_squares_would_flatten_all_inputs_is_refused_by_name(tmp_path: Path) -> None:
-    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36100")
+    given = values(hospitals(tmp_path / "h"))
+    given["data"]["impute"] = "mean"
+    made = init(given, tmp_path / "lab", address="127.0.0.1:36100")
 
     def lie(client: int, answer: Any) -> Any:
         header = answer.content.config_records
@@ -203,3 +206,48 @@ def test_categories_that_could_spoil_a_terminal_or_a_page_are_refused(name: str)
     if name:
         with pytest.raises(DataError):
             read_preparation(json.dumps([{"name": "sex", "categories": [name, "m"]}]), [Column("sex", ())])
+
+
+def _told(column: dict[str, Any], impute: Any, constants: tuple[float, ...] | None = None) -> Summary:
+    recipe = Recipe(impute=impute, mean=constants, std=constants)
+    return read_summary(json.dumps({"rows": 1000, "columns": {"age": {"present": 1000, **column}}}), AGE, recipe)
+
+
+@pytest.mark.parametrize(
+    ("impute", "counted"),
+    [
+        ("median", {"histogram": {str(LAST_BIN): 1000}}),  # 3e38
+        ("median", {"histogram": {"0": 1000}}),
+        ("median", {"histogram": {str(place): 1000 for place in sketch(np.array([-50.0]))}}),
+        ("most_frequent", {"values": {"3e+38": 1000}}),
+        ("most_frequent", {"values": {"-50.0": 1000}}),
+        ("most_frequent", {"values": {"50.0": 999, "1e+30": 1}}),
+    ],
+)
+def test_what_stands_for_missing_values_must_agree_with_the_sums(impute: Any, counted: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match="age"):
+        _told({"total": 50_000.0, "squares": 2_501_000.0, **counted}, impute)
+
+
+@pytest.mark.parametrize("impute", ["median", "most_frequent"])
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-6, 1.0, 1e30, 3e37])
+@pytest.mark.parametrize("shift", [0.0, 3.0, -5.0])
+def test_honest_values_of_any_size_agree_with_their_sums(impute: Any, scale: float, shift: float) -> None:
+    with np.errstate(under="ignore"):
+        x = ((np.random.default_rng(0).integers(-3, 4, (400, 1)) + shift) * scale).astype(np.float32)
+    recipe = Recipe(impute=impute)
+    told = summarise(x, AGE, recipe)
+    assert read_summary(summary_text(told), AGE, recipe) == told
+
+
+@pytest.mark.parametrize(
+    ("impute", "counted"),
+    [("median", {"histogram": {str(LAST_BIN): 1000}}), ("most_frequent", {"values": {"3e+38": 1000}})],
+)
+def test_what_stands_for_missing_values_is_of_the_size_of_the_others_values(
+    impute: Any, counted: dict[str, Any]
+) -> None:
+    usual = {"median": {"histogram": {"4600": 1000}}, "most_frequent": {"values": {"50.0": 1000}}}[impute]
+    told = [_told(column, impute, constants=(1.0,)) for column in (usual, usual, counted)]
+    with pytest.raises(DataError, match="west"):
+        refuse_apart(dict(enumerate(told)), AGE, ("north", "south", "west"))
