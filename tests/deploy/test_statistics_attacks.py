@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fedalloy.config.experiment import experiment
+from fedalloy.config.experiment import read as experiment_of
 from fedalloy.data.columns import (
     LEAST_VALUES,
     Column,
@@ -28,8 +29,9 @@ from fedalloy.data.columns import agree as agreed
 from fedalloy.data.sketch import LAST_BIN, sketch
 from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
 from fedalloy.deploy.init import init
-from fedalloy.deploy.site import keep_preparation, kept_preparation
+from fedalloy.deploy.site import keep_preparation, kept_preparation, read_site, site_summary
 from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.quorum import QuorumError
 from fedalloy.run.runner import simulate
 
 pytest.importorskip("flwr")
@@ -75,8 +77,6 @@ def test_a_site_with_one_value_of_a_column_does_not_tell_it(tmp_path: Path) -> N
         row[2] = "1234.5"
     (folder / "north.csv").write_text("\n".join([lines[0], *(",".join(row) for row in cells)]) + "\n")
     made = init(values(folder), tmp_path / "lab", address="127.0.0.1:36102")
-    from fedalloy.deploy.site import site_summary
-
     assert site_summary(made.site(0), 3)[1].columns["dose"] == ColumnSummary(0)
     assert site_summary(made.site(1), 3)[1].columns["dose"].present > 0
     run = simulate(experiment(values(folder)), tmp_path / "here")
@@ -251,3 +251,64 @@ def test_what_stands_for_missing_values_is_of_the_size_of_the_others_values(
     told = [_told(column, impute, constants=(1.0,)) for column in (usual, usual, counted)]
     with pytest.raises(DataError, match="west"):
         refuse_apart(dict(enumerate(told)), AGE, ("north", "south", "west"))
+
+
+def _fill_in(made: Any) -> float:
+    """A value that was missing in a training row of site 0 becomes known."""
+    file = Path(str(read_site(made.site(0)).data))
+    lines = file.read_text().splitlines()
+    before = site_summary(made.site(0), 3)[1].columns["age"].present
+    for number, line in enumerate(lines):
+        if line.startswith(","):
+            file.write_text("\n".join([*lines[:number], f"87.25{line}", *lines[number + 1 :]]) + "\n")
+            if site_summary(made.site(0), 3)[1].columns["age"].present > before:
+                return 87.25
+    raise AssertionError
+
+
+def test_a_server_that_asks_again_does_not_learn_what_has_changed_in_a_row(tmp_path: Path) -> None:
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36104")
+    exp, said = experiment_of(made.experiment), list[str]()
+    first = app.summaries(grid_of(made), exp, made, said.append)
+    assert app.summaries(grid_of(made), exp, made, said.append) == first  # the same rows, asked again
+    _fill_in(made)
+    grid = grid_of(made)
+    with pytest.raises(QuorumError, match=r"north.*told\.json"):
+        app.summaries(grid, exp, made, said.append)
+    answers = [answer.content["fedalloy"] for answer in grid.received]
+    assert not [one for one in answers if one.get("client") == 0 and "statistics" in one]
+    (made.site(0) / "memory" / "0" / "told.json").unlink()  # the site's operator decides
+    again = app.summaries(grid_of(made), exp, made, said.append)
+    assert again.keys() == {0, 1, 2}
+    assert again != first
+
+
+def test_a_site_that_agreed_to_another_experiment_tells_anew(tmp_path: Path) -> None:
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36105")
+    app.summaries(grid_of(made), experiment_of(made.experiment), made, lambda _: None)
+    for file in (made.experiment, *(made.site(k) / "experiment.toml" for k in range(3))):
+        file.write_text(f"seed = 4\n{file.read_text()}")
+    assert app.summaries(grid_of(made), experiment_of(made.experiment), made, lambda _: None).keys() == {0, 1, 2}
+
+
+def test_a_site_cannot_count_for_more_in_the_statistics_than_in_the_run(tmp_path: Path) -> None:
+    made = init(values(hospitals(tmp_path / "h")), tmp_path / "lab", address="127.0.0.1:36106")
+
+    def lie(client: int, answer: Any) -> Any:
+        record = answer.content["fedalloy"]
+        if client == 1 and "statistics" in record:
+            told = json.loads(str(record["statistics"]))
+            for column in told["columns"].values():
+                times = 1000
+                for key in ("present", "total", "squares"):
+                    if key in column:
+                        column[key] *= times
+                for key in ("histogram", "values"):
+                    if key in column:
+                        column[key] = {name: n * times for name, n in column[key].items()}
+            told["rows"] *= 1000
+            record["statistics"] = json.dumps(told)
+        return answer
+
+    with pytest.raises(QuorumError, match=r"south: it claims 32 training .* 32,000"):
+        deployed(made, grid_of(made, lie))

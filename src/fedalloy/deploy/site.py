@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +18,12 @@ from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment
 from fedalloy.data.columns import Summary
 from fedalloy.data.samples import Dataset
-from fedalloy.data.statistics import read_preparation
+from fedalloy.data.statistics import read_preparation, summary_text
 from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
 from fedalloy.deploy.settings import for_share, for_site, split_of, told
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
-from fedalloy.storage.store import FREE, METHOD_PARTS
+from fedalloy.storage.store import FREE, METHOD_PARTS, experiment_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,29 @@ def keep_preparation(folder: Path, client: int, prepared: str | None, run: int) 
         write_atomically(file, json.dumps(kept).encode(), PRIVATE)
 
 
+def keep_told(folder: Path, client: int, summary: Summary) -> None:
+    """Write down, before it is sent, what this site tells about its rows; refuse to tell anything else later.
+
+    A server that asks again after a row was added or corrected would see from the difference what is in that row.
+    With another experiment of its own, a site tells anew.
+    """
+    file = folder / "memory" / str(client) / "told.json"
+    about = {
+        "experiment": experiment_digest({"experiment": agreed_experiment(folder).to_dict()}),
+        "told": hashlib.sha256(summary_text(summary).encode()).hexdigest(),
+    }
+    make_folder(file.parent)
+    with locked(file.with_suffix(".lock")):
+        before = _kept(file)
+        if before.get("experiment") == about["experiment"] and before != about:
+            raise UsageError(
+                "the rows of this site have changed since it told their statistics, and the difference would reveal "
+                "how; restore them, or, if this is a new run, remove told.json at this site"
+            )
+        if before != about:
+            write_atomically(file, json.dumps(about).encode(), PRIVATE)
+
+
 def kept_preparation(folder: Path, client: int) -> str | None:
     """Return how rows were prepared when the server asked last, if it was said."""
     prepared = _kept(_preparation(folder, client)).get("prepared")
@@ -87,7 +111,7 @@ def kept_preparation(folder: Path, client: int) -> str | None:
 
 
 def _kept(file: Path) -> dict[str, Any]:
-    """What `keep_preparation` wrote; nothing if the file is missing or damaged."""
+    """What was written down; nothing if the file is missing or damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
