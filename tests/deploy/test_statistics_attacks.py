@@ -29,7 +29,7 @@ from fedalloy.data.columns import agree as agreed
 from fedalloy.data.sketch import LAST_BIN, sketch
 from fedalloy.data.statistics import preparation_text, read_preparation, read_summary, refuse_apart, summary_text
 from fedalloy.deploy.init import init
-from fedalloy.deploy.site import keep_preparation, kept_preparation, read_site, site_summary
+from fedalloy.deploy.site import keep_preparation, kept_preparation, read_site, site_setting, site_summary
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.run.runner import simulate
@@ -206,6 +206,32 @@ def test_categories_that_could_spoil_a_terminal_or_a_page_are_refused(name: str)
     if name:
         with pytest.raises(DataError):
             read_preparation(json.dumps([{"name": "sex", "categories": [name, "m"]}]), [Column("sex", ())])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"age": {"mean": 54.0}},
+        {"age": {"std": 11.0}},
+        {"dose": {"mean": 3.5}},
+        {"sex": {"categories": ["m", "f", "x"]}},
+        {"sex": {"categories": ["f", "m"]}},
+        {"age": {"fill": None}},
+    ],
+)
+def test_a_server_cannot_change_the_constants_that_sites_agreed_to(change: dict[str, Any], tmp_path: Path) -> None:
+    given = values(hospitals(tmp_path / "h"))
+    constants = {"mean": [55.0, 3.0], "std": [10.0, 3.0], "categories": {"sex": ["f", "m", "x"]}}
+    given["data"] |= {**constants, "impute": "median"}
+    made = init(given, tmp_path / "lab", address="127.0.0.1:36107")
+    exp = experiment_of(made.experiment)
+    found = app.agreed_on(exp, app.summaries(grid_of(made), exp, made, lambda _: None))
+    assert found is not None
+    honest = preparation_text(found.preparation)
+    assert site_setting(made.site(0), 3, honest)[0] == 0
+    columns = [{**column, **change.get(column["name"], {})} for column in json.loads(honest)]
+    with pytest.raises(DataError, match=next(iter(change))):
+        site_setting(made.site(0), 3, json.dumps(columns))
 
 
 def _told(column: dict[str, Any], impute: Any, constants: tuple[float, ...] | None = None) -> Summary:

@@ -214,6 +214,27 @@ def read_preparation(text: str, columns: Sequence[Column]) -> Preparation:
     return Preparation(tuple(_prepared(one, column) for one, column in zip(found, columns, strict=True)))
 
 
+def refuse_unagreed(preparation: Preparation, recipe: Recipe) -> None:
+    """Refuse a preparation from another machine that differs from what the experiment here says.
+
+    >>> refuse_unagreed(Preparation((PreparedColumn("age", 41.0, 9.0, 50.0),)), Recipe("median", (40.0,), (9.0,)))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: its statistics are refused: age has the mean 41 and the deviation 9, not 40 and 9
+    """
+    numbers = [column for column in preparation.columns if column.categories is None]
+    for column, mean, std in zip(numbers, recipe.mean or (), recipe.std or (), strict=False):
+        if (column.mean, column.std) != (mean, std):
+            raise _refused(
+                f"{column.name} has the mean {column.mean:g} and the deviation {column.std:g}, not {mean:g} and {std:g}"
+            )
+    for column in preparation.columns:
+        if column.categories is not None and recipe.categories.get(column.name, column.categories) != column.categories:
+            raise _refused(f"{column.name} has other categories than data.categories")
+        if (column.fill is None) != (recipe.impute is None):
+            raise _refused(f"{column.name} {'has no' if recipe.impute else 'has a'} value in place of missing ones")
+
+
 def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
     """Turn rows of a table into a network's inputs, with the `columns` that an exported model was trained with.
 

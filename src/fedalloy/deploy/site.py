@@ -18,7 +18,7 @@ from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment
 from fedalloy.data.columns import Summary
 from fedalloy.data.samples import Dataset
-from fedalloy.data.statistics import read_preparation, summary_text
+from fedalloy.data.statistics import read_preparation, refuse_unagreed, summary_text
 from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
 from fedalloy.deploy.settings import for_share, for_site, split_of, told
 from fedalloy.errors import UsageError
@@ -56,11 +56,14 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
     if site.share is not None:
         return site.client, for_share(exp, site.client, site.share)
     data = own_data(folder, site, exp)
-    ready = constants(frame(exp.data))
+    agreed = frame(exp.data)
+    ready = constants(agreed)
     if ready is None:
         if prepared is None:
             raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
         ready = read_preparation(prepared, data.columns)
+        assert agreed.recipe is not None
+        refuse_unagreed(ready, agreed.recipe)
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
 
 
@@ -98,7 +101,7 @@ def keep_told(folder: Path, client: int, summary: Summary) -> None:
         if before.get("experiment") == about["experiment"] and before != about:
             raise UsageError(
                 "the rows of this site have changed since it told their statistics, and the difference would reveal "
-                "how; restore them, or, if this is a new run, remove told.json at this site"
+                "how; restore them, or, if its operator agrees, remove told.json at this site"
             )
         if before != about:
             write_atomically(file, json.dumps(about).encode(), PRIVATE)
