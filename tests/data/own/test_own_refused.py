@@ -21,6 +21,7 @@ from own_files import png, refused, savez, table, written
 
 from fedalloy.data.columns import Recipe, agree, summarise
 from fedalloy.data.own import Wanted, read_own
+from fedalloy.data.own.dataset import own_dataset
 from fedalloy.errors import DataError, SecurityError, UsageError
 
 HERE = Path(__file__).parent / "hugging_face"
@@ -65,6 +66,16 @@ def header(shape: str, kind: str = "<f4") -> bytes:
 )
 def test_a_csv_file_is_refused_with_its_place(content: bytes | str, named: list[str], tmp_path: Path) -> None:
     refused(written(tmp_path / "a.csv", content), "a.csv", *named, error=DataError)
+
+
+@pytest.mark.parametrize("known", [["f", "m"], ["f", "m", "F "], ["1.0", "f", "m"]])
+def test_a_category_that_the_experiment_does_not_name_is_no_row_of_zeros(known: list[str], tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_text("sex,ill\nf,y\nm,n\n")
+    (tmp_path / "south.csv").write_text("sex,ill\nf,y\nF,n\n")
+    with pytest.raises(DataError, match=r"'sex' of south .*'F'"):
+        own_dataset(tmp_path, categories={"sex": known})
+    held = own_dataset(tmp_path, categories={"sex": ["f", "m", "F", "x"]})  # some may have no rows
+    assert held.prepared(agree([], held.columns, Recipe(categories={"sex": ("f", "m", "F", "x")}))).x.sum() == 4
 
 
 def test_a_quote_that_is_never_closed_costs_no_rows_in_silence(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedalloy.base.checked import shown
 from fedalloy.base.text import shortened
 from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
@@ -14,7 +15,7 @@ from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
 from fedalloy.data.samples import Dataset, Task
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.errors import DataError, FedalloyError, UsageError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
@@ -68,7 +69,23 @@ def own_dataset(
         labelled=labelled,
     )
     own = read_own(source, wanted, agreed)
+    _refuse_strange(own, given)
     return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))
+
+
+def _refuse_strange(own: Own, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse a category that the experiment does not name: all of the column's inputs would be 0, without a word."""
+    for place, column in enumerate(own.columns):
+        known = given.get(column.name, column.categories or ())
+        for code, name in enumerate(column.categories or ()):
+            if name in known:
+                continue
+            clients = () if own.client_ids is None else own.client_ids[own.x[:, place, 0, 0] == code]
+            whose = f"of {own.client_names[clients[0]]} " if len(clients) and own.client_names else ""
+            raise DataError(
+                f"column {shown(column.name)} {whose}has the category {shown(name)}, which is not in data.categories; "
+                "correct it, or add it there"
+            )
 
 
 def _list(names: str | tuple[str, ...]) -> tuple[str, ...]:
