@@ -80,8 +80,9 @@ def _refuse_strange(own: Own, given: Mapping[str, Sequence[str]]) -> None:
         for code, name in enumerate(column.categories or ()):
             if name in known:
                 continue
-            clients = () if own.client_ids is None else own.client_ids[own.x[:, place, 0, 0] == code]
-            whose = f"of {own.client_names[clients[0]]} " if len(clients) and own.client_names else ""
+            whose, rows = "", own.x[:, place, 0, 0] == code
+            if own.client_ids is not None and own.client_names and rows.any():
+                whose = f"of {own.client_names[own.client_ids[rows][0]]} "
             raise DataError(
                 f"column {shown(column.name)} {whose}has the category {shown(name)}, which is not in data.categories; "
                 "correct it, or add it there"
