@@ -338,3 +338,11 @@ def test_a_site_cannot_count_for_more_in_the_statistics_than_in_the_run(tmp_path
 
     with pytest.raises(QuorumError, match=r"south: it claims 32 training .* 32,000"):
         deployed(made, grid_of(made, lie))
+
+
+def test_a_simulation_refuses_another_unit_as_the_sites_do(tmp_path: Path) -> None:
+    folder = hospitals(tmp_path / "h", missing=False)
+    lines = (folder / "south.csv").read_text().splitlines()
+    (folder / "south.csv").write_text("\n".join([lines[0], *(f"9999999{line}" for line in lines[1:])]) + "\n")
+    with pytest.raises(DataError, match="'age' at south"):
+        simulate(experiment(values(folder)), tmp_path / "here")

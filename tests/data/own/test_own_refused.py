@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -248,3 +249,20 @@ def test_a_hugging_face_folder_that_lies_is_refused(file: str, old: str, new: st
     assert old in text
     (tmp_path / "own" / file).write_text(text.replace(old, new))
     refused(tmp_path / "own", "own", error=DataError)
+
+
+@pytest.mark.parametrize("wanted", [{"categorical": ("ward",), "impute": "most_frequent"}, {}])
+def test_a_code_in_an_arrow_stream_that_stands_for_nothing_is_no_missing_value(
+    wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    arrow, ipc = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.ipc")
+    codes = arrow.array([0, 1, 2, 0], arrow.int8())
+    names = ["1", "2"] if wanted else [1.5, 2.5]
+    ward = arrow.DictionaryArray.from_arrays(codes, arrow.array(names), safe=False)
+    table = arrow.table({"ward": ward, "ill": ["y", "n", "y", "n"]})
+    with ipc.new_stream(str(written(tmp_path / "own" / "data.arrow", "")), table.schema) as stream:
+        stream.write_table(table)
+    written(tmp_path / "own" / "state.json", json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    features = {"ward": {"_type": "Value"}, "ill": {"_type": "Value"}}
+    written(tmp_path / "own" / "dataset_info.json", json.dumps({"features": features}))
+    refused(tmp_path / "own", "own", error=DataError, **wanted)
