@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent))  # for own_files, which is no test
 
@@ -266,3 +267,38 @@ def test_a_code_in_an_arrow_stream_that_stands_for_nothing_is_no_missing_value(
     features = {"ward": {"_type": "Value"}, "ill": {"_type": "Value"}}
     written(tmp_path / "own" / "dataset_info.json", json.dumps({"features": features}))
     refused(tmp_path / "own", "own", error=DataError, **wanted)
+
+
+def test_a_hugging_face_folder_does_not_name_files_elsewhere(tmp_path: Path) -> None:
+    shutil.copytree(HERE / "images", tmp_path / "own")
+    (stream,) = (tmp_path / "own").glob("*.arrow")
+    shutil.move(stream, tmp_path / stream.name)
+    state = tmp_path / "own" / "state.json"
+    state.write_text(state.read_text().replace(stream.name, f"../{stream.name}"))
+    refused(tmp_path / "own", "state.json", error=DataError)
+
+
+def test_a_pipe_among_images_is_not_read(tmp_path: Path) -> None:
+    written(tmp_path / "cat" / "0.png", png())
+    written(tmp_path / "dog" / "0.png", png())
+    os.mkfifo(tmp_path / "dog" / "1.png")
+    handle = os.open(tmp_path / "dog" / "1.png", os.O_RDWR)  # or a reader would wait for a writer
+    os.write(handle, png())
+    try:
+        refused(tmp_path, "1.png", "not a file", error=DataError)
+    finally:
+        os.close(handle)
+
+
+def test_an_image_of_another_format_is_refused_whatever_its_name(tmp_path: Path) -> None:
+    written(tmp_path / "cat" / "0.png", png())
+    (tmp_path / "dog").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "dog" / "0.png", "GIF")
+    refused(tmp_path, "0.png", error=DataError)
+
+
+def test_an_image_with_far_too_many_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 15)
+    written(tmp_path / "cat" / "0.png", png())
+    written(tmp_path / "dog" / "0.png", png())
+    refused(tmp_path, "0.png", error=DataError)
