@@ -12,7 +12,6 @@ from fedalloy.config.overrides import override
 from fedalloy.data.own.dataset import glance, own_dataset
 from fedalloy.data.statistics import table_inputs
 from fedalloy.errors import DataError, UsageError
-from fedalloy.nets.generators import ImageGenerator, LabelledImageGenerator
 from fedalloy.storage.results import read
 
 ROWS = "\n".join(f"{i},{40 + i % 30},{i % 2}" for i in range(40))
@@ -150,14 +149,8 @@ def test_a_comparison_in_place_of_a_run_is_refused_with_one_of_its_runs(tmp_path
         read(tmp_path)
 
 
-@pytest.mark.parametrize("generator", [ImageGenerator, LabelledImageGenerator])
-def test_an_image_generator_says_that_it_cannot_make_rows_of_a_table(generator: type) -> None:
-    with pytest.raises(UsageError, match="table"):
-        generator((5, 1, 1), 2)
-
-
-def test_categories_of_the_files_that_the_experiment_does_not_list_are_pointed_out(tmp_path: Path) -> None:
+def test_all_categories_that_the_experiment_does_not_list_are_refused_at_once(tmp_path: Path) -> None:
     site(tmp_path, "a.csv", "sex,age,sick\nm,40,0\nf,50,1\nd,60,1\n")
-    told = own_dataset(tmp_path / "a.csv", categories={"sex": ["f"]}).said
-    assert sum("'d and m'" in sentence and "'sex'" in sentence for sentence in told) == 1
-    assert not any("categories" in sentence for sentence in own_dataset(tmp_path / "a.csv", categorical="sex").said)
+    with pytest.raises(DataError, match=r"'sex'.*'d and m'.*data\.categories"):
+        own_dataset(tmp_path / "a.csv", categories={"sex": ["f"]})
+    assert own_dataset(tmp_path / "a.csv", categorical="sex").columns[0].categories == ("d", "f", "m")

@@ -17,7 +17,7 @@ from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
 from fedalloy.data.samples import Dataset, Task
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.errors import DataError, FedalloyError, UsageError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
@@ -71,7 +71,23 @@ def own_dataset(
         labelled=labelled,
     )
     own = read_own(source, wanted, agreed)
+    _refuse_strange(own, given)
     return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))
+
+
+def _refuse_strange(own: Own, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse categories that the experiment does not name: all of the column's inputs would be 0, without a word."""
+    for place, column in enumerate(own.columns):
+        strange = [name for name in column.categories or () if name not in given.get(column.name, (name,))]
+        if not strange:
+            continue
+        whose, rows = "", own.x[:, place, 0, 0] == (column.categories or ()).index(strange[0])
+        if own.client_ids is not None and own.client_names and rows.any():
+            whose = f"of {own.client_names[own.client_ids[rows][0]]} "
+        raise DataError(
+            f"column {shown(column.name)} {whose}has {shown(listed(strange[:5]))}, which is not in data.categories; "
+            f"correct the file, or add {toml(strange)}"
+        )
 
 
 def _list(names: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -122,22 +138,8 @@ def to_dataset(own: Own, recipe: Recipe, name: str) -> Dataset:
         columns=own.columns or tuple(Column(f"channel {place}") for place in range(channels)),
         recipe=recipe,
         own_tests=own.tests,
-        said=(*own.said, *_unlisted(own, recipe)),
+        said=own.said,
     )
-
-
-def _unlisted(own: Own, recipe: Recipe) -> list[str]:
-    """Say which categories of the files the experiment does not list: rows with them look alike to a network."""
-    found = {column.name: column.categories or () for column in own.columns}
-    missing = {
-        name: [one for one in found.get(name, ()) if one not in known] for name, known in recipe.categories.items()
-    }
-    return [
-        f"data.categories does not list {shown(listed(names[:5]))} of column {shown(name)}, so all inputs of "
-        f"{'it' if len(names) == 1 else 'them'} are 0; correct the files, or add {toml(names)}"
-        for name, names in missing.items()
-        if names
-    ]
 
 
 @dataclass(frozen=True)

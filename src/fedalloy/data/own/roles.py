@@ -127,7 +127,8 @@ def _labels(
         name = next(name for name in layout.labels if name not in kept)
         raise _no_column(path, name, header, _LABEL[False])
     # The order of columns may differ between files: the label is what is not an agreed column.
-    others = [name for name in kept if layout is None or name not in layout.columns]
+    inputs = frozenset(() if layout is None else layout.columns)
+    others = [name for name in kept if name not in inputs]
     if not others:
         raise DataError(
             f"{quoted(path)} has no column for the label besides {shown(', '.join(kept)) if kept else 'dropped ones'}; "
@@ -137,8 +138,9 @@ def _labels(
 
 
 def _check_same(path: Path, inputs: Sequence[str], wanted: Wanted, layout: Layout) -> None:
-    missing = [name for name in layout.columns if name not in inputs]
-    extra = [name for name in inputs if name not in layout.columns]
+    here, there = frozenset(inputs), frozenset(layout.columns)
+    missing = [name for name in layout.columns if name not in here]
+    extra = [name for name in inputs if name not in there]
     for names, sentence in (
         (missing, "has no column {name}, which {whose}; add it"),
         (extra, "has a column {name} that is not among those {whose}; remove it"),

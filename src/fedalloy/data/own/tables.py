@@ -54,7 +54,7 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
 
 def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
     """Return the rows and their lines, counted from 1; a quoted value may have several lines."""
-    rows = csv.reader(stream)
+    rows = csv.reader(stream, strict=True)  # otherwise a quote that is never closed swallows all rows after it
     try:
         for row in rows:
             yield rows.line_num, row
@@ -88,7 +88,8 @@ def _table(
         name: _Texts() if chosen.named(name, wanted.task) else _Numbers(path, name, chosen, wanted, worded)
         for name in chosen.read
     }
-    places = [(header.index(name), column) for name, column in columns.items()]
+    place_of = {name: place for place, name in enumerate(header)}
+    places = [(place_of[name], column) for name, column in columns.items()]
     lines: list[int] = []
     held: list[list[str]] = []
 
