@@ -173,6 +173,8 @@ def run_command(
     method = make_method(exp)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
+    for sentence in built.dataset.said:
+        say(sentence)
     with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
         watch = display.begin(label, exp.seed)
         if begun:
@@ -381,6 +383,8 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
 
     built = build(exp)
     say(built.card.describe(built.setting.names))
+    for sentence in built.dataset.said:
+        say(sentence)
     folder = Path(out or "partition")
     make_folder(folder)
     names = built.dataset.label_names

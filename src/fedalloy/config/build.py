@@ -480,7 +480,11 @@ def _set_aside(data: Dataset, exp: Experiment) -> tuple[NDArray[np.int64], NDArr
     if own + part.task_samples >= len(data.y):
         taken = {"public.samples": own, "public.task_samples": part.task_samples}
         keys = " and ".join(f"{key} = {rows}" for key, rows in taken.items() if rows)
-        raise UsageError(f"{keys} leaves nothing of the {len(data.y)} rows for the clients")
+        largest = max(taken, key=lambda key: taken[key])
+        raise UsageError(
+            f"{keys} leaves nothing of the {len(data.y)} rows for the clients; write fewer, for example "
+            f"{largest} = {max(1, len(data.y) // 10)}"
+        )
     aside = _from_each_class(data, np.arange(len(data.y)), own, rng.numpy_generator(_split_seed(exp), "public rows"))
     rest = np.setdiff1d(np.arange(len(data.y)), aside)
     stream = rng.numpy_generator(_split_seed(exp), "server's rows")

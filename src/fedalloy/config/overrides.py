@@ -13,6 +13,7 @@ from typing import Any
 from fedalloy.base.checked import shown
 from fedalloy.base.options import without_effect
 from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, own_keys, usual_name
+from fedalloy.data.own.dataset import SUFFIXES
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 
@@ -37,8 +38,12 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:
             raise UsageError(f"{name} has {look.st_size:,} bytes; it may have {LARGEST_FILE:,}")
-        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading might never end
+        if stat.S_ISDIR(look.st_mode):
+            raise UsageError(f"{name} is a folder{_as_data(path)}")
+        if not stat.S_ISREG(look.st_mode):  # reading might never end
             raise UsageError(f"{name} cannot be read: it is a pipe or a device")
+        if path.suffix.lower() in SUFFIXES:
+            raise UsageError(f"{name} is not TOML{_as_data(path)}")
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except UsageError:
         raise
@@ -52,6 +57,11 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise UsageError(f"{name} is nested too deeply") from error
     except ValueError as error:  # bytes that are not UTF-8, a number with thousands of digits, an invalid path
         raise UsageError(f"{name} cannot be read: {error}") from error
+
+
+def _as_data(path: Path) -> str:
+    """What to write for a path that was given as an experiment, but looks like data."""
+    return f"; if it has your data, write data={path}"
 
 
 def _instead(path: Path) -> str:

@@ -32,6 +32,8 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
     points, clear = bars.points[order], bars.clear[order]
     sized = bool(np.isfinite(bars.train).all())
     left, right, above, between, below = 0.5, 0.12, 0.32, 0.34, 0.5
+    if width <= NARROW:
+        above += 0.2 * len(others)  # a line of the title for each reference
     below += _room(_ticks(bars), (width - left - right) / len(order), named=bars.named)
     upper, lower = (1.95 if width > NARROW else 1.6), (0.72 if sized else 0.0)
     height = above + upper + (between + lower if sized else 0.0) + below
@@ -44,7 +46,8 @@ def gain_picture(both: Sequence[Gains], *, width: float = WIDE) -> Figure:
 
     axes = panel(height - above - upper, upper)
     names = [shortened(one.reference, 32 if width > NARROW else 14) for one in both]
-    axes.set_title(f"Gain over {names[0]}, points" + "".join(f"; ring: over {name}" for name in names[1:]))
+    parts = [f"Gain over {names[0]}, points", *(f"ring: over {name}" for name in names[1:])]
+    axes.set_title("; ".join(parts) if width > NARROW else ";\n".join(parts))
     for side, hue in ((points > 0, GAIN), (points < 0, LOSS)):
         for mask, alpha in ((side & clear, 1.0), (side & ~clear, PALE)):
             _bars(axes, np.flatnonzero(mask), points[mask], pitch, hue, alpha)

@@ -32,7 +32,7 @@ from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import check_selection, rows, task_of, too_few
+from fedalloy.storage.rows import agreed, check_selection, rows, task_of, too_few
 from fedalloy.train.privacy import SECRET
 
 # Characters that must not be on a page: control characters, and those that change the direction of text.
@@ -101,11 +101,15 @@ def render(
     doubted = doubts(runs, selection)
     compared, mixed = cells(table, names, doubted), cells(table, names, doubted, "mixtures")
     spent, decided = (cells(table, names, doubted, part) for part in SHOWN)
-    task = task_of(runs)
+    leading, task = agreed(row.leads for row in table), task_of(runs)
     counts = facts.class_counts(runs[0])
     if partition is None:
         classes = runs[0].meta.get("clients", {}).get("label_names")
-        partition = [] if counts is None else [bubble_plot(counts, classes, client_names=runs[0].client_names)]
+        partition = (
+            []
+            if counts is None or task == "numbers"
+            else [bubble_plot(counts, classes, client_names=runs[0].client_names)]
+        )
     found = gains(runs, selection)
     groups = [[run for run in runs if run.label == label] for label in names]
     environment = Environment(
@@ -131,11 +135,14 @@ def render(
         spent=spent if len(spent[0]) > 2 else None,
         decided=decided if len(decided[0]) > 2 else None,
         tested=tested(runs),
+        task=task,
         score=SCORES[task],
+        leading=leading,
+        average=leading.average[:1].upper() + leading.average[1:],
         meanings=meanings([*compared[0], *decided[0], *mixed[0], *spent[0]], task),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
-        curves={metric: _curves(runs, metric) for metric in ("amp", "wlp", "fm")},
+        curves={metric: _curves(runs, metric) for metric in (leading.first, "wlp", "fm")},
         notes=[(name, _notes(runs, name, place)) for place, name in enumerate(_noted(runs))],
         clients=both_widths(
             lambda width: client_picture(runs, selection, width=width),
@@ -145,7 +152,7 @@ def render(
         gains=_gains(found),
         split=[_svg(figure, f"split-{place}", SPOKEN["split"]) for place, figure in enumerate(partition)],
         split_seed=runs[0].seed,
-        skew="" if counts is None else facts.skew(counts),
+        skew="" if counts is None else facts.skew(counts) if task == "classes" else facts.held(runs[0]),
         cost=both_widths(lambda width: cost_picture(runs, width=width), "cost", SPOKEN["cost"]),
         traffic=[line for group in groups for line in facts.traffic(group)],
         left=[(group[0].label, facts.left(group[0]), facts.evaluated(group[0])) for group in groups],
@@ -162,7 +169,7 @@ def render(
 
 def _curves(runs: Sequence[Run], metric: str) -> dict[str, Markup]:
     spoken = SPOKEN["curves"].format(metric.upper())
-    wide = WIDE if metric == "amp" else HALF
+    wide = HALF if metric in ("wlp", "fm") else WIDE
     return both_widths(lambda width: learning_curves(runs, metric, width=width), f"curves-{metric}", spoken, wide)
 
 
