@@ -146,8 +146,13 @@ def _read(line: bytes, where: str) -> Trial:
 
 
 def spent_words(budget: Budget, trials: Sequence[Trial]) -> str:
-    """What a method has used, in words: its runs and their CPU time."""
+    """What a method has used, in words: its runs and their CPU time.
+
+    >>> trials = [Trial(method="fedavg", number=1, values={}, score=None, cpu_seconds=4.0)]
+    >>> spent_words(Budget(20), trials), spent_words(Budget(600, "CPU seconds"), trials)
+    ('1 of 20 runs, 4.0 s', '1 run, 4.0 s')
+    """
     time = human_seconds(math.fsum(trial.cpu_seconds for trial in trials))
-    return (
-        f"{len(trials)} of {budget.amount:g} runs, {time}" if budget.unit == "runs" else f"{len(trials)} runs, {time}"
-    )
+    if budget.unit == "runs":
+        return f"{len(trials)} of {budget.amount:g} runs, {time}"
+    return f"{len(trials)} run{'s' if len(trials) > 1 else ''}, {time}"
