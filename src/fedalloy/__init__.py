@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedalloy.report.export import export_model
     from fedalloy.report.html import write_report
     from fedalloy.run.comparison import compare
+    from fedalloy.run.observer import Observer, ObserverWarning
     from fedalloy.run.runner import resume, simulate
     from fedalloy.storage.results import Run
     from fedalloy.storage.rows import rows
@@ -46,6 +47,7 @@ _HOMES = {
     "fedalloy.report.html": ("write_report",),
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
+    "fedalloy.run.observer": ("Observer", "ObserverWarning"),
     "fedalloy.run.runner": ("resume", "simulate"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -63,6 +65,8 @@ __all__ = [
     "Federation",
     "Message",
     "Method",
+    "Observer",
+    "ObserverWarning",
     "Reply",
     "Run",
     "Samples",
