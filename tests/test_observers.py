@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedalloy import Observer, Run, UsageError, compare, resume, simulate
+from fedalloy import Observer, ObserverWarning, Run, UsageError, compare, resume, simulate
 from fedalloy.config import build as build_module
 from fedalloy.data import load
-from fedalloy.run.observer import ObserverWarning
 from fedalloy.storage.results import read
 
 TINY: dict[str, Any] = {

@@ -9,12 +9,8 @@ from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 
 from fedalloy.base.plugins import named
-from fedalloy.errors import UsageError
+from fedalloy.errors import ObserverWarning, UsageError
 from fedalloy.storage.results import Run
-
-
-class ObserverWarning(UserWarning):
-    """An observer failed; the run goes on without it."""
 
 
 @runtime_checkable
