@@ -303,7 +303,12 @@ def table_command(
             refuse_select(select, exp, tried.values())
     comparison.refuse(refused)
     make_folder(folder)
-    runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
+    runs = [
+        f"{cell.name}: {comparison.label_of(key, choice)}"
+        for cell, _, choices, _ in plan
+        for _ in chosen
+        for key, choice in choices.items()
+    ]
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     words += selecting(select)
     lines = []
@@ -613,7 +618,8 @@ def _compare(
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
-    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
+    labels = [comparison.label_of(key, choice) for key, choice in choices.items()] * len(seeds)
+    with Display(labels, exp.rounds) as display, resumable(*words, "--out", str(folder)):
         runs = comparison.run_methods(
             exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
         )
