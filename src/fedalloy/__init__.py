@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fedalloy.report.html import write_report
     from fedalloy.report.trackers import MLflow, TensorBoard, Trackio, WandB
     from fedalloy.run.comparison import compare
+    from fedalloy.run.cost import Cost, cost_of
     from fedalloy.run.observer import Observer
     from fedalloy.run.runner import resume, simulate
     from fedalloy.storage.results import Run
@@ -52,6 +53,7 @@ _HOMES = {
     "fedalloy.report.trackers": ("MLflow", "TensorBoard", "Trackio", "WandB"),
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
+    "fedalloy.run.cost": ("Cost", "cost_of"),
     "fedalloy.run.observer": ("Observer",),
     "fedalloy.run.runner": ("resume", "simulate"),
 }
@@ -62,6 +64,7 @@ __all__ = [
     "CheckpointError",
     "Choice",
     "Client",
+    "Cost",
     "DataError",
     "Dataset",
     "Experiment",
@@ -86,6 +89,7 @@ __all__ = [
     "action",
     "check_method",
     "compare",
+    "cost_of",
     "dataset",
     "experiment",
     "export_model",

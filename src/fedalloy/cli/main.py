@@ -179,6 +179,7 @@ def run_command(
     from fedalloy.report.progress import Display
     from fedalloy.report.trackers import tracker
     from fedalloy.run.comparison import key_of, label_of, slug
+    from fedalloy.run.cost import shock
     from fedalloy.run.runner import resume as go_on
     from fedalloy.run.runner import settled, simulate
 
@@ -189,6 +190,8 @@ def run_command(
     method = make_method(exp)
     built = build(exp)  # before the clock starts: the first round's time is the first estimate
     begun = _begun(settled(exp, built, method), folder)
+    if not begun and (told := shock(label, method, built.setting, rounds=exp.rounds, prefix="method.")):
+        say(told)
     with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins), *tracked(tracks)):
         watch = display.begin(label, exp.seed)
         if begun:
@@ -618,6 +621,8 @@ def _compare(
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
+    for told in comparison.shocks(exp, choices, first, folder / "runs"):
+        say(told)
     labels = [comparison.label_of(key, choice) for key, choice in choices.items()] * len(seeds)
     with Display(labels, exp.rounds) as display, resumable(*words, "--out", str(folder)):
         runs = comparison.run_methods(

@@ -38,6 +38,7 @@ class Display:
         self._ended: list[tuple[str, float]] = []  # label and seconds of each run before
         self._seconds: list[float] = []  # of each round of the run that is running
         self._task: TaskID | None = None
+        self._name = ""
         console = console or Console()
         self._bars, self._told = console.is_terminal, time.perf_counter()
         self._progress = Progress(
@@ -70,7 +71,7 @@ class Display:
         """Begin a run and return the function that is told of its rounds."""
         self._end()
         self._begun, self._round, self._seconds = self._begun + 1, 0, []
-        name = f"{label}, seed {seed}"
+        self._name = name = f"{label}, seed {seed}"
         task = self._progress.add_task(escape(f"{name:<22}"), total=self._rounds, score="", left=self._left())
         self._task = task
         last, sent, resumed, scores = time.perf_counter(), 0, False, ""
@@ -122,6 +123,8 @@ class Display:
             self._progress.update(self._task, left="", total=self._round)
         else:
             self._progress.update(self._task, left="already finished")
+            if not self._bars:
+                _tell(f"{self._name}: already finished")
         self._progress.update(self._task, visible=len(self._labels) <= MANY)
 
     @property

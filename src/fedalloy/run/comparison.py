@@ -19,6 +19,7 @@ from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.federation.core import Method, Network
 from fedalloy.federation.core import methods as registered
+from fedalloy.run.cost import shock
 from fedalloy.run.observer import Observer, refuse_others
 from fedalloy.run.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
 from fedalloy.storage.results import Run
@@ -115,6 +116,17 @@ def run_methods(
                         )
                     runs.append(run)
     return runs
+
+
+def shocks(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None = None) -> list[str]:
+    """A sentence on each method that will cost far more than FedAvg, of those that have rounds left to be made."""
+    found = []
+    for key, choice in choices.items():
+        here = trained(built, for_method(exp, choice))
+        left = exp.rounds - _done(_place(folder, key, exp.seed))
+        prefix = f"methods.{key}." if key.isidentifier() or key == choice.name else ""
+        found.append(shock(label_of(key, choice), make_method(exp, choice), here.setting, rounds=left, prefix=prefix))
+    return [told for told in found if told]
 
 
 def trained_alike(exp: Experiment, choices: Mapping[str, Choice]) -> list[list[str]]:
