@@ -137,10 +137,10 @@ def _tried(method: Method, setting: Setting) -> _Trial | None:
     if method.card.once:
         return None
     loops = _loops(method)
-    once = {name: 1 for name in ONCE if (getattr(method, name, None) or 0) > 1}
+    once: Mapping[str, Any] = {name: 1 for name in ONCE if (getattr(method, name, None) or 0) > 1}
     try:
         setting.check(method)
-        short: Any = replace(method, **once, **dict.fromkeys(loops, 1))
+        short: Any = replace(method, **{**once, **dict.fromkeys(loops, 1)})
         longest = max(loops, key=lambda name: loops[name], default="")
         longer = replace(short, **{longest: 1 + MORE}) if loops else short
         one, more = _with_steps(setting, 1), _with_steps(setting, 1 + MORE)
@@ -221,5 +221,5 @@ def _round_number(value: float) -> int:
     >>> _round_number(49.0), _round_number(20.0), _round_number(0.1)
     (20, 20, 1)
     """
-    power = 10 ** max(0, math.floor(math.log10(max(value, 1.0))))
-    return max(1, *(first * power for first in (1, 2, 5) if first * power <= value), 1)
+    power = int(10 ** math.floor(math.log10(max(value, 1.0))))
+    return max([1, *(first * power for first in (1, 2, 5) if first * power <= value)])
