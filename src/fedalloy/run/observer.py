@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from fedalloy.base.plugins import named
 from fedalloy.errors import ObserverWarning, UsageError
@@ -54,32 +55,45 @@ def refuse_others(observers: Sequence[Observer]) -> None:
         raise UsageError("observers must be a list; write observers=[...]")
 
 
+@contextmanager
+def attended(
+    observers: Sequence[Observer],
+    meta: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    folder: str | Path | None,
+) -> Iterator[Audience]:
+    """Tell observers of a run's beginning, with these records, and of its end, with what these have become."""
+    audience = Audience(observers)
+
+    def run() -> Run:
+        return deepcopy(Run(meta, tuple(records), None if folder is None else Path(folder)))
+
+    audience.tell("begin", run)
+    try:
+        yield audience
+    except BaseException as error:
+        audience.tell("end", run, error)
+        raise
+    audience.tell("end", run, None)
+
+
 class Audience:
     """The observers of one run, without those that have failed."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._left = list(observers)
 
-    def begin(self, run: Run) -> None:
-        """Tell all that a run begins."""
-        for one in list(self._left):
-            self._tell(one, "begin", deepcopy(run))
-
     def round(self, record: Mapping[str, Any]) -> None:
         """Tell all that a round is complete."""
-        for one in list(self._left):
-            self._tell(one, "round", deepcopy(record))
+        self.tell("round", lambda: deepcopy(record))
 
-    def end(self, run: Run, error: BaseException | None = None) -> None:
-        """Tell all that the run ends."""
+    def tell(self, what: Literal["begin", "round", "end"], told: Callable[[], Any], *more: Any) -> None:
+        """Tell all, each with a copy of its own."""
         for one in list(self._left):
-            self._tell(one, "end", deepcopy(run), error)
-
-    def _tell(self, one: Observer, what: str, *told: Any) -> None:
-        try:
-            getattr(one, what)(*told)
-        except (Exception, SystemExit) as error:  # but not Ctrl-C, which is for the run
-            self._left = [other for other in self._left if other is not one]
-            said = f"the observer {type(one).__name__} failed in {what}, and is told nothing more about this run"
-            with suppress(ObserverWarning):  # where warnings are errors
-                warnings.warn(f"{said}: {named(error)}", ObserverWarning, stacklevel=2)
+            try:
+                getattr(one, what)(told(), *more)
+            except (Exception, SystemExit) as error:  # but not Ctrl-C, which is for the run
+                self._left = [other for other in self._left if other is not one]
+                said = f"the observer {type(one).__name__} failed in {what}, and is told nothing more about this run"
+                with suppress(ObserverWarning):  # where warnings are errors
+                    warnings.warn(f"{said}: {named(error)}", ObserverWarning, stacklevel=2)

@@ -39,7 +39,7 @@ from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.knowledge.coverage import collapsed, in_words
 from fedalloy.nets.models import parameter_count
-from fedalloy.run.observer import Audience, Observer, refuse_others
+from fedalloy.run.observer import Audience, Observer, attended, refuse_others
 from fedalloy.run.opened import open_run
 from fedalloy.storage.differences import differing
 from fedalloy.storage.results import FORMAT, Run, read
@@ -98,8 +98,11 @@ def simulate(
             if store is not None:
                 store.create(meta)
             try:
-                with _carried(engine, exp, built, method, say, store) as carrier:
-                    return _go_on(exp, method, meta, store, carrier, _spill(exp), [], records, watch, observers, say)
+                with (
+                    _carried(engine, exp, built, method, say, store) as carrier,
+                    attended(observers, meta, records, folder) as audience,
+                ):
+                    return _go_on(exp, method, meta, store, carrier, _spill(exp), [], records, watch, audience, say)
             except Exception:
                 if store is not None and not records:
                     shutil.rmtree(store.folder / MEMORIES, ignore_errors=True)
@@ -146,7 +149,10 @@ def resume(
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
         records = store.rewind(say)
-        with _carried(engine, exp, built, method, say, store) as carrier:
+        with (
+            _carried(engine, exp, built, method, say, store) as carrier,
+            attended(observers, meta, records, folder) as audience,
+        ):
             _refuse_elsewhere(memories, carrier)
             carrier.memories = memories
             spill = _spill(exp)
@@ -154,7 +160,7 @@ def resume(
             carrier.trusted = store.trusted(start[0], memories) if start else None
             del state  # and a list, to be emptied: only the loop may keep references to what its rounds replace
             spill.relax()
-            return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, observers, say)
+            return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, audience, say)
 
 
 def refuse_unfit(method: Method, setting: Setting) -> None:
@@ -203,30 +209,6 @@ def settled(exp: Experiment, built: Built, method: Method) -> Experiment:
 
 
 def _go_on(
-    exp: Experiment,
-    method: Method,
-    meta: dict[str, Any],
-    store: Store | None,
-    engine: Engine,
-    spill: Spill,
-    start: list[State],
-    records: list[dict[str, Any]],
-    watch: Watch | None,
-    observers: Sequence[Observer],
-    say: Say,
-) -> Run:
-    audience, folder = Audience(observers), None if store is None else store.folder
-    audience.begin(Run(meta, tuple(records), folder))
-    try:
-        run = _played(exp, method, meta, store, engine, spill, start, records, watch, audience, say)
-    except BaseException as error:
-        audience.end(Run(meta, tuple(records), folder), error)
-        raise
-    audience.end(run)
-    return run
-
-
-def _played(
     exp: Experiment,
     method: Method,
     meta: dict[str, Any],
@@ -294,7 +276,7 @@ def _played(
     _give_up(exp, records)  # a run that gave up in its last round does so again
     if start and records[-1]["views"] and "last" not in meta:  # it was interrupted just before its end was written
         meta |= _last(start[0].round, _apart(engine.evaluate(method, start[0]))[1])
-    meta = {**meta, "status": "done", "stopped_by": stopped_by}
+    meta |= {"status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
     return Run(meta, tuple(records), store.folder if store is not None else None)
