@@ -36,6 +36,7 @@ from fedalloy.cli.terminal import (
     screen,
     selecting,
     show,
+    tracked,
     words_of,
     write_page,
 )
@@ -44,6 +45,7 @@ from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
+    from fedalloy.run.observer import Observer
     from fedalloy.storage.results import Run
 
 FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
@@ -56,6 +58,13 @@ PLUGIN = click.option(
     help="A Python file that registers your own methods, models, data sets or partitions.",
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+TRACK = click.option(
+    "--track",
+    "tracks",
+    multiple=True,
+    metavar="TRACKER=FOLDER",
+    help="Also write each round's numbers for tensorboard, mlflow, wandb or trackio. May be repeated.",
+)
 SELECT = click.option(
     "--select",
     metavar="ROUND",
@@ -147,11 +156,17 @@ What next?
 @OVERRIDES
 @OUT
 @PLUGIN
+@TRACK
 @click.option(
     "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
 )
 def run_command(
-    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
+    file: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    plugins: tuple[str, ...],
+    tracks: tuple[str, ...],
+    profile: bool,
 ) -> None:
     """Run one method.
 
@@ -163,10 +178,13 @@ def run_command(
     from fedalloy.config.build import build
     from fedalloy.config.methods import make_method
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.comparison import key_of, label_of, slug
+    from fedalloy.run.cost import shock
     from fedalloy.run.runner import resume as go_on
     from fedalloy.run.runner import settled, simulate
 
+    observers = [tracker(text) for text in tracks]
     key = key_of(exp)
     label = label_of(key, exp.method)
     folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
@@ -175,12 +193,14 @@ def run_command(
     begun = _begun(settled(exp, built, method), folder)
     for sentence in built.dataset.said:
         say(sentence)
-    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
+    if not begun and (told := shock(label, method, built.setting, rounds=exp.rounds, prefix="method.")):
+        say(told)
+    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins), *tracked(tracks)):
         watch = display.begin(label, exp.seed)
         if begun:
-            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, observers=observers, say=say)
         else:
-            run = simulate(exp, folder, label=label, built=built, watch=watch, say=say)
+            run = simulate(exp, folder, label=label, built=built, watch=watch, observers=observers, say=say)
     show([run])
     if profile:
         from fedalloy.report.profile import profile_table
@@ -199,6 +219,7 @@ def run_command(
 @SELECT
 @OUT
 @PLUGIN
+@TRACK
 def compare(
     file: str | None,
     overrides: tuple[str, ...],
@@ -207,17 +228,20 @@ def compare(
     select: str,
     out: str | None,
     plugins: tuple[str, ...],
+    tracks: tuple[str, ...],
 ) -> None:
     """Compare methods on one experiment.
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
     """
+    from fedalloy.report.trackers import tracker
     from fedalloy.storage.results import check_word
 
     check_word(select, "--select")
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
+    observers = [tracker(text) for text in tracks]
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
@@ -226,8 +250,8 @@ def compare(
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    words += selecting(select)
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words)
+    words += [*selecting(select), *tracked(tracks)]
+    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
 
 
 @cli.command("table")
@@ -286,7 +310,12 @@ def table_command(
     comparison.refuse(refused)
     make_folder(folder)
     made: dict[str, list[Run]] = {}  # by what they compute: a method that an axis does not touch runs once
-    runs = len({comparison.computed_by(exp, *pair) for _, exp, some, _ in plan for pair in some.items()}) * len(chosen)
+    runs: list[str] = []
+    before: set[str] = set()
+    for cell, exp, choices, _ in plan:
+        labels = {comparison.computed_by(exp, *pair): comparison.label_of(*pair) for pair in choices.items()}
+        runs += [f"{cell.name}: {label}" for _ in chosen for key, label in labels.items() if key not in before]
+        before |= labels.keys()
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     words += selecting(select)
     lines = []
@@ -318,13 +347,15 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @click.argument("folder", metavar="RUN")
 @click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
 @PLUGIN
-def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
+@TRACK
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> None:
     """Resume an interrupted run.
 
     The result has the same bits as if the run had never stopped.
     """
     load_plugins(plugins)
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.runner import completed
     from fedalloy.run.runner import resume as go_on
     from fedalloy.storage.store import described
@@ -333,8 +364,10 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     if rounds is not None and 0 < rounds < (done := completed(folder)):
         raise UsageError(f"'{folder}' has completed {done} rounds; write --rounds {done} or more")
     total = rounds or before["experiment"]["rounds"]
-    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
-        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
+    observers = [tracker(text) for text in tracks]
+    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins), *tracked(tracks)):
+        watch = display.begin(before["label"], before["seed"])
+        run = go_on(folder, rounds=rounds, watch=watch, observers=observers, say=say)
     show([run])
     write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
 
@@ -574,7 +607,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _compare(
-    exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, select: str, *words: str
+    exp: Experiment,
+    names: list[str] | None,
+    seeds: list[int],
+    folder: Path,
+    select: str,
+    *words: str,
+    observers: Sequence[Observer] = (),
 ) -> list[Run]:
     from fedalloy.base.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot
@@ -594,8 +633,13 @@ def _compare(
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
-    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
+    for told in comparison.shocks(exp, choices, first, folder / "runs"):
+        say(told)
+    labels = [comparison.label_of(key, choice) for key, choice in choices.items()] * len(seeds)
+    with Display(labels, exp.rounds) as display, resumable(*words, "--out", str(folder)):
+        runs = comparison.run_methods(
+            exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
+        )
     runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
     show(runs, select)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))
