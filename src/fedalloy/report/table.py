@@ -1,9 +1,9 @@
-"""The comparison of methods as a table: for the terminal, as Markdown, and as records for a file."""
+"""The comparison of methods as a table: for the terminal, for a paper or a page, and as records for a file."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,12 +15,14 @@ from rich.text import Text
 from fedalloy.base.text import MISSING, all_shortened, client_ticks, listed, view_name
 from fedalloy.data.samples import Task
 from fedalloy.federation.metrics import METRICS, heading_of, meaning_of
-from fedalloy.report.trained import MARKS, Doubts
+from fedalloy.report import tables
+from fedalloy.report.marks import marks, note
+from fedalloy.report.trained import MARKS, Doubts, told
 from fedalloy.report.verdict import role, verdict
-from fedalloy.storage.results import Selection, averaged_rounds
+from fedalloy.storage.results import STAGES, Selection, averaged_rounds
 from fedalloy.storage.rows import COLUMNS, CombinedRow, Leads, Row, combine
 
-__all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
+__all__ = ["cells", "comparison", "comparison_table", "note_on_marks", "records", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,10 @@ def comparison_table(
 ) -> Table:
     """The comparison for a terminal of this width, by default the current one; columns that do not fit are hidden.
 
-    Rows of several seeds are averaged. The best score of a column is bold. Training on pooled data is an upper bound
-    and does not compete, nor do rows with a mark. `names` maps each label to its registered method, if the two differ.
+    Rows of several seeds are averaged. The best scores of a column are bold where they are better than noise, as
+    `fedalloy.report.marks` defines it, and a note says so. Training on pooled data is an upper bound and does not
+    compete, nor do rows with a mark and the stages of clients' models. `names` maps each label to its registered
+    method, if the two differ.
     An AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)` explains.
 
     >>> table = comparison_table([], width=80)
@@ -74,7 +78,7 @@ def comparison_table(
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
     kept = list(range(len(headings)))
     dropped = []
-    leading = _leads(rows)
+    leading = leading_of(rows)
     for name in EXPENDABLE:
         heading = heading_of(name, leading.task) if name in METRICS else name
         if name == leading.first:
@@ -95,27 +99,38 @@ def comparison_table(
         texts = [Text(line[i].text, style="bold" if line[i].best else "") for i in kept]
         texts[0].truncate(room, overflow="ellipsis")
         table.add_row(*texts)
+    notes = [text] if (text := note_on_marks(rows, names, doubts)) else []
     if dropped:
         shown = [heading for heading in headings if heading in dropped]
-        table.caption = Text(f"Hidden, the terminal is too narrow: {listed(shown)}.", style="dim")
+        notes.append(f"Hidden, the terminal is too narrow: {listed(shown)}.")
+    if notes:
+        table.caption = Text("\n".join(notes), style="dim")
     return table
 
 
-def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> str:
-    """The comparison as a Markdown table.
+def comparison(
+    rows: Iterable[Row],
+    names: Mapping[str, str] | None = None,
+    doubts: Doubts | None = None,
+    shown: Shown = "comparison",
+) -> tables.Table:
+    """The whole comparison as a table that can be written in every format, with its notes.
 
-    >>> print(markdown([]))
-    | Method | View | AMP % | FM ×10³ | WLP % |
-    |:--|:--|--:|--:|--:|
-    <BLANKLINE>
+    >>> comparison([]).headings
+    ('Method', 'View', 'AMP %', 'FM ×10³', 'WLP %')
     """
-    headings, body = cells(rows, names)
-    sides = [":--" if heading in WORDS else "--:" for heading in headings]
-    lines = [_markdown_line(headings), "|" + "|".join(sides) + "|"]
-    for line in body:
-        texts = [_markdown_safe(cell.text) for cell in line]
-        lines.append(_markdown_line([f"**{t}**" if c.best else t for t, c in zip(texts, line, strict=True)]))
-    return "\n".join(lines) + "\n"
+    rows = list(rows)
+    headings, body = cells(rows, names, doubts, shown)
+    chosen = {row.selection for row in rows}
+    notes = [note_on_marks(rows, names, doubts), *told(doubts or {})]
+    return tables.Table(
+        f"Scores {in_words(*chosen)}" if len(chosen) == 1 else "",
+        tuple(headings),
+        [[cell.text for cell in line] for line in body],
+        [text for text in notes if text],
+        words=sum(heading in WORDS for heading in headings),
+        best=[(row, column) for row, line in enumerate(body) for column, cell in enumerate(line) if cell.best],
+    )
 
 
 def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
@@ -148,23 +163,23 @@ def cells(
         for line in lines
     ]
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
-    marks = [MARKS[kind] if kind else "" for kind in kinds]
-    contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
-    leading = _leads(rows)
+    signs = [MARKS[kind] if kind else "" for kind in kinds]
+    rivals = contenders(lines, names, doubts)
+    leading = leading_of(rows)
     for name in _columns(table, leading):
         texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
-        if name == "amp" and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
-            texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
+        if name == "amp" and any(signs):  # without a mark, two spaces, so that the numbers stay aligned
+            texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, signs, strict=True)]
         if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
-        best = _best([line.columns[name].mean for line in lines], texts, contenders, name) if is_score(name) else set()
+        best = _best(lines, texts, rivals, name) if is_score(name) else frozenset()
         headings.append(heading_of(name, leading.task))
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
     return headings, body
 
 
-def _leads(rows: Iterable[Row]) -> Leads:
+def leading_of(rows: Iterable[Row]) -> Leads:
     """What the table of these rows says first; if they differ, what it would say of classes."""
     found = {row.leads for row in rows}
     return found.pop() if len(found) == 1 else Leads()
@@ -219,14 +234,35 @@ def is_score(name: str) -> bool:
     return METRICS[name].unit in ("percent", "thousandths")
 
 
-def _best(values: list[float | None], texts: list[str], contenders: list[int], name: str) -> set[int]:
-    known = [i for i in contenders if values[i] is not None]
-    if len(known) < 2:
-        return set()
-    pick = max if METRICS[name].better == "high" else min
-    leader = pick(known, key=lambda i: values[i] or 0.0)
-    # Values that look the same are equally good: rounding must not choose a winner the reader cannot see.
-    return {i for i in known if texts[i].split(" ")[0] == texts[leader].split(" ")[0]}
+def contenders(
+    lines: Sequence[CombinedRow], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+) -> list[int]:
+    """The places of the lines that compete for the best score of a column."""
+    doubted = [
+        bool(found and MARKS[found.kind]) for one in lines for found in [(doubts or {}).get((one.label, one.view))]
+    ]
+    return [
+        i
+        for i, line in enumerate(lines)
+        if role(line.label, names) != "centralised" and line.view not in STAGES and not doubted[i]
+    ]
+
+
+def note_on_marks(rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None) -> str:
+    """The sentence under a table that says which values are marked and by which test; empty for a single line."""
+    lines = combine(rows)
+    return note([len(lines[i].seeds) for i in contenders(lines, names, doubts)])
+
+
+def _best(lines: Sequence[CombinedRow], texts: Sequence[str], rivals: Sequence[int], name: str) -> Collection[int]:
+    values = {i: found for i in rivals if (found := lines[i].each(name))}
+    places, better = list(values), METRICS[name].better
+    if not better:
+        return ()
+    written = {texts[places[i]].split(" ")[0] for i in marks(list(values.values()), better)}
+    # Values that look the same are equally good: a difference that the reader cannot see must not choose a winner.
+    alike = [i for i in places if texts[i].split(" ")[0] in written]
+    return alike if len(alike) < len(places) else ()
 
 
 def _needed(widths: list[int], kept: list[int]) -> int:
@@ -235,11 +271,3 @@ def _needed(widths: list[int], kept: list[int]) -> int:
 
 def _plain(headings: list[str]) -> list[Cell]:
     return [Cell(heading) for heading in headings]
-
-
-def _markdown_line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(texts) + " |"
-
-
-def _markdown_safe(text: str) -> str:
-    return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
