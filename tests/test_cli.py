@@ -27,7 +27,7 @@ from fedalloy.config import overrides
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import override, read_toml
 from fedalloy.config.sections import Experiment
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.federation import core
 from fedalloy.methods import FedAvg
 from fedalloy.report import html
@@ -39,9 +39,9 @@ TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "pa
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from fedalloy.check.method import check_method
     from fedalloy.config.experiment import experiment
     from fedalloy.config.sections import Choice, Experiment
-    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
+    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load_data
     from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
     from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
     from fedalloy.methods import *  # noqa: F403  # every method of the library, as `__getattr__` finds them
     from fedalloy.nets.models import FeatureNet, model
     from fedalloy.report.export import export_model
     from fedalloy.report.html import write_report
+    from fedalloy.report.results import Results, load
     from fedalloy.run.comparison import compare
     from fedalloy.run.runner import resume, simulate
     from fedalloy.storage.results import Run
@@ -39,11 +40,12 @@ _HOMES = {
         *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
         *("action", "method", "reply"),
     ),
-    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load"),
+    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load_data"),
     "fedalloy.errors": ("CheckpointError", "DataError", "FedalloyError", "StorageError", "UsageError"),
     "fedalloy.report.export": ("export_model",),
     "fedalloy.nets.models": ("FeatureNet", "model"),
     "fedalloy.report.html": ("write_report",),
+    "fedalloy.report.results": ("Results", "load"),
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
     "fedalloy.run.runner": ("resume", "simulate"),
@@ -64,6 +66,7 @@ __all__ = [
     "Message",
     "Method",
     "Reply",
+    "Results",
     "Run",
     "Samples",
     "State",
@@ -79,6 +82,7 @@ __all__ = [
     "from_arrays",
     "from_torch",
     "load",
+    "load_data",
     "method",
     "model",
     "reply",

@@ -1,4 +1,4 @@
-"""How far each method is from the best one: paired differences over seeds, and the spread between clients beside them."""
+"""How far each method is from the best one: paired differences over seeds, beside the spread between clients."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from fedalloy.report.table import contenders, leading_of
 from fedalloy.report.tables import Table
 from fedalloy.report.trained import Doubts
 from fedalloy.storage.rows import CombinedRow, Row, combine
+
+RECORD = (
+    *("metric", "better", "worse", "seeds", "lead", "low", "high"),
+    *("p", "p_holm", "improvement", "beyond_noise"),
+)
 
 
 @dataclass(frozen=True)
@@ -92,21 +97,23 @@ def leads_table(found: Rivals) -> Table | None:
 def records(found: Rivals) -> list[dict[str, str | float | bool | None]]:
     """One flat record for each pair of lines, the better one first, for JSON or a data frame."""
     return [
-        {
-            "metric": found.metric,
-            "better": better,
-            "worse": worse,
-            "seeds": one.interval.n,
-            "lead": one.interval.mean,
-            "low": one.interval.low,
-            "high": one.interval.high,
-            "p": one.p,
-            "p_holm": one.adjusted,
-            "improvement": one.improvement,
-            "beyond_noise": one.beyond_noise,
-        }
+        dict(
+            zip(
+                RECORD,
+                (
+                    *(found.metric, better, worse, one.interval.n),
+                    *map(_plain, (one.interval.mean, one.interval.low, one.interval.high, one.p, one.adjusted)),
+                    *(one.improvement, one.beyond_noise),
+                ),
+                strict=True,
+            )
+        )
         for (better, worse), one in found.apart.items()
     ]
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _told(one: Difference | None, factor: float) -> tuple[str, str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -113,6 +113,7 @@ def comparison(
     names: Mapping[str, str] | None = None,
     doubts: Doubts | None = None,
     shown: Shown = "comparison",
+    notes: Sequence[str] = (),
 ) -> tables.Table:
     """The whole comparison as a table that can be written in every format, with its notes.
 
@@ -122,26 +123,35 @@ def comparison(
     rows = list(rows)
     headings, body = cells(rows, names, doubts, shown)
     chosen = {row.selection for row in rows}
-    notes = [note_on_marks(rows, names, doubts), *told(doubts or {})]
+    explained = [note_on_marks(rows, names, doubts), *told(doubts or {})]
     return tables.Table(
         f"Scores {in_words(*chosen)}" if len(chosen) == 1 else "",
         tuple(headings),
         [[cell.text for cell in line] for line in body],
-        [text for text in notes if text],
+        [*filter(None, explained), *notes],
         words=sum(heading in WORDS for heading in headings),
         best=[(row, column) for row, line in enumerate(body) for column, cell in enumerate(line) if cell.best],
     )
 
 
-def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
-    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds."""
+def records(
+    rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+) -> list[dict[str, Any]]:
+    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds.
+
+    `best` names the metrics in which the line is marked as the best, or as level with it.
+    """
     rows = list(rows)
+    lines = combine(rows)
+    rivals = contenders(lines, names, doubts)
+    best = {name: _best(lines, rivals, name) for name in COLUMNS if is_score(name)}
     found = []
-    for line in combine(rows):
-        record: dict[str, str | float | None] = {"label": line.label, "view": line.view, "selection": line.selection}
+    for place, line in enumerate(lines):
+        record: dict[str, Any] = {"label": line.label, "view": line.view, "selection": line.selection}
         record |= {"seeds": len(line.seeds), "worst_client": _worst(line, rows)}
         record |= {name: line.columns[name].mean for name in COLUMNS}
         record |= {f"{name}_std": line.columns[name].std for name in COLUMNS}
+        record["best"] = [name for name, places in best.items() if place in places]
         found.append(record)
     return found
 
@@ -172,7 +182,7 @@ def cells(
             texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, signs, strict=True)]
         if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
-        best = _best(lines, texts, rivals, name) if is_score(name) else frozenset()
+        best = _best(lines, rivals, name) if is_score(name) else frozenset()
         headings.append(heading_of(name, leading.task))
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
@@ -254,14 +264,16 @@ def note_on_marks(rows: Iterable[Row], names: Mapping[str, str] | None = None, d
     return note([len(lines[i].seeds) for i in contenders(lines, names, doubts)])
 
 
-def _best(lines: Sequence[CombinedRow], texts: Sequence[str], rivals: Sequence[int], name: str) -> Collection[int]:
+def _best(lines: Sequence[CombinedRow], rivals: Sequence[int], name: str) -> Collection[int]:
+    """The places of the lines that are marked in the column of a metric."""
     values = {i: found for i in rivals if (found := lines[i].each(name))}
-    places, better = list(values), METRICS[name].better
+    texts, better = {i: lines[i].written(name).split(" ")[0] for i in values}, METRICS[name].better
     if not better:
         return ()
-    written = {texts[places[i]].split(" ")[0] for i in marks(list(values.values()), better)}
+    places = list(values)
+    written = {texts[places[i]] for i in marks(list(values.values()), better)}
     # Values that look the same are equally good: a difference that the reader cannot see must not choose a winner.
-    alike = [i for i in places if texts[i].split(" ")[0] in written]
+    alike = [i for i in places if texts[i] in written]
     return alike if len(alike) < len(places) else ()
 
 

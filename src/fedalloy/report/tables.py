@@ -16,12 +16,14 @@ from itertools import accumulate, count, pairwise
 from typing import Any, Literal
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as Terminal
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, printable
 from fedalloy.errors import UsageError
 
+WIDEST = 10_000  # characters of a line of text
 # What LaTeX reads as a command, and signs that its plain fonts lack. A bracket or a star at the start of a line would
 # be read as an argument of the line before it.
 LATEX = {
@@ -113,6 +115,16 @@ class Table:
             )
             for number, (chosen, groups) in enumerate(parts)
         ]
+
+    def __str__(self) -> str:
+        """As text of its natural width, in which two stars on both sides mark the best, as in Markdown."""
+        rows = [list(row) for row in self.rows]
+        for row, column in self.best:
+            rows[row][column] = f"**{rows[row][column]}**"
+        file = io.StringIO()
+        Console(file=file, width=WIDEST, color_system=None).print(replace(self, rows=rows, best=(), notes=()).rich())
+        lines = [line.rstrip() for line in file.getvalue().rstrip().split("\n")]
+        return "\n".join([*lines, *map(printable, self.notes)])
 
     def rich(self) -> Terminal:
         """For a terminal; on a narrow one cells wrap, so that no digit is hidden."""
@@ -207,6 +219,8 @@ class Table:
             lines.append("</tbody>")
         lines += ["</table>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
         return "\n".join(lines) + "\n"
+
+    _repr_html_ = html  # in a notebook
 
     def _latex_lines(self) -> Iterator[str]:
         yield r"\toprule"
