@@ -69,3 +69,5 @@ def test_the_note_names_the_test_and_the_seeds():
     assert "one seed" in note([1, 1, 1])
     assert "over 5 seeds" in note([5, 5])
     assert "over 1 to 5 seeds" in note([5, 1])
+    assert "Holm" in note([3, 3], marked=False)
+    assert note([3, 3], marked=False) != note([3, 3])

@@ -90,6 +90,7 @@ def test_a_frame_has_a_row_for_each_run_and_view(kept):
 def test_settings_that_differ_are_columns(kept):
     frame = load(kept).select(method="fedavg", seed=0).to_frame()
     assert set(frame["training.lr"]) == {0.05, 0.5}
+    assert not {name for name in load(kept).to_frame().columns if name.startswith(("method.", "aggregation."))}
 
 
 def test_a_frame_per_round_and_per_client(kept):

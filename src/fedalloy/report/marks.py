@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Literal
 
@@ -48,15 +49,28 @@ def differences(values: Values) -> dict[tuple[int, int], Difference]:
     >>> found[0, 1].interval.mean, round(found[0, 1].p, 4), found[0, 1].beyond_noise
     (2.0, 0.0742, False)
     """
-    apart = {(a, b): paired(values[a], values[b]) for a, b in combinations(range(len(values)), 2)}
-    known = {pair: list(found.values()) for pair, found in apart.items() if found}
-    p_values = [paired_p(found) for found in known.values()]
     return {
         (a, b): Difference(
-            t_interval(found), p, adjusted, probability_of_improvement([*values[a].values()], [*values[b].values()])
+            t_interval(list(paired(values[a], values[b]).values())),
+            p,
+            adjusted,
+            probability_of_improvement([*values[a].values()], [*values[b].values()]),
         )
-        for ((a, b), found), p, adjusted in zip(known.items(), p_values, holm(p_values), strict=True)
+        for (a, b), (p, adjusted) in _tested(values).items()
     }
+
+
+def _tested(values: Values) -> Mapping[tuple[int, int], tuple[float, float]]:
+    """The p-value of each pair with a common seed, and the same after Holm's correction."""
+    return _tests(tuple(tuple(one.items()) for one in values))
+
+
+@lru_cache(maxsize=64)  # a table of many lines is written more than once
+def _tests(values: tuple[tuple[tuple[int, float], ...], ...]) -> Mapping[tuple[int, int], tuple[float, float]]:
+    each = [dict(one) for one in values]
+    apart = {(a, b): list(paired(each[a], each[b]).values()) for a, b in combinations(range(len(each)), 2)}
+    raw = {pair: paired_p(found) for pair, found in apart.items() if found}
+    return dict(zip(raw, zip(raw.values(), holm([*raw.values()]), strict=True), strict=True))
 
 
 def marks(values: Values, better: Literal["high", "low"] = "high") -> frozenset[int]:
@@ -72,15 +86,20 @@ def marks(values: Values, better: Literal["high", "low"] = "high") -> frozenset[
         return frozenset()
     means = [math.fsum(one.values()) / len(one) for one in values]
     leader = (max if better == "high" else min)(range(len(values)), key=lambda place: means[place])
-    found = differences(values)
     behind = {
-        place for pair, one in found.items() if leader in pair and one.beyond_noise for place in pair if place != leader
+        place
+        for pair, (_, adjusted) in _tested(values).items()
+        if leader in pair and adjusted < LEVEL
+        for place in pair
+        if place != leader
     }
     return frozenset(range(len(values))) - behind if behind else frozenset()
 
 
-def note(seeds: Sequence[int]) -> str:
-    """The sentence under a table that says what the marks mean; `seeds` has the number of seeds of each method.
+def note(seeds: Sequence[int], marked: bool = True) -> str:
+    """The sentence under a table that says what the marks mean, or why there are none.
+
+    `seeds` has the number of seeds of each line that competes.
 
     >>> note([1, 1]) == ONE_SEED, note([3]), note([3, 5, 5])[-43:]
     (True, '', "over 3 to 5 seeds, Holm's correction, 5 %).")
@@ -90,7 +109,9 @@ def note(seeds: Sequence[int]) -> str:
     if max(seeds) < 2:
         return ONE_SEED
     many = f"{min(seeds)}" if min(seeds) == max(seeds) else f"{min(seeds)} to {max(seeds)}"
+    test = f"paired t-tests between all lines over {many} seeds, Holm's correction, 5 %"
+    if not marked:
+        return f"Nothing is marked as the best: no line is worse than the best one beyond noise ({test})."
     return (
-        "Bold: the best value and all that cannot be told from it, where another line is worse beyond noise "
-        f"(paired t-tests between all lines over {many} seeds, Holm's correction, 5 %)."
+        f"Bold: the best value and all that cannot be told from it, where another line is worse beyond noise ({test})."
     )

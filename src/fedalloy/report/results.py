@@ -28,6 +28,7 @@ from fedalloy.report.tables import Table
 from fedalloy.storage.differences import OF_ONE_LINE, differing, flat
 from fedalloy.storage.results import Run, Selection, check_word, read
 from fedalloy.storage.rows import rows
+from fedalloy.storage.store import METHOD_PARTS
 
 Per = Literal["run", "round", "client"]
 Kind = Literal["curves", "clients", "cost", "improvement"]
@@ -197,10 +198,13 @@ def _known(run: Run) -> dict[str, Any]:
 
 
 def _settings(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """For each run, the keys in which the runs differ; what is a column already does not count."""
+    """For each run, the keys in which the runs differ; options of methods only where runs of one method differ."""
+    each = [flat(run.meta.get("experiment", {})) for run in runs]
     found = differing([run.meta.get("experiment", {}) for run in runs], OF_ONE_LINE) if runs else {}
-    keys = [key for key in found if key not in ("method.name", "rounds")]
-    return [{key: found[key][i] for key in keys} for i in range(len(runs))]
+    keys = [key for key in found if key != "rounds" and key.partition(".")[0] not in METHOD_PARTS]
+    for name in dict.fromkeys(run.name for run in runs):
+        keys += differing([run.meta.get("experiment", {}) for run in runs if run.name == name], OF_ONE_LINE)
+    return [{key: has.get(key) for key in dict.fromkeys(keys) if key != "rounds"} for has in each]
 
 
 def _per_run(run: Run, selection: Selection) -> Iterator[tuple[str, dict[str, Any]]]:

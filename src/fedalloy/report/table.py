@@ -260,8 +260,11 @@ def contenders(
 
 def note_on_marks(rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None) -> str:
     """The sentence under a table that says which values are marked and by which test; empty for a single line."""
+    rows = list(rows)
     lines = combine(rows)
-    return note([len(lines[i].seeds) for i in contenders(lines, names, doubts)])
+    rivals = contenders(lines, names, doubts)
+    marked = any(_best(lines, rivals, name) for name in _columns("comparison", leading_of(rows)) if is_score(name))
+    return note([len(lines[i].seeds) for i in rivals], marked)
 
 
 def _best(lines: Sequence[CombinedRow], rivals: Sequence[int], name: str) -> Collection[int]:
