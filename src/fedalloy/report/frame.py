@@ -52,7 +52,7 @@ class Frame:
     def csv(self) -> str:
         """For a spreadsheet, with every digit; a missing value is empty."""
         file = io.StringIO()
-        writer = csv.DictWriter(file, self.columns, lineterminator="\n")
+        writer = csv.DictWriter(file, self.columns, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.rows)
         return file.getvalue()

@@ -12,6 +12,7 @@ from typing import Any, Literal, overload
 
 from matplotlib.figure import Figure
 
+from fedalloy.base.plain import as_text
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import client_label
 from fedalloy.errors import DataError, UsageError
@@ -20,10 +21,12 @@ from fedalloy.report.canvas import WIDE
 from fedalloy.report.compared import compared
 from fedalloy.report.frame import Frame
 from fedalloy.report.improvement_plot import improvement_picture
-from fedalloy.report.leads import RECORD, records
+from fedalloy.report.leads import RECORD
+from fedalloy.report.leads import records as lead_records
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves
 from fedalloy.report.svg import save as save_picture
 from fedalloy.report.svg import to_svg
+from fedalloy.report.table import records as table_records
 from fedalloy.report.tables import Table
 from fedalloy.storage.differences import OF_ONE_LINE, differing, flat
 from fedalloy.storage.results import Run, Selection, check_word, read
@@ -32,6 +35,8 @@ from fedalloy.storage.store import METHOD_PARTS
 
 Per = Literal["run", "round", "client"]
 Kind = Literal["curves", "clients", "cost", "improvement"]
+Form = Literal["latex", "csv", "md", "json"]
+FORMS: tuple[Form, ...] = ("latex", "csv", "md", "json")
 KINDS: tuple[Kind, ...] = ("curves", "clients", "cost", "improvement")
 SCORES = tuple(name for name, metric in METRICS.items() if metric.source == "view")
 
@@ -103,12 +108,30 @@ class Results(Sequence[Run]):
         """The table that `fedalloy compare` prints, with all its columns; it has `latex()`, `markdown()`, `csv()`."""
         return compared(self._any(), selection).table()
 
+    def exported(self, form: Form = "latex", selection: Selection = "last") -> str:
+        """The table as the text of a file: "latex" (needs booktabs), "md", "csv" or "json".
+
+        "csv" has a row for each method and view with unrounded means and deviations over seeds; "json" has the same
+        under `records`, beside the table's texts.
+        """
+        if form not in FORMS:
+            raise UsageError(f"there is no format {form!r}; {suggest(str(form), list(FORMS))}")
+        found = compared(self._any(), selection)
+        records = table_records(found.rows, found.names, found.doubts)
+        if form == "csv":
+            columns = [name for name in records[0] if any(record[name] is not None for record in records)]
+            return Frame(tuple(columns), [{**record, "best": " ".join(record["best"])} for record in records]).csv()
+        table = found.table()
+        if form == "json":
+            return as_text({**table.parts(), "records": records}) + "\n"
+        return table.latex() if form == "latex" else table.markdown()
+
     def differences(self, metric: str = "", selection: Selection = "last") -> Any:
         """A data frame of the differences between each two methods over the seeds, with intervals and p-values."""
         if metric and (metric not in METRICS or not METRICS[metric].better):
             better = [name for name, one in METRICS.items() if one.better]
             raise UsageError(f"methods cannot be compared by {metric!r}; {suggest(metric, better)}")
-        return _frame(RECORD, records(compared(self._any(), selection).rivals(metric)))
+        return _frame(RECORD, lead_records(compared(self._any(), selection).rivals(metric)))
 
     def plot(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import accumulate, count, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.console import Console
@@ -169,11 +169,11 @@ class Table:
         """All parts of the table as they are, for a program; `best` has the place of each marked cell."""
         return {
             "title": self.title,
-            "groups": [{"heading": text, "columns": span} for text, span in self.groups],
             "headings": list(self.headings),
             "rows": [list(row) for row in self.rows],
-            "best": [{"row": row, "column": column} for row, column in sorted(self.best)],
             "notes": list(self.notes),
+            "groups": [{"heading": text, "columns": span} for text, span in self.groups],
+            "best": [{"row": row, "column": column} for row, column in sorted(self.best)],
         }
 
     def json(self) -> str:
@@ -259,6 +259,31 @@ class Table:
         """The class of a cell: of a column of words, or of the first column of a group."""
         starts = accumulate(span for _, span in self.groups)
         return ' class="word"' if column < self.words else ' class="first"' if column in starts else ""
+
+
+class Texts(Protocol):
+    """Any other table of texts."""
+
+    @property
+    def title(self) -> str:
+        """What stands above the table."""
+
+    @property
+    def headings(self) -> Sequence[str]:
+        """One for each column."""
+
+    @property
+    def body(self) -> Sequence[Sequence[str]]:
+        """The lines."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What stands below."""
+
+
+def parts_of(one: Texts) -> dict[str, Any]:
+    """All parts of a table of texts, under the same names as those of a `Table`."""
+    return Table(one.title, one.headings, one.body, one.notes).parts()
 
 
 def _marked(text: str) -> str:
