@@ -366,9 +366,11 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     sentence = "not comparable: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
     assert sentence in fed("report", str(run), "2").out
     assert sentence in Path("report.html").read_text()
-    answer = fed("report", str(run), "1", "1")
+    assert fed("report", str(run), "1", "1").code == 0  # it is one run, however often it is named
+    shutil.copytree("1", "copy")
+    answer = fed("report", str(run), "1", "copy")
     assert answer.code == 2
-    assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
+    assert "have the same experiment and the seed 0 ('1' and 'copy'); leave one of them out" in answer.err
 
 
 @pytest.mark.parametrize("word", ["best by validation", "best", "mean of last 1"])
