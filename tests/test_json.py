@@ -100,7 +100,8 @@ def test_run_resume_and_report(fed: Any, kept: Path) -> None:
 def test_table(fed: Any, tmp_path: Path) -> None:
     (tmp_path / "grid.toml").write_text(
         'rounds = 1\nmodel = "mlp"\ndata = "tiny"\n[[axes]]\nname = "alpha"\n'
-        'values = [{ label = "low", set = { "partition.alpha" = 0.1 } }, { label = "high", set = { "partition.alpha" = 1.0 } }]\n'
+        'values = [{ label = "low", set = { "partition.alpha" = 0.1 } },'
+        ' { label = "high", set = { "partition.alpha" = 1.0 } }]\n'
     )
     code, told, said = fed("table", "grid.toml")
     assert code == 0, said

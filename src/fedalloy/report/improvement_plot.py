@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from fedalloy.base.text import shortened
-from fedalloy.report.canvas import INK, QUIET, WIDE, styled, widest
+from fedalloy.report.canvas import INK, NARROW, QUIET, WIDE, styled, widest
 from fedalloy.report.leads import Rivals
 
 CELL = 0.5  # inches
@@ -27,14 +27,16 @@ def improvement_picture(found: Rivals, *, width: float = WIDE) -> Figure:
     count = max(len(names), 1)
     figure = Figure(figsize=(width, 1))
     FigureCanvasAgg(figure)
-    labels = [f"{i}  {shortened(name, 40)}" for i, name in enumerate(names, start=1)]
+    most = 40 if width > NARROW else 20
+    labels = [f"{i}  {shortened(name, most)}" for i, name in enumerate(names, start=1)]
     left = min(widest(figure, labels) + 0.25, width * 0.55)
     cell = min(CELL, (width - left - 0.2) / count)
-    above, below = 0.65, 0.15
+    above, below = 0.75, 0.15
     height = above + below + cell * count
     figure.set_size_inches(width, height)
     axes = figure.add_axes((left / width, below / height, cell * count / width, cell * count / height))
-    axes.set_title(f"P(line better than column) in {found.heading}, {found.seeds} seeds", pad=22)
+    title = f"Runs of the line that are better than those of the column, %\n{found.heading}, {found.seeds} seeds"
+    figure.text(0.12 / width, 1 - 0.06 / height, title, va="top", fontsize=9 if width > NARROW else 8)
     shares = np.full((count, count), np.nan)
     for (a, b), one in found.apart.items():
         i, j = names.index(a), names.index(b)
