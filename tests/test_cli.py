@@ -28,7 +28,7 @@ from fedalloy.config import overrides
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import override, read_toml
 from fedalloy.config.sections import Experiment
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.federation import core
 from fedalloy.methods import FedAvg
 from fedalloy.report import html, progress
@@ -40,9 +40,9 @@ TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "pa
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 
@@ -372,9 +372,11 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     sentence = "not comparable: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
     assert sentence in fed("report", str(run), "2").out
     assert sentence in Path("report.html").read_text()
-    answer = fed("report", str(run), "1", "1")
+    assert fed("report", str(run), "1", "1").code == 0  # it is one run, however often it is named
+    shutil.copytree("1", "copy")
+    answer = fed("report", str(run), "1", "copy")
     assert answer.code == 2
-    assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
+    assert "have the same experiment and the seed 0 ('1' and 'copy'); leave one of them out" in answer.err
 
 
 @pytest.mark.parametrize("word", ["best by validation", "best", "mean of last 1"])

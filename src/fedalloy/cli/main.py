@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, list, report, export-table, check, doctor and the others.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -17,6 +17,7 @@ import click
 
 from fedalloy import __version__
 from fedalloy.cli.advise import advise
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
 from fedalloy.cli.reproduce import reproduce
@@ -45,6 +46,7 @@ from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
+    from fedalloy.report.results import Form
     from fedalloy.run.observer import Observer
     from fedalloy.storage.results import Run
 
@@ -160,6 +162,7 @@ What next?
 @click.option(
     "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
 )
+@answers
 def run_command(
     file: str | None,
     overrides: tuple[str, ...],
@@ -167,7 +170,7 @@ def run_command(
     plugins: tuple[str, ...],
     tracks: tuple[str, ...],
     profile: bool,
-) -> None:
+) -> dict[str, Any]:
     """Run one method.
 
     Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
@@ -201,12 +204,14 @@ def run_command(
             run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, observers=observers, say=say)
         else:
             run = simulate(exp, folder, label=label, built=built, watch=watch, observers=observers, say=say)
-    show([run])
+    answer = show([run])
     if profile:
-        from fedalloy.report.profile import profile_table
+        from fedalloy.report.profile import phases, profile_table
 
         screen().print(profile_table(run))
-    write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+        answer["profile"] = phases(run)
+    page = write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+    return answer | {"report": page}
 
 
 @cli.command()
@@ -220,6 +225,7 @@ def run_command(
 @OUT
 @PLUGIN
 @TRACK
+@answers
 def compare(
     file: str | None,
     overrides: tuple[str, ...],
@@ -229,7 +235,7 @@ def compare(
     out: str | None,
     plugins: tuple[str, ...],
     tracks: tuple[str, ...],
-) -> None:
+) -> dict[str, Any]:
     """Compare methods on one experiment.
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
@@ -251,7 +257,7 @@ def compare(
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     words += [*selecting(select), *tracked(tracks)]
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
+    return _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
 
 
 @cli.command("table")
@@ -263,9 +269,10 @@ def compare(
 @SELECT
 @OUT
 @PLUGIN
+@answers
 def table_command(
     file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Run an experiment in every cell of its [[axes]].
 
     The result is a table like a paper's, with the published figures next to ours, which are from the round that the
@@ -281,6 +288,7 @@ def table_command(
     from fedalloy.report.grid_table import grid
     from fedalloy.report.progress import Display
     from fedalloy.report.published import holding, with_published
+    from fedalloy.report.tables import parts_of
     from fedalloy.run import comparison
     from fedalloy.storage.results import check_word
 
@@ -337,6 +345,7 @@ def table_command(
         say(note)
     write_atomically(folder / "table.md", result.markdown().encode())
     say(f"written: {folder / 'table.md'}")
+    return parts_of(result) | {"file": folder / "table.md"}
 
 
 def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
@@ -348,7 +357,8 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
 @PLUGIN
 @TRACK
-def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> None:
+@answers
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> dict[str, Any]:
     """Resume an interrupted run.
 
     The result has the same bits as if the run had never stopped.
@@ -368,8 +378,9 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tu
     with Display(1, total) as display, resumable("resume", folder, *plugged(plugins), *tracked(tracks)):
         watch = display.begin(before["label"], before["seed"])
         run = go_on(folder, rounds=rounds, watch=watch, observers=observers, say=say)
-    show([run])
-    write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    answer = show([run])
+    page = write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    return answer | {"report": page}
 
 
 @cli.command("list")
@@ -403,7 +414,10 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
 @OVERRIDES
 @OUT
 @PLUGIN
-def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+@answers
+def partition(
+    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]
+) -> dict[str, Any]:
     """Show how an experiment's data is split among clients.
 
     It prints statistics and draws figures.
@@ -426,6 +440,7 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
             save(draw(built.card.counts, names), folder / f"{name}.{kind}")
     write_json(folder / "partition.json", built.card.to_json(indices=True))
     say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+    return built.card.to_json()
 
 
 @cli.command()
@@ -444,7 +459,10 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     help="Take the published tables from this file, instead of those that the runs recorded.",
 )
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
-def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str) -> None:
+@answers
+def report(
+    folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str
+) -> dict[str, Any]:
     """Write a report on finished runs.
 
     A folder that contains several runs stands for all of them.
@@ -461,8 +479,42 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
     if published is not None:
         runs = with_published(runs, read_published(published))
         words += ["--published", published]
-    show(runs, select, wanted)
-    write_page(runs, Path(out), as_typed(*words), select, wanted)
+    answer = show(runs, select, wanted)
+    return answer | {"report": write_page(runs, Path(out), as_typed(*words), select, wanted)}
+
+
+@cli.command("export-table")
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["latex", "csv", "md", "json"]),
+    default="latex",
+    show_default=True,
+    help="latex needs \\usepackage{booktabs}; csv and json have every digit.",
+)
+@SELECT
+@click.option("--out", "-o", metavar="FILE", help="Where to write. Default: print it.")
+def export_table(folders: tuple[str, ...], form: Form, select: str, out: str | None) -> None:
+    """Write a table of finished runs, for example in LaTeX.
+
+    It has the comparison of the methods, for a paper, a page or a program.
+
+    RUN is a run, a folder that contains runs, or a quoted pattern ("runs/*").
+    """
+    from fedalloy.report.results import load
+    from fedalloy.storage.results import check_word
+
+    check_word(select, "--select")
+    text = load(folders).exported(form, select)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    from fedalloy.base.files import make_folder, write_atomically
+
+    make_folder(Path(out).parent)
+    write_atomically(Path(out), text.encode())
+    say(f"written: {out}")
 
 
 @cli.command("draw")
@@ -521,7 +573,8 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @cli.command()
 @click.argument("name", metavar="METHOD")
 @PLUGIN
-def check(name: str, plugins: tuple[str, ...]) -> None:
+@answers
+def check(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Check that a method keeps the contract.
 
     Exactness and resuming depend on it.
@@ -535,14 +588,17 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
-    for line in checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options)))):
+    passed = checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options))))
+    for line in passed:
         say(f"ok  {line}")
+    return {"method": name, "options": dict(options), "passed": passed}
 
 
 @cli.command()
 @click.argument("paths", metavar="[FOLDER]...", nargs=-1)
 @PLUGIN
-def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+@answers
+def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> Answer:
     """Check this machine and its data, or folders.
 
     A folder may contain a run, several runs or data sets. Nothing is written.
@@ -555,7 +611,8 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     findings = examine(paths)
     for finding in findings:
         say(str(finding))
-    sys.exit(exit_code(findings))
+    found = [{"level": one.level, "what": one.what, "sentence": one.sentence} for one in findings]
+    return Answer({"findings": found}, SystemExit(exit_code(findings)))
 
 
 @cli.command("bench-attacks")
@@ -568,6 +625,7 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
 )
 @click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
+@answers
 def bench_attacks(
     file: str | None,
     overrides: tuple[str, ...],
@@ -576,7 +634,7 @@ def bench_attacks(
     fraction: float,
     seeds: str,
     out: str | None,
-) -> None:
+) -> dict[str, Any]:
     """Measure how much accuracy methods keep under attack.
 
     Each method runs with and without the options that limit an attacker, once without attackers and once under each
@@ -588,7 +646,7 @@ def bench_attacks(
     exp = bench_experiment(file, overrides)
     some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
     refuse_idle_method(exp, overrides, some[0])
-    report_attacks(
+    return report_attacks(
         exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
     )
 
@@ -614,15 +672,17 @@ def _compare(
     select: str,
     *words: str,
     observers: Sequence[Observer] = (),
-) -> list[Run]:
+) -> dict[str, Any]:
     from fedalloy.base.files import make_folder, write_json
+    from fedalloy.base.plain import plain
+    from fedalloy.report.compared import compared
+    from fedalloy.report.improvement_plot import improvement_picture
+    from fedalloy.report.leads import leads_table
     from fedalloy.report.partition_plot import bubble_plot
     from fedalloy.report.plots import save
     from fedalloy.report.progress import Display
     from fedalloy.report.published import with_published
-    from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
     refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
@@ -641,10 +701,13 @@ def _compare(
             exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
         )
     runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
-    show(runs, select)
-    write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))
-    write_page(runs, folder / "report.html", as_typed(*words), select)
-    return runs
+    answer = show(runs, select)
+    write_json(folder / "table.json", plain(answer["table"]))
+    rivals = compared(runs, select).rivals()
+    if leads_table(rivals) is not None:
+        save(improvement_picture(rivals), folder / "improvement.png")
+        say(f"probability of improvement: {folder / 'improvement.png'}")
+    return answer | {"report": write_page(runs, folder / "report.html", as_typed(*words), select)}
 
 
 def _begun(exp: Experiment, folder: Path) -> bool:
