@@ -157,7 +157,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
         total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
         train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
-        split = _split(one)
+        split = split_of(one)
         error = standard_error(middle, size)
         if leads(one).task == "numbers":  # R2 is no share: clients measured its error, which both models have alike
             error = one.clients(line.view, "error", line.selection)
@@ -167,7 +167,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
     return found
 
 
-def _split(run: Run) -> str:
+def split_of(run: Run) -> str:
     """What identifies a split; clients of a natural partition, and real sites, are the same with every seed."""
     partition = run.meta.get("partition", {})
     if run.client_names:

@@ -167,7 +167,7 @@ def _drawn_to(
 
 def _bought(one: Series) -> tuple[Floats, Floats]:
     """Bytes sent so far and AMP, at the rounds where both are known."""
-    (measured, amp, _), (counted, sent) = one.curve("amp"), one.traffic()
+    (measured, amp, _), (counted, sent) = one.curve("amp"), one.spent("bytes_total")
     _, left, right = np.intersect1d(measured, counted, return_indices=True)
     return sent[right], amp[left] * 100
 
