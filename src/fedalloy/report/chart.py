@@ -47,12 +47,12 @@ class Axis:
     def ticks(self, most: int = 8) -> list[tuple[float, str]]:
         """The places of ticks and their texts.
 
-        >>> Axis("AMP %", 0, 50).ticks(5), Axis("Sent", 2.9, 4.1, "bytes").ticks(2)
-        ([(0.0, '0'), (10.0, '10'), (20.0, '20'), (30.0, '30'), (40.0, '40'), (50.0, '50')], [(3.0, '1 kB'), (4.0, '10 kB')])
+        >>> Axis("AMP %", 0, 50).ticks(3), Axis("Sent", 2.9, 4.1, "bytes").ticks(2)
+        ([(0.0, '0'), (20.0, '20'), (40.0, '40')], [(3.0, '1 kB'), (4.0, '10 kB')])
         """
         if self.names:
-            step = -(-len(self.names) // most)
-            return [(float(k), name) for k, name in enumerate(self.names) if k % step == 0]
+            every = -(-len(self.names) // most)
+            return [(float(k), name) for k, name in enumerate(self.names) if k % every == 0]
         if self.log and (powers := self._powers(most)):
             return powers
         raw = self.span / max(most, 1) or 1.0
@@ -124,6 +124,7 @@ class Field:
     notes: Sequence[tuple[float, float, str]] = ()  # texts, which end at a place
     rule: float | None = None  # a line at this x
     aside: bool = False  # hidden until chosen
+    above: bool = False  # on a phone, names stand above their rows
 
     @property
     def box(self) -> str:
@@ -157,8 +158,8 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One entry of a legend."""
+class Switch:
+    """One entry of a legend, which switches its series."""
 
     key: int | None
     look: str
@@ -181,11 +182,16 @@ class Chart:
     title: str
     fields: tuple[Field, ...]
     caption: str
-    legend: tuple[Entry, ...] = ()
+    legend: tuple[Switch, ...] = ()
     panels: tuple[Panel, ...] = ()
     data: Listing | None = None
     table: str = ""  # the id of a table on the page that has the numbers, if `data` is not given
     clients: Sequence[str] = ()  # the names that dots have
+
+    @property
+    def beside(self) -> bool:
+        """Whether its plots stand beside one another: they share their rows, and nothing is to be chosen."""
+        return all(field.what == "rows" for field in self.fields)
 
     @property
     def numbers(self) -> str:
@@ -261,7 +267,8 @@ def thinned(rounds: Floats) -> list[int]:
     >>> len(thinned(np.arange(1000.0))), thinned(np.arange(3.0))
     (400, [0, 1, 2])
     """
-    return np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), MOST)).round().astype(int)).tolist()
+    places = np.linspace(0, len(rounds) - 1, min(len(rounds), MOST)).round()
+    return sorted({int(place) for place in places})
 
 
 def around(values: Iterable[float], *, least: float = 0.0) -> tuple[float, float]:
@@ -311,5 +318,3 @@ def heat(
 def places(title: str, names: Sequence[str], *, down: bool = False) -> Axis:
     """An axis with a place for each name; `down` begins at the top."""
     return Axis(title, -0.5, len(names) - 0.5, names=[*reversed(names)] if down else names)
-
-

@@ -12,7 +12,6 @@ from fedalloy.federation.metrics import SCORES
 from fedalloy.report.chart import (
     Axis,
     Chart,
-    Entry,
     Field,
     Layer,
     Shape,
@@ -23,7 +22,7 @@ from fedalloy.report.chart import (
     look_of,
     places,
 )
-from fedalloy.report.gains import Floats, Gains, split_of
+from fedalloy.report.gains import Gains, split_of
 from fedalloy.report.gains_table import Listing, signed
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.series import Series
@@ -48,25 +47,26 @@ def accuracy_chart(runs: Sequence[Run], series: Sequence[Series], selection: Sel
         values = [100 * value for _, value in found]
         worst = client_ticks(one.runs[0].client_names, [found[0][0]], 14)[0]
         middle = float(np.median(values))
+        css = "dots small" if len(found) > 200 else "dots"
         height = _stacked(values, x, at)
         shapes = (
             Shape("median", f"M{middle:.6g} {at - 0.34:.6g}v0.68"),
-            Shape("dots small" if len(found) > 200 else "dots", dots(values, height), " ".join(str(k) for k, _ in found)),
+            Shape(
+                "dots small" if len(found) > 200 else "dots", dots(values, height), " ".join(str(k) for k, _ in found)
+            ),
             Shape("ring", dots(values[:1], height[:1])),
         )
         layers.append(Layer(key, look_of(one), one.name, shapes))
         notes.append((values[0], float(at), worst))
     spoken = f"Dot plot: the {score} of each client with each method, {said}. The table below it has the numbers."
-    field = Field("clients-dots", x, y, tuple(layers), spoken, ROW * max(len(rows), 1), "dots", notes=notes)
+    field = Field("clients-dots", x, y, tuple(layers), spoken, ROW * max(len(rows), 1), "dots", notes=notes, above=True)
     several = max((len(one.runs) for one in series), default=1) > 1
     caption = (
         f"One dot is one client{' in one seed' if several else ''}, {said}. The bar marks the median client, the ring "
         "the worst one, with its name or number."
     )
-    title = f"{score[:1].upper()}{score[1:]} of each client"
     names = next((run.client_names for run in runs if run.client_names), ())
-    legend = tuple(Entry(key, look_of(one), one.name) for key, one, _ in rows)
-    return Chart("clients-chart", title, (field,), caption, legend, table="clients-table", clients=names)
+    return Chart("clients-chart", "All clients, by method", (field,), caption, table="clients-table", clients=names)
 
 
 def _stacked(values: Sequence[float], x: Axis, centre: float) -> list[float]:
@@ -100,7 +100,8 @@ def accuracy_table(
     for split, seeds in splits.items():
         mine = [run for run in runs if split_of(run) == split]
         names, networks = mine[0].client_names, next((run.networks for run in mine if run.networks), {})
-        sizes = mine[0].meta.get("clients", {}).get("train_sizes", [])
+        held = [sizes for run in mine if (sizes := run.meta.get("clients", {}).get("train_sizes"))]
+        sizes = [round(size) for size in np.mean(held, axis=0).tolist()] if held else []
         columns = [_means([run for run in one.runs if split_of(run) == split], one.view, selection) for one in series]
         for client in range(max([len(sizes), *map(len, columns)])):
             suffix = f" (seed {seeds[0]})" if len(splits) > 1 else ""
@@ -135,7 +136,7 @@ def _means(runs: Sequence[Run], view: str, selection: Selection) -> list[float]:
 
 
 def gain_chart(both: Sequence[Gains], table: str) -> Chart:
-    """Each client's gain over the first reference as a bar, over the second as a ring; below it, all clients' sizes.
+    """Each client's gain over the first reference as a bar, over the second as a dot; beside it, all clients' sizes.
 
     Clients go from the largest loss to the largest gain, as in `each_client`. Pale bars are within two standard errors.
     """
@@ -148,20 +149,26 @@ def gain_chart(both: Sequence[Gains], table: str) -> Chart:
     height = rows * (20 if rows <= 40 else 8 if rows <= 120 else 3)
     height = min(max(height, 40), 1200)
     extra = [dict(zip(one.clients, one.points.tolist(), strict=True)) for one in others]
-    rings = [[gain.get(bars.clients[k], math.nan) for k in order] for gain in extra]
-    x = Axis(f"Gain over {bars.reference}, points", *around([-0.5, 0.5, *points.tolist(), *_known(rings)]))
-    sides = (("gain", (points > 0) & clear), ("gain pale", (points > 0) & ~clear))
-    sides += (("loss", (points < 0) & clear), ("loss pale", (points < 0) & ~clear))
+    marks = [[gain.get(bars.clients[k], math.nan) for k in order] for gain in extra]
+    x = Axis(f"Gain over {bars.reference}, points", *around([-0.5, 0.5, *points.tolist(), *_known(marks)]))
+    sides = {
+        "gain": (points > 0) & clear,
+        "gain pale": (points > 0) & ~clear,
+        "loss": (points < 0) & clear,
+        "loss pale": (points < 0) & ~clear,
+    }
     shapes = [
         Shape(css, boxes(_bar(rows - 1 - int(k), float(points[k])) for k in np.flatnonzero(mask)))
-        for css, mask in sides
+        for css, mask in sides.items()
         if mask.any()
     ]
-    for ring in rings:
-        known = [(value, rows - 1 - k) for k, value in enumerate(ring) if math.isfinite(value)]
-        shapes.append(Shape("ring", dots([a for a, _ in known], [b for _, b in known])))
+    for mark in marks:
+        known = [(value, rows - 1 - k) for k, value in enumerate(mark) if math.isfinite(value)]
+        shapes.append(Shape("other", dots([a for a, _ in known], [b for _, b in known])))
     spoken = "Bar chart: each client's gain or loss with the leading method. The table below it has the numbers."
-    fields = [Field("gains-bars", x, y, (Layer(None, "", bars.name, tuple(shapes)),), spoken, height, "rows", 2.2, rule=0.0)]
+    fields = [
+        Field("gains-bars", x, y, (Layer(None, "", bars.name, tuple(shapes)),), spoken, height, "rows", 2.2, rule=0.0)
+    ]
     train = bars.train[order]
     if np.isfinite(train).all():
         size = Axis("Training samples", 0.0, float(train.max()) * 1.04 or 1.0, "count")
@@ -170,7 +177,7 @@ def gain_chart(both: Sequence[Gains], table: str) -> Chart:
         again = places("", [""] * rows)
         fields.append(Field("gains-sizes", size, again, (Layer(None, "", "", (of,)),), spoken, height, "rows"))
     caption = f"One bar is one client: its gain with {bars.name} over {bars.reference}. Pale bars are not clear."
-    caption += "".join(f" Rings are gains over {one.reference}." for one in others)
+    caption += "".join(f" Dots are gains over {one.reference}." for one in others)
     return Chart("gains-chart", f"Gains with {bars.name}", tuple(fields), caption, table=table)
 
 
@@ -186,7 +193,11 @@ def _ticks(bars: Gains, order: Sequence[int]) -> list[str]:
     """What stands left of each bar: the client, and its network if they differ."""
     short = all_shortened(bars.clients)
     names = [shortened(short[bars.clients[k]], 22) for k in order]
-    return [f"{name} ({shortened(bars.networks[k], 14)})" for name, k in zip(names, order, strict=True)] if bars.networks else names
+    return (
+        [f"{name} ({shortened(bars.networks[k], 14)})" for name, k in zip(names, order, strict=True)]
+        if bars.networks
+        else names
+    )
 
 
 def split_chart(counts: Counts, label_names: Sequence[str] | None, client_names: Sequence[str], seed: int) -> Chart:

@@ -14,12 +14,12 @@ from fedalloy.report.chart import (
     MOST,
     Axis,
     Chart,
-    Entry,
     Field,
     Kind,
     Layer,
     Panel,
     Shape,
+    Switch,
     around,
     band,
     dots,
@@ -69,7 +69,7 @@ def metric_chart(runs: Sequence[Run], series: Sequence[Series], metric: str, *, 
     task = task_of(runs)
     title = replace(METRICS[metric], heading=heading_of(metric, task)).title
     several = max((len(one.runs) for one in series), default=1) > 1
-    caption = f"{title}, after each round. {meaning_of(metric, task)}"
+    caption = f"{heading_of(metric, task)} after each round. {meaning_of(metric, task).split('. ')[0].rstrip('.')}."
     if several:
         caption += " A line is the mean over seeds; the band is one standard deviation."
     return _chart(f"curves-{metric}", title, curves, caption, costs=costs)
@@ -107,7 +107,7 @@ def _chart(ids: str, title: str, curves: Sequence[Curve], caption: str, *, costs
         title,
         tuple(fields),
         caption,
-        legend=tuple(Entry(curve.key, look_of(curve.one), curve.one.name) for curve in curves),
+        legend=tuple(Switch(curve.key, look_of(curve.one), curve.one.name) for curve in curves),
         panels=tuple(
             Panel(shortened(method), tuple(curve.key for curve in curves if curve.one.label == method))
             for method in methods

@@ -54,7 +54,9 @@ def repeat(runs: Sequence[Run]) -> list[tuple[str, str]]:
     found = {name: _each(run.meta.get("versions", {}).get(name) for run in runs) for name in names}
     machine = found.pop("machine", "")
     together = ", ".join(f"{name} {version}" for name, version in found.items())
-    return [(term, text) for term, text in (("Seeds", seeds(runs)), ("Versions", together), ("Machine", machine)) if text]
+    return [
+        (term, text) for term, text in (("Seeds", seeds(runs)), ("Versions", together), ("Machine", machine)) if text
+    ]
 
 
 def left(run: Run) -> str:

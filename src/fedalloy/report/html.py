@@ -9,11 +9,11 @@ from typing import Any
 
 from fedalloy import __version__
 from fedalloy.base.files import write_atomically
+from fedalloy.base.text import all_shortened
 from fedalloy.errors import DataError, StorageError
 from fedalloy.federation import disclosure
 from fedalloy.federation.metrics import SCORES
 from fedalloy.report import facts
-from fedalloy.base.text import all_shortened
 from fedalloy.report.chart import Chart, look_of
 from fedalloy.report.client_charts import accuracy_chart, accuracy_table, gain_chart, split_chart
 from fedalloy.report.curves import metric_chart, note_chart, noted
@@ -89,7 +89,10 @@ def render(
     counts = facts.class_counts(runs[0])
     found = gains(runs, selection)
     series = series_of(runs)
-    values = dict(
+    return written(
+        "fedalloy.report",
+        "template.html.j2",
+        looks=_looks(series),
         title=title,
         verdict=(
             "The sites evaluated nothing, because [privacy] is on."
@@ -128,7 +131,6 @@ def render(
         command=command,
         version=__version__,
     )
-    return written("fedalloy.report", "template.html.j2", values, looks=_looks(series))
 
 
 def marked(table: Scores, seeds: int) -> Scores:

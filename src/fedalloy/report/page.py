@@ -32,7 +32,7 @@ def policy() -> str:
     )
 
 
-def written(package: str, template: str, values: Mapping[str, Any], *, looks: Mapping[str, str] | None = None) -> str:
+def written(package: str, template: str, *, looks: Mapping[str, str] | None = None, **values: Any) -> str:
     """A page from a template of a package. `looks` gives methods in tables the colours that they have in charts."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("fedalloy.report", ".")]),

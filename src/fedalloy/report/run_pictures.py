@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedalloy.base.text import client_ticks, listed, number, shortened
-from fedalloy.errors import FedalloyError
+from fedalloy.errors import DataError, FedalloyError
 from fedalloy.federation.core import Method, methods
 from fedalloy.knowledge.pictures import Features, Images
 from fedalloy.report.chart import Axis, Chart, Field, Layer, Shape, boxes, heat, places
@@ -28,6 +28,9 @@ from fedalloy.run.opened import Opened, open_run
 from fedalloy.storage.results import Run
 from fedalloy.storage.run_files import check_drawable
 from fedalloy.train.fit import one_thread
+
+LARGEST = 40_000  # cells of a map
+ROUNDS = 100  # of the teacher's weights; of more, evenly spaced ones are shown
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def _of_run(ids: str, name: str, run: Run, central: Opened | None) -> Pictures:
     samples: list[Samples] = []
     missing: list[str] = []
     for kind, data in opened.method.pictures(state, memories).items():
-        if kind not in KINDS:
+        if kind not in WORDS:
             continue
         if kind == "similarity" and central is None and not isinstance(data, str):
             data = "it needs real features, from a run of centralised with the same seed"
@@ -117,7 +120,7 @@ def _fusion(ids: str, drawn: Drawn, weights: Tensor) -> list[Chart]:
         f"Each row is a client, and each column one that it learned from; rows add up to 100 %. {len(present)} of "
         f"{len(everybody)} clients took part in round {drawn.state.round}. {_sources(table, who)}"
     )
-    return [_map(ids, "Who learned from whom", 100 * table, ("Client", who), ("learns from", who), caption, percent=True)]
+    return [_map(ids, "Who learned from whom", 100 * table, ("Client", who), ("learns from", who), caption)]
 
 
 def _sources(table: Floats, who: Sequence[str]) -> str:
@@ -142,7 +145,9 @@ def _epd(ids: str, drawn: Drawn, predictions: Tensor) -> list[Chart]:
         "The mean prediction of each client on public samples (EPD), which stands for its class distribution. Half the "
         f"absolute differences, the share with the wrong classes, is {100 * apart.mean():.0f} % on average."
     )
-    return _beside(ids, drawn, present, (held, answers[present]), ("What clients hold", "What they predict: EPD"), caption)
+    return _beside(
+        ids, drawn, present, (held, answers[present]), ("What clients hold", "What they predict: EPD"), caption
+    )
 
 
 def _importance(ids: str, drawn: Drawn, importance: Tensor) -> list[Chart]:
@@ -166,7 +171,7 @@ def _beside(
     labels += [str(c) for c in range(len(labels), tables[0].shape[1])]
     most = 100 * float(np.nanmax(tables, initial=0.0)) or 1.0
     return [
-        _map(f"{ids}-{k}", title, 100 * table, ("Client", who), ("Class", labels), said, percent=True, most=most)
+        _map(f"{ids}-{k}", title, 100 * table, ("Client", who), ("Class", labels), said, most=most)
         for k, (table, title, said) in enumerate(zip(tables, titles, ("", caption), strict=True))
     ]
 
@@ -174,10 +179,11 @@ def _beside(
 def _trifreqs(ids: str, drawn: Drawn, options: Mapping[str, Any]) -> list[Chart]:
     """The clients' weights in KDIA's teacher over the rounds."""
     weights, _ = teacher_weights(drawn, options)
+    shown = np.unique(np.linspace(0, len(weights) - 1, min(len(weights), ROUNDS)).round().astype(int))
     who = client_ticks(drawn.client_names, range(len(drawn.sizes)), 16)
-    rounds = [str(t) for t in range(1, len(weights) + 1)]
+    rounds = [str(t + 1) for t in shown]
     caption = "The weight of each client's last model in the teacher after each round; columns add up to 100 %."
-    return [_map(ids, "Weights in the teacher", 100 * weights.T, ("Client", who), ("Round", rounds), caption, percent=True)]
+    return [_map(ids, "Weights in the teacher", 100 * weights[shown].T, ("Client", who), ("Round", rounds), caption)]
 
 
 def _similarity(ids: str, drawn: Drawn, data: Features) -> list[Chart]:
@@ -207,14 +213,14 @@ def _map(
     columns: tuple[str, Sequence[str]],
     caption: str,
     *,
-    percent: bool,
     most: float | None = None,
 ) -> Chart:
+    if table.size > LARGEST:
+        raise DataError(f"{table.size:,} cells are too many for a page; draw it with fedalloy draw")
     spoken = f"Map: {title[0].lower()}{title[1:]}. The table below it has the numbers."
     field = heat(f"{ids}-map", table, places(rows[0], rows[1], down=True), places(*columns), spoken, most=most)
-    digits = 1 if percent else 0
-    body = [[name, *(number(value, digits) for value in row)] for name, row in zip(rows[1], table.tolist(), strict=True)]
-    data = Listing(f"{title}{', %' if percent else ''}", [rows[0], *columns[1]], body, words=1, note="")
+    body = [[name, *(number(value, 1) for value in row)] for name, row in zip(rows[1], table.tolist(), strict=True)]
+    data = Listing(f"{title}, %", [rows[0], *columns[1]], body, words=1, note="")
     return Chart(ids, title, (field,), caption, data=data)
 
 
@@ -234,8 +240,8 @@ def _generated(drawn: Drawn, data: Images) -> list[Samples]:
         for name, pair in zip(names, zip(made.averages, made.real, strict=True), strict=True)
     )
     first = (
-        f"The generator of {made.owner} after round {drawn.state.round}: the first images that the method's model takes "
-        f"for each class, and how many of {sum(made.counts):,} it takes for it."
+        f"The generator of {made.owner} after round {drawn.state.round}: the first images that the method's model "
+        f"takes for each class, and how many of {sum(made.counts):,} it takes for it."
     )
     second = "The average image of each class: generated, then real (all clients' training data)."
     return [Samples("Generated images", some, first), Samples("Average images", pairs, second)]
@@ -248,20 +254,19 @@ def _address(images: Sequence[Tensor]) -> str:
     strip = torch.cat([F.pad(image.double(), (0, 1), value=1.0) for image in images], 2)[:, :, :-1]
     pixels = (strip.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
     if pixels.shape[2] not in (1, 3):
-        raise FedalloyError(f"images with {pixels.shape[2]} channels cannot be drawn; they need 1 or 3")
+        raise DataError(f"images with {pixels.shape[2]} channels cannot be drawn; they need 1 or 3")
     picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-KINDS: dict[str, Callable[[str, Drawn, Any], list[Chart]] | None] = {
+KINDS: dict[str, Callable[[str, Drawn, Any], list[Chart]]] = {
     "fusion": _fusion,
     "epd": _epd,
     "importance": _importance,
     "trifreqs": _trifreqs,
     "similarity": _similarity,
-    "generated": None,
 }
 WORDS = {
     "fusion": "who learned from whom",

@@ -59,12 +59,13 @@ def significance(series: Sequence[Series], selection: Selection = "last") -> Sig
     if not apart:
         return None
     adjusted = holm([paired_p(points) for points in apart.values()])
-    found = tuple(
+    differences = tuple(
         Difference(key, series[key], t_interval(points, LEVEL), p)
         for (key, points), p in zip(apart.items(), adjusted, strict=True)
     )
     metric = heading_of("amp", task_of(series[leader].runs)).removesuffix(" %")
-    return Significance(series[leader], found, _listing(series[leader], found, metric), _chart(series[leader], found, metric))
+    first = series[leader]
+    return Significance(first, differences, _listing(first, differences, metric), _chart(first, differences, metric))
 
 
 def _scores(one: Series, selection: Selection) -> dict[int, float]:
@@ -106,8 +107,8 @@ def _chart(leader: Series, found: Sequence[Difference], metric: str) -> Chart:
         low, high = each.found.low, each.found.high
         shapes = (Shape("interval", f"M{low:.6g} {at}H{high:.6g}"), Shape("dots large", dots([each.found.mean], [at])))
         layers.append(Layer(each.key, look_of(each.other), each.other.name, shapes))
-    spoken = "Forest plot: the difference of the leading method to each other one, with its interval. The table has the numbers."
-    field = Field("paired-forest", x, y, tuple(layers), spoken, 30 * len(found), "rows", rule=0.0)
+    spoken = "Forest plot: the differences of the leading method to the others. The table has the numbers."
+    field = Field("paired-forest", x, y, tuple(layers), spoken, 34 * len(found), "rows", rule=0.0, above=True)
     caption = (
         f"The mean paired difference and its 95 % interval. An interval that crosses zero does not tell {leader.name} "
         "from the other method."
