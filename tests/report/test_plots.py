@@ -53,7 +53,7 @@ def test_notes_have_one_line_for_each_method_whatever_its_views(make_run):
 
 
 def test_traffic_adds_up(make_run):
-    rounds, sent = series_of([make_run(kinds={"weights": 100, "logits": 10})])[0].traffic()
+    rounds, sent = series_of([make_run(kinds={"weights": 100, "logits": 10})])[0].spent("bytes_total")
     assert (rounds.tolist(), sent.tolist()) == ([1, 2], [165, 330])
 
 

@@ -272,14 +272,14 @@ def thinned(rounds: Floats) -> list[int]:
 
 
 def around(values: Iterable[float], *, least: float = 0.0) -> tuple[float, float]:
-    """A range with some room around finite values, at least as long as `least`.
+    """A range with some room around finite values, which are taken for at least `least` apart.
 
     >>> around([1, 2, float("nan")]), around([3], least=2)
-    ((0.96, 2.04), (1.96, 4.04))
+    ((0.96, 2.04), (1.92, 4.08))
     """
-    known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    known = [float(value) for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
-    least = max(least, 1e-9 * max(abs(low), abs(high), 1e-6))
+    least = max(least, 0.01 * max(abs(low), abs(high))) or 1.0
     if high - low < least:
         low, high = (low + high - least) / 2, (low + high + least) / 2
     room = 0.04 * (high - low)

@@ -51,9 +51,7 @@ def accuracy_chart(runs: Sequence[Run], series: Sequence[Series], selection: Sel
         height = _stacked(values, x, at)
         shapes = (
             Shape("median", f"M{middle:.6g} {at - 0.34:.6g}v0.68"),
-            Shape(
-                "dots small" if len(found) > 200 else "dots", dots(values, height), " ".join(str(k) for k, _ in found)
-            ),
+            Shape(css, dots(values, height), " ".join(str(k) for k, _ in found)),
             Shape("ring", dots(values[:1], height[:1])),
         )
         layers.append(Layer(key, look_of(one), one.name, shapes))
