@@ -250,4 +250,4 @@ def test_the_page_says_in_words_what_left_the_clients(tmp_path):
     assert "model weights, number of samples, once how far its labels are from uniform" in words
     assert "nothing" in words
     assert "the confusion matrix on its test rows" in words
-    assert re.search(r"Local, equal rounds</th><td[^>]*>nothing</td><td[^>]*>its own</td>", words)
+    assert re.search(r"Local, equal rounds</span></th><td[^>]*>nothing</td><td[^>]*>its own</td>", words)

@@ -283,7 +283,7 @@ def around(values: Iterable[float], *, least: float = 0.0) -> tuple[float, float
     if high - low < least:
         low, high = (low + high - least) / 2, (low + high + least) / 2
     room = 0.04 * (high - low)
-    return round(low - room, 9), round(high + room, 9)
+    return low - room, high + room
 
 
 def cells(table: Floats, most: float | None = None) -> tuple[Shape, ...]:

@@ -45,7 +45,7 @@ def accuracy_chart(runs: Sequence[Run], series: Sequence[Series], selection: Sel
         at = len(rows) - 1 - place
         found = sorted(found, key=lambda client: (client[1], client[0]))
         values = [100 * value for _, value in found]
-        worst = client_ticks(one.runs[0].client_names, [found[0][0]], 14)[0]
+        worst = client_ticks(one.runs[0].client_names, [found[0][0]], 12)[0]
         middle = float(np.median(values))
         css = "dots small" if len(found) > 200 else "dots"
         height = _stacked(values, x, at)
