@@ -21,11 +21,19 @@ TINY = {
     "evaluate_every": 2,
     "partition": {"name": "iid", "clients": 3},
     "training": {"epochs": 1, "batch": 16},
+    "public": {"samples": 12, "labelled": True},
 }
 METHODS = {
-    "knfu": {"name": "knfu", "public_epochs": 0},
-    "kdia": {"name": "kdia", "generator_batches": 1},
-    "dafkd": {"name": "dafkd", "generator": "mlp"},
+    "knfu": {"name": "knfu"},
+    "kdia": {"name": "kdia", "noise": 4, "generator_width": 8, "generator_epochs": 1, "generator_batches": 2},
+    "dafkd": {
+        "name": "dafkd",
+        "noise": 4,
+        "generator_width": 8,
+        "distil_samples": 40,
+        "distil_batch": 8,
+        "distil_steps": 2,
+    },
     "centralised": {"name": "centralised"},
 }
 
@@ -34,8 +42,7 @@ METHODS = {
 def folders(tmp_path_factory):
     home = tmp_path_factory.mktemp("runs")
     for name, method in METHODS.items():
-        public = {"public": {"size": 12}} if name == "knfu" else {}
-        simulate({**TINY, **public, "method": method}, folder=home / name)
+        simulate({**TINY, "method": method}, folder=home / name)
     return {name: home / name for name in METHODS}
 
 
