@@ -117,7 +117,7 @@ def test_the_table_marks_the_best(text):
 def test_hostile_words_stay_words(make_run):
     bad = '<script>alert("1")</script>'
     run = make_run(label=bad, versions={bad: bad}, model={"name": bad}, experiment={"data": {"name": bad}, "x": bad})
-    run.meta["clients"]["label_names"] = [bad, "</svg>"]
+    run.meta["clients"] |= {"label_names": [bad, "</svg>"], "names": [bad, f'"{bad}']}
     text = render([run], title=bad, command=bad)
     found = Page(text)
     assert found.tags.count("script") == text.count("<script") == 1

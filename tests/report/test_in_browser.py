@@ -18,7 +18,7 @@ from browser import MISSING, Browser
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 AMP = "#curves-amp .axis:not([hidden]) .one .field"
-NAME = '<img src=x onerror="document.title=1">=1+1'
+NAME = '=1+1<img src=x onerror="document.title=1">'
 # The texts that stick out of their card.
 OUTSIDE = """
     return [...document.querySelectorAll(".card")].flatMap((card) => {
@@ -207,6 +207,8 @@ def test_tables_and_curves_are_saved_as_csv_without_formulas(browser, many):
     lines = browser.downloaded("comparison-of-methods.csv").splitlines()
     assert lines[0].startswith("Method,View,AMP %")
     assert len(lines) == 9
+    assert lines[-1].startswith("\"'=1+1<img")
+    assert not [line for line in lines if line.startswith(("=", '"='))]
     browser.click("[aria-label='Download the curves as CSV: AMP %']")
     lines = browser.downloaded("amp-by-round.csv").splitlines()
     assert lines[0] == "Series,Round,AMP %,Standard deviation"

@@ -208,5 +208,5 @@ def split_chart(counts: Counts, label_names: Sequence[str] | None, client_names:
     field = heat("split-map", table, places("Class", labels, down=True), places("Client", who), spoken)
     body = [[labels[k], *(f"{n:,}" for n in row)] for k, row in enumerate(counts.T.tolist())]
     data = Listing("Training samples by class and client", ["Class", *who], body, words=1, note="")
-    caption = f"The split of seed {seed}. Stronger colours are more samples, up to {counts.max():,}; empty ones hold none."
+    caption = f"The split of seed {seed}. Stronger colours are more samples, up to {counts.max():,}."
     return Chart("split-chart", "Training samples by class and client", (field,), caption, data=data)

@@ -18,11 +18,12 @@
 
   // --- files ---------------------------------------------------------------------------------------------------------
 
-  // A spreadsheet would take a text that begins like this for a formula.
-  const FORMULA = /^[=@+\-\t\r](?![\d.]+(\D|$))/;
+  // A spreadsheet takes a text that begins like this for a formula, unless it is a number, a mean or an interval.
+  const FORMULA = /^[=@+\-]/;
+  const NUMBER = /^[+\-]?[\d.]+(e[+\-]?\d+)?( \u00b1 [\d.]+| to [+\-]?[\d.]+)?$/;
 
   function cell(text) {
-    const safe = FORMULA.test(text) ? `'${text}` : text === "\u2013" ? "" : text;
+    const safe = FORMULA.test(text) && !NUMBER.test(text) ? `'${text}` : text === "\u2013" ? "" : text;
     return /[",\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   }
 
@@ -357,6 +358,7 @@
     }
 
     field.addEventListener("pointermove", (event) => (from ? drag(event) : hover(event)));
+    field.addEventListener("pointerdown", (event) => event.pointerType === "touch" && hover(event));
     field.addEventListener("pointerleave", () => from || leave());
     field.addEventListener("blur", leave);
     if (what === "lines" || what === "dots") {
