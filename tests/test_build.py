@@ -102,7 +102,8 @@ WRONG = [
     (["partition.clients=601"], "601 clients cannot share 600 rows; write clients=600 or fewer"),
     (
         ["partition=dirichlet", "partition.clients=100"],
-        "600 rows are too few for 100 clients with at least 10 each; write clients=60 or fewer, or min_size=6 or less",
+        "600 rows are too few for 100 clients with at least 10 each; write partition.clients = 60 or fewer, or "
+        "partition.min_size = 6 or less",
     ),
     (["partition.clients=0"], "clients = 0 must be "),
     (["partition.test_fraction=1"], "test_fraction = 1.0 must be "),

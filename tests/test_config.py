@@ -318,7 +318,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ("missing.toml", "there is no experiment file"),
         ("broken.toml", "is not TOML: Invalid value"),
         ("bytes.toml", "cannot be read: "),
-        (".", "cannot be read: "),
+        (".", "is a folder"),
     ):
         with pytest.raises(UsageError, match=sentence):
             config.read(tmp_path / name)

@@ -10,6 +10,7 @@ import pytest
 from fedalloy.federation import regression
 from fedalloy.federation.classification import (
     auc,
+    balanced_error,
     calibration_error,
     label_f1,
     label_rates,
@@ -17,7 +18,7 @@ from fedalloy.federation.classification import (
     share,
     specificity,
 )
-from fedalloy.federation.intervals import of_auc, of_r2, student, wilson
+from fedalloy.federation.intervals import of_auc, of_mean, of_r2, student, wilson
 
 NAN = math.nan
 
@@ -156,6 +157,26 @@ def test_the_interval_of_a_mean_is_students() -> None:
     assert of_r2(NAN, 0.1, 10) is None
     assert student(2.0, NAN, 10) is None
     assert student(2.0, 1.0, 1) is None
+
+
+@pytest.mark.parametrize(("sizes", "shares"), [((95, 5), (0.9, 0.6)), ((30, 30), (0.8, 0.5)), ((500, 3), (0.99, 0.3))])
+def test_the_interval_of_a_balanced_accuracy_covers_the_truth(sizes, shares) -> None:
+    draw = np.random.default_rng(0)
+    found = draw.binomial(sizes, shares, (2000, 2)) / np.array(sizes)
+    spans = [of_mean(one, sizes) for one in found.tolist()]
+    covered = [low <= sum(shares) / 2 <= high for low, high in filter(None, spans)]
+    assert len(covered) == 2000
+    assert 0.93 < np.mean(covered) < 0.99
+
+
+def test_the_standard_error_of_a_balanced_accuracy_is_that_of_repeated_draws() -> None:
+    draw, sizes, shares = np.random.default_rng(0), np.array([190, 10]), np.array([0.9, 0.6])
+    right = draw.binomial(sizes, shares, (4000, 2))
+    found = (right / sizes).mean(1)
+    counts = np.zeros((4000, 2, 2), dtype=np.int64)
+    counts[:, 0, 0], counts[:, 1, 1] = right.T
+    counts[:, 0, 1], counts[:, 1, 0] = (sizes - right).T
+    assert float(balanced_error(counts).mean()) == pytest.approx(found.std(), rel=0.05)
 
 
 def test_intervals_of_numbers_cover_the_truth_on_small_tests() -> None:

@@ -9,8 +9,10 @@ import pytest
 from fedalloy.cli.main import main
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
+from fedalloy.data.own.dataset import glance, own_dataset
 from fedalloy.data.statistics import table_inputs
 from fedalloy.errors import DataError, UsageError
+from fedalloy.storage.results import read
 
 ROWS = "\n".join(f"{i},{40 + i % 30},{i % 2}" for i in range(40))
 
@@ -100,3 +102,55 @@ def test_stopping_a_deployment_speaks_of_sites_by_their_names(tmp_path: Path, mo
     said: list[str] = []
     control.down(made, said.append)
     assert [one.split()[0] for one in said] == ["north", "south", "superlink"]
+
+
+@pytest.mark.parametrize("command", [["run", "rounds=1", "model.hidden=[4]"], ["partition"]])
+def test_one_run_and_a_split_say_which_number_stands_for_which_class(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("north", "south"):
+        site(
+            tmp_path / "h",
+            f"{name}.csv",
+            f"patient_id,age,sick\n{ROWS}\n".replace(",1\n", ",yes\n").replace(",0", ",no"),
+        )
+    with pytest.raises(SystemExit) as found:
+        main([command[0], "data=h", "data.label=sick", *command[1:]])
+    out = capsys.readouterr().out
+    assert found.value.code in (0, None)
+    assert "0 = no, 1 = yes" in out
+    assert "'patient_id'" in out
+
+
+def test_a_hugging_face_folder_says_beforehand_whether_it_has_a_table() -> None:
+    there = Path(__file__).parent / "data" / "own" / "hugging_face"
+    assert glance(there / "patients").table
+    assert not glance(there / "images").table
+    assert experiment({"data": str(there / "patients")}).model.name == "mlp"
+
+
+@pytest.mark.parametrize("name", ["h", "h/north.csv"])
+def test_data_in_place_of_an_experiment_is_refused_with_the_key_to_write(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site(tmp_path / "h", "north.csv", f"id,age,sick\n{ROWS}\n")
+    with pytest.raises(SystemExit) as found:
+        main(["compare", name])
+    assert found.value.code == 2
+    assert f"data={name}" in capsys.readouterr().err
+
+
+def test_a_comparison_in_place_of_a_run_is_refused_with_one_of_its_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "runs" / "fedavg-seed0" / "run.json").write_text("{}")
+    with pytest.raises(DataError, match="fedavg-seed0"):
+        read(tmp_path)
+
+
+def test_all_categories_that_the_experiment_does_not_list_are_refused_at_once(tmp_path: Path) -> None:
+    site(tmp_path, "a.csv", "sex,age,sick\nm,40,0\nf,50,1\nd,60,1\n")
+    with pytest.raises(DataError, match=r"'sex'.*'d and m'.*data\.categories"):
+        own_dataset(tmp_path / "a.csv", categories={"sex": ["f"]})
+    assert own_dataset(tmp_path / "a.csv", categorical="sex").columns[0].categories == ("d", "f", "m")

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import fedalloy.knowledge.pretraining as module
 from fedalloy.base.tree import equal
 from fedalloy.check.probe import global_streams
-from fedalloy.knowledge.pretraining import train_until_converged
-from fedalloy.train.fit import LocalWork, params
+from fedalloy.data.samples import Samples
+from fedalloy.federation.core import Client
+from fedalloy.knowledge.pretraining import rounds_until_converged, train_until_converged
+from fedalloy.train.fit import LocalWork, load, params
 from fedalloy.train.losses import ce
 
 HOW = {"epochs": 20, "batch": 4, "patience": 3, "min_delta": 0.005, "held_out": 0.2}
@@ -170,3 +173,43 @@ def test_epochs_have_orders_of_their_own_and_no_global_stream_is_drawn_from(clie
     assert len(set(orders)) > 3
     again, _ = pretrain(client(4))
     assert equal(params(again), params(net))
+
+
+def test_a_client_with_class_weights_stops_by_them():
+    """Accuracy would take the model that never finds the rare class, with one tenth of the samples."""
+    x = torch.cat([torch.zeros(48, 1), torch.ones(32, 1)])
+    mine = Samples(x, torch.tensor([0] * 72 + [1] * 8), torch.arange(80))
+    never = {"weight": torch.zeros(2, 1), "bias": torch.tensor([1.0, 0.0])}
+    finds = {"weight": torch.tensor([[0.0], [5.0]]), "bias": torch.tensor([1.0, 0.0])}  # and 24 of 72 false alarms
+
+    def rounds(**work):
+        me = Client(0, 1, 0, mine, classes=2, work=LocalWork(**work), steps=1, network=lambda: nn.Linear(1, 2))
+        models = {1: never}
+        return rounds_until_converged(me, lambda c, _: models.get(c.round, finds), patience=2, held_out=0.5)
+
+    assert rounds() == 1
+    assert rounds(class_weights="balanced") > 1
+
+
+def test_between_equal_scores_the_lower_loss_is_kept():
+    x = torch.tensor([[-1.0], [1.0]] * 5)
+    mine = Samples(x, torch.tensor([0, 1] * 5), torch.arange(10))
+    me = Client(0, 1, 0, mine, classes=2, work=LocalWork(), steps=1, network=lambda: nn.Linear(1, 2))
+    unsure, sure = (module._trial(load(me.build(), {
+        "weight": torch.tensor([[-w], [w]]), "bias": torch.zeros(2)
+    }), me, mine) for w in (0.1, 2.0))  # fmt: skip
+    assert unsure[0] == sure[0] == 1.0
+    assert sure > unsure
+
+
+def test_the_standard_error_of_a_weighted_score_is_that_of_fewer_samples(monkeypatch):
+    """A point below the best by 0.07: more than the error of 0.9 on 40 samples, less than that on the rare ones."""
+    mine = Samples(torch.zeros(80, 1), torch.tensor([0] * 72 + [1] * 8), torch.arange(80))
+
+    def rounds(**work):
+        left = [0.9, 0.83, 0.83]
+        monkeypatch.setattr(module, "_trial", lambda *_: (left.pop(0), 0.0))
+        me = Client(0, 1, 0, mine, classes=2, work=LocalWork(**work), steps=1, network=lambda: nn.Linear(1, 2))
+        return rounds_until_converged(me, lambda c, weights: weights, patience=2, held_out=0.5)
+
+    assert (rounds(), rounds(class_weights="balanced")) == (1, 3)

@@ -91,6 +91,12 @@ def test_two_classes_by_hand(rows) -> None:
     assert clients["ece"] == pytest.approx([first, abs(2 * top[2] - 1) / 2, None], abs=1e-5)
     assert view["ece"] == pytest.approx((5 * first + 2 * abs(top[2] - 0.5)) / 7, abs=1e-6)
     assert view["details"]["confusions"] == [[[1, 1], [1, 2]], [[0, 0], [1, 1]], [[0, 0], [0, 0]]]
+    assert clients["balanced"] == [pytest.approx((1 / 2 + 2 / 3) / 2, abs=1e-5), None, None]  # one class only: none
+    # Recalls of 1 of 2 and 2 of 3, with two more samples each, one of them found: 2 of 4 and 3 of 5.
+    spread = (0.25 / 2 + 3 / 5 * 2 / 5 / 3) ** 0.5 / 2
+    assert clients["balanced_error"] == [pytest.approx(spread, abs=1e-5), None, None]
+    assert view["balanced"] == pytest.approx((1 / 2 + 3 / 5) / 2)
+    assert view["balanced_error"] == pytest.approx((0.25 / 2 + 4 / 7 * 3 / 7 / 5) ** 0.5 / 2)
     assert view["details"]["intervals"]["specificity"][1] is None
     low, high = view["details"]["intervals"]["auc"][0]
     assert low < 4 / 6 < high
@@ -103,6 +109,21 @@ def test_a_threshold_moves_the_rates_but_not_the_accuracy(rows) -> None:
     assert strict["clients"]["specificity"] == [1.0, None, None]
     assert strict["amp"] == plain["amp"]
     assert strict["auc"] == plain["auc"]
+
+
+def test_a_probability_must_exceed_the_threshold(rows) -> None:
+    """Log odds of exactly 0 are a probability of exactly one half: the answer is negative, as argmax says too."""
+    view = viewed(made(rows, [([[0.0, 0.0], [0, 1.0], [0, -1.0]], [1, 1, 0])], 2, "classes"))
+    assert (view["sensitivity"], view["specificity"]) == (0.5, 1.0)
+    both = viewed(made(rows, [([[0.0], [1.0], [-1.0]], [[1], [1], [0]])], 1, "labels"))
+    assert (both["sensitivity"], both["specificity"]) == (0.5, 1.0)
+
+
+def test_areas_are_weighed_by_the_size_of_the_tests(rows) -> None:
+    large = ([[0, 2.0], [0, 1.0], [0, 3.0], [0, 0.5]], [1, 0, 0, 0])  # above two of three
+    small = ([[0, 1.0], [0, 0.0]], [1, 0])
+    view = viewed(made(rows, [large, small], 2, "classes"))
+    assert view["auc"] == pytest.approx((4 * 2 / 3 + 2 * 1) / 6)
 
 
 def test_three_classes_by_hand(rows) -> None:
@@ -134,7 +155,12 @@ def test_labels_by_hand(rows) -> None:
     # Label 0: 2 hits, 1 miss, 1 false alarm; label 1: 3 hits.
     assert view["macro_f1"] == pytest.approx((4 / 6 + 1) / 2)
     assert view["validation"] == pytest.approx((4 * 0.75 + 1) / 5)
-    assert view["balanced"] is None
+    # Label 0: 2 of 3 found and 1 of 2 spared; label 1: all. A client has none for a label that all its samples have.
+    assert view["balanced"] == pytest.approx(((2 / 3 + 1 / 2) / 2 + 1) / 2)
+    assert clients["balanced"] == [pytest.approx((1 / 2 + 1) / 2), None, None]
+    # Errors of 1 of 2 twice, and of 2 of 2 twice; labels err together.
+    errors = [(2 * r * (1 - r) / 2) ** 0.5 / 2 for r in (2 / 4, 3 / 4)]
+    assert clients["balanced_error"] == [pytest.approx(sum(errors) / 2, abs=1e-5), None, None]
     lost = [math.log1p(math.exp(-v)) for v in (1, 1, -2, 1, 1, 3, -2, 2)]
     assert clients["loss"][0] == pytest.approx(sum(lost) / 2 / 4, rel=1e-6)
     assert view["details"]["confusions"][0] == [[[1, 1], [1, 1]], [[2, 0], [0, 2]]]

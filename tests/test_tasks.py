@@ -21,7 +21,7 @@ from fedalloy.nets import models
 from fedalloy.train.fit import LocalWork
 from fedalloy.train.losses import balanced_weights, binary_kl, ce, kl, task_loss
 from fedalloy.train.privacy import Privacy
-from fedalloy.train.scores import score, standard_error
+from fedalloy.train.scores import effective_size, score, standard_error
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -109,6 +109,28 @@ def test_distances_between_labels_and_numbers() -> None:
 def test_distances_between_numbers_are_finite_whatever_a_client_sends() -> None:
     wild = torch.stack([torch.zeros(4, 1), torch.full((4, 1), 3e38), draw(4, 1)])
     assert bool(torch.isfinite(divergences_of("numbers", wild)).all())
+
+
+def test_a_score_with_class_weights_is_balanced_accuracy() -> None:
+    """A model that always gives the common class must not be the best that a weighted client can find."""
+    targets = torch.tensor([0] * 18 + [1] * 2)
+    weights = balanced_weights("classes", targets, 2)
+    never, half = torch.tensor([[1.0, 0.0]] * 20), torch.tensor([[0.0, 1.0]] * 9 + [[1.0, 0.0]] * 9 + [[0.0, 1.0]] * 2)
+    assert [score("classes", z, targets) for z in (never, half)] == [0.9, 0.55]
+    assert [score("classes", z, targets, weights) for z in (never, half)] == pytest.approx([0.5, 0.75])
+    # A label that two of twenty have, and one that all have: (1/2 + 1) / 2 if neither answer ever changes.
+    labels = torch.stack([targets.float(), torch.ones(20)], 1)
+    weights = balanced_weights("labels", labels, 2)
+    assert score("labels", torch.tensor([[-1.0, 1.0]] * 20), labels, weights) == pytest.approx(0.75, abs=1e-6)
+
+
+def test_a_weighted_score_errs_like_that_of_fewer_samples() -> None:
+    targets = torch.tensor([0] * 18 + [1] * 2)
+    # Ten samples' weight stands on two: (18 * w + 2 * v)^2 / (18 w^2 + 2 v^2) with w = 20/36, v = 5.
+    assert effective_size("classes", targets, balanced_weights("classes", targets, 2)) == pytest.approx(
+        400 / (18 * (20 / 36) ** 2 + 50), rel=1e-6
+    )
+    assert effective_size("classes", targets) == 20
 
 
 def test_scores_rise_with_better_answers_and_are_bounded() -> None:

@@ -22,23 +22,23 @@ BEGIN, END = "<!-- claims -->", "<!-- /claims -->"  # around the count on the fr
 
 def files() -> dict[Path, str]:
     """Every generated file and its text."""
+    told = {
+        one.claim.name: Told(one.verdict, one.scale, one.reason)
+        for paper in papers().values()
+        for one in judged(paper, RUNS)
+    }
     pages: dict[str, list[Block]] = {name: paper_blocks(paper, RUNS) for name, paper in papers().items()}
-    pages["index"] = index_blocks(list(papers().values()), RUNS)
+    pages["index"] = index_blocks(list(papers().values()), told)
     found: dict[Path, str] = {}
     for name, blocks in pages.items():
         text, pictures = markdown(blocks)
         found[DOCS / f"{name}.md"] = text
         found |= {DOCS / "pictures" / file: svg for file, svg in pictures.items()}
-    told = {
-        one.claim.name: asdict(Told(one.verdict, one.scale, one.reason))
-        for paper in papers().values()
-        for one in judged(paper, RUNS)
-    }
     front = DOCS.parent / "index.md"
-    counted = count(list(papers().values()), {name: Told(**values) for name, values in told.items()})
     before, _, rest = front.read_text(encoding="utf-8").partition(BEGIN)
+    counted = count(list(papers().values()), told)
     found[front] = f"{before}{BEGIN}\n{counted}\n{END}{rest.partition(END)[2]}"
-    found[SHIPPED] = json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+    found[SHIPPED] = json.dumps({name: asdict(one) for name, one in told.items()}, indent=1, ensure_ascii=False) + "\n"
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,3 +185,21 @@ def test_shift_is_zero_for_equal_clients_and_constant_inputs():
     part = np.random.default_rng(0).normal(size=(50, 3, 1, 1)).astype(np.float32)
     assert shifts([part, part]).tolist() == pytest.approx([0.0, 0.0])
     assert shifts([np.ones((5, 1, 1, 1), np.float32)] * 2).tolist() == [0.0, 0.0]
+
+
+def test_networks_of_one_name_are_told_apart():
+    data = from_arrays(np.random.default_rng(0).normal(size=(80, 2)), np.arange(80) % 2, client_ids=np.arange(80) // 40)
+    models = [{"name": "mlp", "hidden": [4], "clients": [0]}, {"name": "mlp", "hidden": [8], "clients": [1]}]
+    exp = experiment({"models": models, "partition": {"name": "natural"}, "method": "local", "model": "mlp"})
+    told = look(build(exp, data))
+    assert [one.network for one in told.clients] == ["mlp (22)", "mlp (42)"]
+    assert told.networks_differ
+
+
+def test_advice_tells_what_was_found_when_the_files_were_read(tmp_path: Path):
+    for name in ("north", "south"):
+        rows = "".join(f"{k},{40 + k},{'ny'[k % 2]}\n" for k in range(20))
+        (tmp_path / f"{name}.csv").write_text(f"patient_id,age,ill\n{rows}")
+    text = " ".join(look(build(experiment({"data": {"name": str(tmp_path), "label": "ill"}}))).sentences())
+    assert "0 = n, 1 = y" in text
+    assert "'patient_id'" in text

@@ -161,3 +161,8 @@ def test_the_lower_of_two_middles_is_the_median() -> None:
     for values in ([1.0], [1, 2], [1, 2, 3], [-4, -2, 0, 5], [-1, -1, 0, 0, 0, 8]):
         found = middle([sketch(np.array(values[k::2], np.float64)) for k in range(2)])
         assert found == pytest.approx(np.quantile(values, 0.5, method="lower"), rel=0.01, abs=0)
+
+
+def test_a_missing_number_becomes_its_fill_and_not_the_mean() -> None:
+    ready = Preparation((PreparedColumn("age", mean=10.0, std=4.0, fill=30.0),))
+    assert ready.apply(np.array([[np.nan], [18.0]], np.float32), [Column("age")]).tolist() == [[5.0], [2.0]]

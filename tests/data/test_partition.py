@@ -460,7 +460,7 @@ def test_natural_ids_are_not_recorded_as_an_option():
         ({"name": "dirichelt"}, "'dirichelt'.*'dirichlet'"),
         (
             {"min_size": 300},
-            r"1,000 rows.*\b4 clients.*\b300\b.*clients=3\b.*min_size=250\b",
+            r"1,000 rows.*\b4 clients.*\b300\b.*clients = 3\b.*min_size = 250\b",
         ),
         ({"test_samples": 5}, "test_samples .*test_labels"),
         ({"test_labels": [0, 1], "test_samples": 5}, r"test_samples = 5 .*from 1 to 2\b"),

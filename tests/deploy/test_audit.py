@@ -17,7 +17,7 @@ from sites_grid import grid_of
 
 from fedalloy.cli.main import main
 from fedalloy.deploy import app
-from fedalloy.deploy.audit import HEADS, audited, site_log
+from fedalloy.deploy.audit import HEADS, audited, site_log, site_names
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.storage.audit import HEAD, LOG, AuditError, AuditLog, _sealed, verify
@@ -165,6 +165,25 @@ def test_a_crash_between_or_within_lines_is_noted_and_nothing_is_lost(log: Audit
     assert after.fault is None
     assert [e.get("round") for e in after.entries] == [None, 0, 1, 2, 3, None, 9]
     assert "line 5 was interrupted" in after.notes[0]
+
+
+def test_a_site_is_called_by_its_name_on_the_server_and_at_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("North clinic", "South"):
+        rows = "".join(f"{40 + k},{'ny'[k % 2]}\n" for k in range(30))
+        (tmp_path / f"{name}.csv").write_text(f"age,ill\n{rows}")
+    clients = [{"name": name, "data": str(tmp_path / f"{name}.csv")} for name in ("North clinic", "South")]
+    made = init({"rounds": 1, "clients": clients, "model": {"name": "mlp", "hidden": [4]}}, tmp_path / "lab")
+    app.conducted(grid_of(made), made, lambda _: None)
+    for place in (made.folder, made.site(0)):
+        with pytest.raises(SystemExit):
+            main(["deploy", "audit", str(place)])
+        out = capsys.readouterr().out
+        assert "North clinic (site-0, client 0)" in out
+        assert "head of North clinic: " in out
+    (made.site(0) / "experiment.toml").write_text("[")
+    assert site_names(made.site(0)) == ()
 
 
 def test_the_command_exits_with_1_and_names_the_line(

@@ -349,3 +349,10 @@ def test_a_disk_that_is_full_at_a_site_is_an_answer_without_results(
     assert len(verify(folder).entries) == count
     _sent(ran, RecordDict(), INTRODUCE)
     assert verify(folder).fault is None
+
+
+@pytest.mark.parametrize("head", ["", "x" * 60_000, "1:", "1:" + "0" * 63, '1:"}\n{"client": 0', "1:" + "G" * 64])
+def test_what_is_no_head_is_not_kept(ran: Deployment, head: str) -> None:
+    before = (ran.state / HEADS).read_bytes()
+    witnessed(ran, 1, head)
+    assert (ran.state / HEADS).read_bytes() == before

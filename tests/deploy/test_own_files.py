@@ -15,7 +15,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.deploy.app import conducted
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
-from fedalloy.deploy.site import read_site, site_setting
+from fedalloy.deploy.site import read_site, site_setting, site_summary
 from fedalloy.errors import DataError, UsageError
 from fedalloy.run.runner import simulate
 from fedalloy.storage.store import Store
@@ -168,3 +168,30 @@ def test_files_without_clients_cannot_be_deployed(tmp_path: Path) -> None:
     given = values(folder / "north.csv", partition={"name": "iid", "clients": 2})
     with pytest.raises(UsageError, match="clients"):
         init(given, tmp_path / "lab", 2, "127.0.0.1:23456")
+
+
+@pytest.mark.parametrize("constants", [{}, {"mean": [0.5], "std": [0.25]}])
+def test_images_that_are_resized_need_constants(tmp_path: Path, constants: dict[str, Any]) -> None:
+    """A site tells statistics of its own pixels, of which its server does not know how many there are."""
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    for k, name in enumerate(NAMES):
+        rng = np.random.default_rng(k)
+        np.savez(folder / name, x=rng.integers(0, 256, (20, 3, 16, 16), np.uint8), y=rng.integers(0, 2, 20))
+    given = {"rounds": 1, "data": {"name": str(folder), "size": 8, **constants}, "model": "mlp"}
+    simulate(experiment(given), tmp_path / "here")
+    if not constants:
+        with pytest.raises(UsageError, match="16 x 16"):
+            init(given, tmp_path / "lab", address="127.0.0.1:23456")
+    else:
+        made = init(given, tmp_path / "lab", address="127.0.0.1:23456")
+        assert site_setting(made.site(0), 3)[1].sites[0].train.x.shape[1:] == (3, 8, 8)
+
+
+def test_a_site_whose_images_would_be_resized_says_why_it_tells_nothing(tmp_path: Path) -> None:
+    given = {"rounds": 1, "data": {"name": "sites", "classes": 2, "channels": 1, "size": 8}, "model": "mlp"}
+    made = init(given, tmp_path / "lab", 2, address="127.0.0.1:23456")
+    np.savez(made.site(0) / "own.npz", x=np.zeros((20, 1, 16, 16), np.uint8), y=np.arange(20) % 2)
+    (made.site(0) / "site.toml").write_text('client = 0\ndata = "own.npz"\n')
+    with pytest.raises(UsageError, match="16 x 16"):
+        site_summary(made.site(0), 2)

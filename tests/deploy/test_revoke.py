@@ -130,6 +130,27 @@ def test_a_revocation_without_a_link_is_completed_by_the_next_up(
     assert old not in superlink.accepted()
 
 
+@pytest.mark.parametrize("revoked", [False, True])
+def test_a_run_ignores_the_old_key_after_a_rotation_of_which_the_link_has_not_been_told(
+    made: Deployment, superlink: FakeLink, monkeypatch: pytest.MonkeyPatch, revoked: bool
+) -> None:
+    link.register(made)
+    (old,) = (node for node, site in link.bound_nodes(made).items() if site == 1)
+    with monkeypatch.context() as patch:
+
+        def away(_: Deployment) -> Any:
+            raise link.LinkError("the SuperLink does not answer")
+
+        patch.setattr(link, "connected", away)
+        if revoked:
+            rotation.revoke(made, 1, _quiet)
+        rotation.rotate(made, 1, _quiet, reinstate=revoked)
+    assert sorted(link.bound_nodes(made).values()) == [0, 2]  # an answer of the old key may still be waiting
+    link.register(made)
+    assert sorted(link.bound_nodes(made).values()) == [0, 1, 2]
+    assert old not in link.bound_nodes(made)
+
+
 def test_a_key_file_put_back_by_hand_does_not_reinstate_a_site(made: Deployment, superlink: FakeLink) -> None:
     file = site_keys.current_file(made, 1)
     old = file.read_bytes()

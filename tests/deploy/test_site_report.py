@@ -203,3 +203,17 @@ def test_numbers_and_labels_have_their_own_scores(tmp_path: Path) -> None:
     assert "-0.200 [-0.500, 0.100]" in text
     assert "summed squared error" in text
     assert "-30.0" in text
+
+
+def test_a_site_with_few_positives_is_not_told_that_a_useless_model_is_a_gain(tmp_path: Path) -> None:
+    """Of 40 rows two are positive: the federated model finds neither, the site's own finds both with false alarms."""
+    log = AuditLog(tmp_path / "0", {"client": 0})
+    useless = {"rows": 40, "commonest": 0.95, "accuracy": 0.95, "balanced": 0.5, "balanced_95": [0.45, 0.55]}
+    log.append("answered", {"kind": "evaluate.views", "round": 1, "scores": {"aca": useless}})
+    curves = over_rounds(verify(tmp_path / "0").entries)
+    own = {"rows": 40, "commonest": 0.95, "accuracy": 0.7, "balanced": 0.84, "balanced_95": [0.7, 0.9]}
+    (line,) = gain(last_scores(curves), own).body
+    assert line[1] == "loss"
+    assert line[4] == "-34.0"
+    often = {name: {**one, "commonest": 0.6} for name, one in last_scores(curves).items()}
+    assert gain(often, {**own, "commonest": 0.6}).body[0][4] == "+25.0"

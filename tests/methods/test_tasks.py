@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedalloy import compare, from_arrays
 from fedalloy.aggregation.rule import Aggregation
-from fedalloy.base.tree import Tree
+from fedalloy.base.tree import Tree, equal
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.data.samples import TASKS, Dataset, Task
@@ -22,7 +22,7 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import Message, Method, State, act, quick
 from fedalloy.federation.core import run as run_method
 from fedalloy.federation.setting import Setting
-from fedalloy.methods import DSFL, methods
+from fedalloy.methods import DSFL, FedDF, FedMD, FedMDGlobal, methods
 from fedalloy.methods.soft_labels import SoftLabels
 from fedalloy.run.runner import refuse_unfit
 from fedalloy.train.fit import load, params, predict
@@ -120,6 +120,55 @@ def test_a_client_approaches_the_answers_that_it_is_sent(name: str, task: Task) 
     assert tuned is not None
     after = predict(me.net(tuned["model"]), public.samples)
     assert soft_loss(task, target, after) < 0.9 * soft_loss(task, target, before)
+
+
+@pytest.mark.parametrize("name", ["fedkf", "fedftg", "data-free"])
+def test_a_table_is_not_told_to_resize_its_images(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_unfit(quick(methods[name]), setting("classes"))
+    assert "size" not in str(refused.value)
+    assert "fedavg" in str(refused.value)
+
+
+def test_numbers_are_not_softened_before_they_are_remembered() -> None:
+    """LwoF's temperature is one of probabilities: of numbers the loss is the squared error, whatever rho is."""
+    method = FedMDGlobal(lwof=True, rho=4.0)
+    known, found = torch.tensor([[1.0]]), torch.tensor([[3.0]])
+    assert float(method.forgetting(method.soften(known, "numbers"), found, "numbers")) == 4.0
+
+
+def test_a_student_of_numbers_learns_their_squared_error() -> None:
+    apart = FedDF().apart(torch.tensor([[1.0], [1.0]]), torch.tensor([[4.0], [1.0]]), "numbers")
+    assert float(apart) == 4.5
+
+
+def test_class_weights_are_not_of_public_samples() -> None:
+    """A client whose own classes are rare learns public labels as they come."""
+    where = setting("classes", training={"epochs": 1, "batch": 8, "class_weights": "balanced"})
+    me, seen = where.client(0, 1, {}), []
+
+    class Watched(FedMD):
+        def converge(self, net, me, samples, *rest):  # type: ignore[no-untyped-def]
+            seen.append(me.class_weights)
+
+    assert where.public is not None
+    Watched().learn_public(me.build(), me, where.public)
+    assert me.class_weights is not None
+    assert seen == [None]
+
+
+def test_class_weights_are_not_of_public_labels_in_fine_tuning() -> None:
+    method = methods["fedmd-knfu"](ce_on="public", tune_epochs=2)
+    assert isinstance(method, SoftLabels)
+    tuned = []
+    for weights in ({}, {"class_weights": "balanced"}):
+        me = setting("classes", training={"epochs": 1, "batch": 8, **weights}).client(0, 1, {})
+        me = replace(me, memory={"model": params(me.build())})
+        public = method.part(me)
+        kept = act(method, me, Message("tune", 0, {"soft": torch.full((len(public.samples), 3), 1 / 3)})).keep
+        assert kept is not None
+        tuned.append(kept["model"])
+    assert equal(*tuned)
 
 
 def test_the_server_means_numbers_and_shares_of_labels() -> None:

@@ -258,3 +258,14 @@ def test_the_page_has_the_picture_and_both_tables(one):
         "Bar chart: ",
     ):
         assert part in text
+
+
+def test_the_names_of_clients_are_never_cut(one):
+    names = ["central_hospital", "North clinic of the university"]
+    clients = {"train_sizes": [100, 200], "names": names}
+    local, fedavg = ([one(name, [0.5, 0.6], seed, clients=clients) for seed in (0, 1)] for name in ("local", "fedavg"))
+    knfu = [one("knfu", [0.7, 0.7], seed, clients=clients) for seed in (0, 1)]
+    text = written(each_client(gains([*local, *fedavg, *knfu])), 70)
+    assert "…" not in text
+    assert "central" in text
+    assert "Accuracy %" in text

@@ -251,3 +251,17 @@ def test_the_page_says_in_words_what_left_the_clients(tmp_path):
     assert "nothing" in words
     assert "the confusion matrix on its test rows" in words
     assert re.search(r"Local, equal rounds</span></th><td[^>]*>nothing</td><td[^>]*>its own</td>", words)
+
+
+@pytest.mark.parametrize(("task", "score"), [("numbers", "R2"), ("labels", "Label accuracy")])
+def test_a_report_on_another_task_does_not_speak_of_classes(make_run, task, score):
+    run = make_run()
+    for record in run.rounds:
+        for view in record["views"].values():
+            view["task"] = task
+            view["clients"]["error"] = [0.1] * len(view["clients"]["accuracy"])
+    page = render([run], title="")
+    assert f"{score} on all clients" in page
+    assert f"{score} if the clients" in page or "if the clients" not in page
+    assert "2 clients hold 10 to 30 training samples each" in page
+    assert not re.search("of one class|AMP, the|AMP against|variance of accuracy", page)

@@ -1,11 +1,13 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from fedalloy.base.text import TIMES
 from fedalloy.report.table import cells, comparison_table, markdown, records
+from fedalloy.storage.rows import Leads
 
 FM = f"FM {TIMES}10³"
 
@@ -146,3 +148,13 @@ def test_records_keep_every_digit(make_row):
     assert record["amp_std"] == pytest.approx(0.005 * 2**0.5)
     assert record["bytes_total"] == 1500
     assert record["flops"] is None
+
+
+def test_a_narrow_terminal_keeps_what_decides_between_two_classes(make_row):
+    costs = {"balanced": 0.7, "auc": 0.8, "sensitivity": 0.5, "specificity": 0.9, "ece": 0.1, "macro_f1": 0.6}
+    rows = [replace(make_row(seed=s, **costs), leads=Leads(decisions=True)) for s in (0, 1)]
+    headings = [str(column.header) for column in comparison_table(rows, width=80).columns]
+    assert {"AMP %", "WLP %", "Balanced %"} <= {*headings}
+    assert FM not in headings
+    one = [str(column.header) for column in comparison_table(rows[:1], width=80).columns]
+    assert {"Balanced %", "AUC %"} <= {*one}

@@ -248,3 +248,14 @@ def test_of_two_equal_kinds_of_local_training_the_converged_one_counts(make):
     runs = [make("fedavg", FLAT), make("local", [0.75] * 8), make("local-converged", [0.75], stopped_by="method")]
     assert [gain.over for gain in gains(runs)] == ["local-converged"]
     assert "Local training ran until it converged" in judged(runs)
+
+
+def test_numbers_that_are_predicted_no_better_than_by_their_mean_get_no_verdict(make):
+    runs = [make("fedavg", [-3.0] * 12), make("local-converged", [0.6] * 12)]
+    for run in runs:
+        for record in run.rounds:
+            del record["views"]["personal"]["balanced"]
+            record["views"]["personal"]["task"] = "numbers"
+            record["views"]["personal"]["clients"]["error"] = [0.05] * CLIENTS
+    assert kinds(runs) == {"fedavg": "near chance"}
+    assert judged(runs).startswith("No verdict")

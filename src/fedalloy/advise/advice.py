@@ -52,7 +52,7 @@ def advice(looked: Look, trial: Trial) -> Advice:
     of_best = [run for run in runs if best and run.label == best[0].label]
     return Advice(
         verdict=_against(runs, found, doubted) or verdict(table, names=names, clients=found, doubts=doubted),
-        data=tuple(looked.sentences()),
+        data=(*looked.sentences(), *facts.rare_classes(runs)),
         clients=_clients(looked),
         gains=each_client(found) if found else None,
         method=tuple(_method(found, of_best)),
@@ -81,13 +81,14 @@ def _against(runs: Sequence[Run], found: Sequence[Gains], doubted: Doubts) -> st
     low = {label for (label, _), doubt in doubted.items() if doubt.kind in ("near chance", "one class")}
     if against[0].label not in low or not all(settled(runs, label) for label in federated):
         return ""
-    leads = [lead(runs, one) for one in against]
-    if not all(one.n > 1 and one.high < 0 for one in leads):
+    over = [lead(runs, one) for one in against]
+    if not all(one.n > 1 and one.high < 0 for one in over):
         return ""
-    best, worse = against[0], -leads[0].mean
+    best, worse = against[0], -over[0].mean
+    stays = "hardly predicts better than the mean" if best.leads.task == "numbers" else "stays near chance"
     return (
-        f"{NOT}: local training is {number(worse, 1)} points of AMP above the best federated method, {best.name}, "
-        f"which stays near chance and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
+        f"{NOT}: local training is {number(worse, 1)} points of {best.leads.average} above the best federated method, "
+        f"{best.name}, which {stays} and no longer improves; {len(best.losing)} of {len(best.points)} clients lose. "
         "Perhaps the same inputs mean different things to different clients; check how they label their data."
     )
 
@@ -157,13 +158,14 @@ def _leaves(of_best: Sequence[Run]) -> list[str]:
 
 
 def lead(runs: Sequence[Run], best: Gains) -> Interval:
-    """The lead in AMP of the advised method over its reference, in points, over the seeds that both have."""
+    """The lead of the advised method over its reference in the score of all clients, in points, over common seeds."""
     values: dict[str, dict[int, float]] = {"method": {}, "reference": {}}
     for run in runs:
         if run.label == best.label:
-            values["method"][run.seed] = 100 * run.at(best.view, "amp")
+            values["method"][run.seed] = 100 * run.at(best.view, best.leads.first)
         elif run.name == best.over:
-            values["reference"][run.seed] = 100 * run.at(run.views[0] if "aca" not in run.views else "aca", "amp")
+            view = run.views[0] if "aca" not in run.views else "aca"
+            values["reference"][run.seed] = 100 * run.at(view, best.leads.first)
     return t_interval(list(paired(values["method"], values["reference"]).values()))
 
 
@@ -177,8 +179,8 @@ def _sure(runs: Sequence[Run], best: Sequence[Gains]) -> list[str]:
     else:
         told = [
             f"Over {found.n} seeds, each with another split into training and test samples, the lead of {first.name} "
-            f"over {first.reference} is {signed(found.mean)} points of AMP (95 % interval {signed(found.low)} to "
-            f"{signed(found.high)})."
+            f"over {first.reference} is {signed(found.mean)} points of {first.leads.average} (95 % interval "
+            f"{signed(found.low)} to {signed(found.high)})."
         ]
     clear = int(first.clear.sum())
     told.append(
@@ -223,7 +225,7 @@ def chosen_apart(runs: Sequence[Run], best: Gains) -> Interval | None:
 
     This is what choosing the best method brings, without the optimism of choosing and measuring on the same seeds.
     """
-    reference, of_method = _amps(runs, best)
+    reference, of_method = _scores(runs, best)
     seeds = sorted(set(reference).intersection(*of_method.values())) if of_method else []
     if len(seeds) < 2:
         return None
@@ -235,12 +237,12 @@ def chosen_apart(runs: Sequence[Run], best: Gains) -> Interval | None:
     return t_interval(leads)
 
 
-def _amps(runs: Sequence[Run], best: Gains) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
-    """AMP in points by seed: of the reference, and of each federated method's best view."""
+def _scores(runs: Sequence[Run], best: Gains) -> tuple[dict[int, float], dict[str, dict[int, float]]]:
+    """The score in points by seed: of the reference, and of each federated method's best view."""
     reference: dict[int, float] = {}
     of_method: dict[str, dict[int, float]] = {}
     for run in runs:
-        values = [100 * run.at(view, "amp") for view in run.views if view not in STAGES]
+        values = [100 * run.at(view, best.leads.first) for view in run.views if view not in STAGES]
         top = max((value for value in values if math.isfinite(value)), default=math.nan)
         if run.name == best.over:
             reference[run.seed] = top

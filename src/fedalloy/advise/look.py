@@ -12,6 +12,7 @@ from fedalloy.base.text import listed
 from fedalloy.config.build import Built, network_name
 from fedalloy.data.card import jensen_shannon
 from fedalloy.federation.setting import Setting
+from fedalloy.nets.models import parameter_count
 
 Floats = NDArray[np.float64]
 SMALL_TEST = 20  # test samples below which one answer is worth five points or more
@@ -40,6 +41,7 @@ class Look:
     classes: int
     public: int | None  # samples of the public set
     networks_differ: bool
+    said: tuple[str, ...] = ()  # what was found when the data was read, such as which number stands for which class
 
     def sentences(self) -> list[str]:
         """What stands out, in plain sentences."""
@@ -76,6 +78,7 @@ class Look:
             told.append("There is no public set, so methods that exchange answers on public samples cannot be used.")
         else:
             told.append(f"There is a public set of {self.public:,} samples.")
+        told += [f"{one}." for one in self.said]
         return [sentence[0].upper() + sentence[1:] for sentence in told]
 
 
@@ -88,7 +91,7 @@ def look(built: Built) -> Look:
     if counts is not None:
         labels = jensen_shannon(counts / counts.sum(axis=1, keepdims=True), counts.sum(axis=0) / counts.sum())
     inputs = shifts([site.train.inputs.cpu().numpy() for site in setting.sites])
-    kinds = list(dict.fromkeys(setting.networks))
+    networks = _networks(setting)
     return Look(
         tuple(
             ClientLook(
@@ -98,14 +101,24 @@ def look(built: Built) -> Look:
                 0 if counts is None else int((counts[k] > 0).sum()),
                 float(labels[k]),
                 float(inputs[k]),
-                network_name(setting.network(k)),
+                networks[k],
             )
             for k, (name, site) in enumerate(zip(names, setting.sites, strict=True))
         ),
         setting.classes,
         None if setting.public is None else len(setting.public.samples),
-        len(kinds) > 1,
+        len(setting.groups) > 1,
+        built.dataset.said,
     )
+
+
+def _networks(setting: Setting) -> dict[int, str]:
+    """Each client's network; networks of one name are told apart by the number of parameters."""
+    names = [network_name(setting.network(ids[0])) for ids in setting.groups]
+    if len(set(names)) < len(names):
+        sizes = [parameter_count(setting.build(ids[0])) for ids in setting.groups]
+        names = [f"{name} ({size:,})" for name, size in zip(names, sizes, strict=True)]
+    return {k: name for name, ids in zip(names, setting.groups, strict=True) for k in ids}
 
 
 def shifts(parts: Sequence[NDArray[np.float32]]) -> Floats:

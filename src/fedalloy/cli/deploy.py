@@ -52,7 +52,10 @@ def init_command(
     from fedalloy.deploy.init import CAP, init
 
     if parted(file, overrides)[0] is None:
-        raise UsageError(f"deploy init needs an experiment file as its first argument, but '{file}' is an override")
+        raise UsageError(
+            f"deploy init needs an experiment file as its first argument, but '{file}' is an override; write the "
+            "experiment that you have simulated into a file, such as experiment.toml"
+        )
     load_plugins(plugins)
     values = override(read_toml(file), overrides)
     made = init(values, out, sites, address, plugins)
@@ -180,27 +183,31 @@ def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
     """
     import json
 
-    from fedalloy.deploy.audit import audited, rows, table
+    from fedalloy.deploy.audit import audited, rows, site_label, site_names, table
     from fedalloy.errors import FedalloyError
 
     found = audited(Path(path), heads)
+    names = site_names(Path(path))
+    called = {key: site_label(names, *key) for key in found}
     if as_text:
         told = [
-            {"site": folder.name, "client": number, "intact": one.fault is None, "fault": one.fault, "head": one.head,
-             "notes": one.notes, "rows": rows(one.entries)}
+            {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
+             "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
             for (folder, number), one in found.items()
         ]  # fmt: skip
         click.echo(json.dumps(told, indent=1))
     else:
         for (folder, number), one in found.items():
-            screen().print(table(f"{folder.name}, client {number}", one).rich())
+            name = called[folder, number]
+            beside = "" if name == folder.name else f"{folder.name}, "
+            screen().print(table(f"{name} ({beside}client {number})", one).rich())
             if one.fault is None:
-                say(f"head of {folder.name}: {one.head}")  # in one piece, to be copied
+                say(f"head of {name}: {one.head}")  # in one piece, to be copied
     if not found:
         say("no site here has an audit log yet; it begins with the first message")
-    for (folder, _), one in found.items():
+    for key, one in found.items():
         if one.fault is not None:
-            raise FedalloyError(f"the audit log of {folder.name} is not intact: {one.fault}")
+            raise FedalloyError(f"the audit log of {called[key]} is not intact: {one.fault}")
 
 
 @click.command("report")

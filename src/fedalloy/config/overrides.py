@@ -13,6 +13,7 @@ from typing import Any
 from fedalloy.base.checked import shown
 from fedalloy.base.options import without_effect
 from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, own_keys, usual_name
+from fedalloy.data.own.dataset import SUFFIXES
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 
@@ -37,8 +38,12 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         look = os.stat(path)
         if look.st_size > LARGEST_FILE:
             raise UsageError(f"{name} has {look.st_size:,} bytes; it may have {LARGEST_FILE:,}")
-        if not (stat.S_ISREG(look.st_mode) or stat.S_ISDIR(look.st_mode)):  # reading might never end
+        if stat.S_ISDIR(look.st_mode):
+            raise UsageError(f"{name} is a folder{_as_data(path)}")
+        if not stat.S_ISREG(look.st_mode):  # reading might never end
             raise UsageError(f"{name} cannot be read: it is a pipe or a device")
+        if path.suffix.lower() in SUFFIXES:
+            raise UsageError(f"{name} is not TOML{_as_data(path)}")
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except UsageError:
         raise
@@ -52,6 +57,11 @@ def read_toml(path: str | Path, what: str = "experiment file") -> dict[str, Any]
         raise UsageError(f"{name} is nested too deeply") from error
     except ValueError as error:  # bytes that are not UTF-8, a number with thousands of digits, an invalid path
         raise UsageError(f"{name} cannot be read: {error}") from error
+
+
+def _as_data(path: Path) -> str:
+    """What to write for a path that was given as an experiment, but looks like data."""
+    return f"; if it has your data, write data={path}"
 
 
 def _instead(path: Path) -> str:
@@ -89,7 +99,7 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
-        put(out, key, _value(raw))
+        put(out, key, read_value(raw))
         done.pop(key, None)
         for earlier in (one for name, (one, was) in done.items() if at(out, name) != was):
             raise UsageError(f"{text} undoes {earlier}; leave one of them out, or write {earlier} after it")
@@ -157,10 +167,10 @@ def table(key: str, value: Any) -> Any:
     return {NAMED_BY.get(key, "name"): value} if key in OPEN and isinstance(value, str) else value
 
 
-def _value(raw: str) -> Any:
+def read_value(raw: str) -> Any:
     """Read a value as TOML; a bare word is a string, and so are bare words in a list, whose quotes a shell removes.
 
-    >>> _value("0.5"), _value("fedprox"), _value("[age, 3, patient id]"), _value("[")
+    >>> read_value("0.5"), read_value("fedprox"), read_value("[age, 3, patient id]"), read_value("[")
     (0.5, 'fedprox', ['age', 3, 'patient id'], '[')
     """
     try:
@@ -168,5 +178,5 @@ def _value(raw: str) -> Any:
     except (ValueError, RecursionError):
         bare = raw.strip()
         if bare.startswith("[") and bare.endswith("]") and not any(sign in bare[1:-1] for sign in "[]{}\"'"):
-            return [_value(word.strip()) for word in bare[1:-1].split(",") if word.strip()]
+            return [read_value(word.strip()) for word in bare[1:-1].split(",") if word.strip()]
         return raw  # anything unreadable is refused as a string

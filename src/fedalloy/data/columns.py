@@ -221,13 +221,13 @@ def agree(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe) ->
             f"data.mean has {len(recipe.mean)} numbers and data.std {len(recipe.std or ())}, but there must be one for "
             f"each of the {len(numbers)} columns of numbers: {shown(listed(numbers))}"
         )
-    ready = []
+    ready, place_of = [], {name: place for place, name in enumerate(numbers)}
     for column in columns:
         said = [summary.columns[column.name] for summary in told if column.name in summary.columns]
         if column.categories is not None:
             ready.append(_categories(column.name, said, recipe))
         else:
-            ready.append(_numbers(column.name, numbers.index(column.name), said, recipe))
+            ready.append(_numbers(column.name, place_of[column.name], said, recipe))
     return Preparation(tuple(ready))
 
 

@@ -179,8 +179,8 @@ def _deal_by_shares(
     check_whole("min_size", min_size, least=0, most=total, of="the number of rows")
     if min_size * clients > total:
         raise UsageError(
-            f"{total:,} rows are too few for {clients} clients with at least {min_size} each; "
-            f"write clients={total // min_size} or fewer, or min_size={total // clients} or less"
+            f"{total:,} rows are too few for {clients} clients with at least {min_size} each; write "
+            f"partition.clients = {total // min_size} or fewer, or partition.min_size = {total // clients} or less"
         )
     for _ in range(MOST_DRAWS):
         counts = _draw_counts(rng, [len(rows) for rows in pools], clients, concentration, balanced=balanced)

@@ -57,7 +57,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it does not fit into memory"
     words = "".join(letter if letter.isprintable() else " " for letter in str(error)).split()
-    return " ".join(words).strip("'\"")[:200] or type(error).__name__
+    return " ".join(words).strip("'\".")[:200] or type(error).__name__
 
 
 def read_idx(path: Path) -> Array:

@@ -50,6 +50,18 @@ def middle(histograms: Sequence[Mapping[int, int]]) -> float:
     return 0.0
 
 
+def ends(place: int) -> tuple[float, float]:
+    """The smallest and the largest value in a bin, up to rounding.
+
+    >>> [round(end, 3) for end in ends(4419)], [round(end, 3) for end in ends(-4419)]
+    ([0.98, 1.0], [-1.0, -0.98])
+    """
+    if place == 0:
+        return -_LEAST, _LEAST
+    most = _GROWTH ** (abs(place) + _OFFSET)
+    return (most / _GROWTH, most) if place > 0 else (-most, -most / _GROWTH)
+
+
 def _value(place: int) -> float:
     """The value in a bin that is within one per cent of all others."""
     if place == 0:

@@ -35,7 +35,7 @@ from fedalloy.data.columns import (
 )
 from fedalloy.data.own.names import is_number
 from fedalloy.data.own.names import written as written_name
-from fedalloy.data.sketch import LAST_BIN
+from fedalloy.data.sketch import LAST_BIN, ends
 from fedalloy.errors import DataError
 
 MOST_ROWS = 1 << 40
@@ -43,6 +43,7 @@ LONGEST_CATEGORY = 100  # characters
 LARGEST = float(np.finfo(np.float32).max) * (1 + 1e-9)  # of a value; a mean may be larger by rounding
 CATEGORY = f"1 to {LONGEST_CATEGORY} printable characters"
 LONGEST = 1 << 22  # characters of a summary or a preparation
+ROUNDING = 1e-6  # of sums
 APART = 1e4  # times the size of the others' values: another unit, or a lie that would flatten everyone's inputs
 
 
@@ -78,7 +79,8 @@ def gathered(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe)
 def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: Sequence[str] = ()) -> None:
     """Refuse a client whose values are so much larger than the others' that theirs would all become one input.
 
-    The size is the root of the mean square; the others' is their median, so there must be two of them.
+    The size is the root of the mean square, of the values that are counted if the experiment gives mean and deviation;
+    the others' is their median, so there must be two of them.
 
     >>> told = {k: Summary(9, {"age": ColumnSummary(9, 9 * n, 9 * n * n)}) for k, n in enumerate((50.0, 60.0, 1e9))}
     >>> refuse_apart(told, [Column("age")], ["north", "south", "west"])  # doctest: +ELLIPSIS
@@ -88,7 +90,7 @@ def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: 
     """
     for column in columns:
         said = {k: one.columns[column.name] for k, one in told.items() if column.name in one.columns}
-        sizes = {k: math.sqrt(one.squares / one.present) for k, one in said.items() if one.present}
+        sizes = {k: _size(one) for k, one in said.items() if one.present and column.categories is None}
         for client, size in sizes.items():
             others = [other for k, other in sizes.items() if k != client]
             if len(others) > 1 and size > APART * (usual := float(np.median(others))) > 0:
@@ -97,6 +99,11 @@ def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: 
                     "as large as at the other clients; correct the unit or the values, or write "
                     f"data.drop = [{column.name!r}]"
                 )
+
+
+def _size(one: ColumnSummary) -> float:
+    counted = math.fsum(n * max(-low, high) ** 2 for (low, high), n in _spans(one))
+    return math.sqrt((one.squares or counted) / one.present)
 
 
 def summary_text(summary: Summary) -> str:
@@ -153,7 +160,31 @@ def _column(value: Any, column: Column, recipe: Recipe, most: int) -> ColumnSumm
         raise _refused(f"{name} does not count the {present} values that it has")
     if coded and present and not values:
         raise _refused(f"{name} has {present} values, but no category")
-    return ColumnSummary(present, total, squares, histogram, often)
+    found = ColumnSummary(present, total, squares, histogram, often)
+    if not coded and counted.keys() & wanted and recipe.mean is None:
+        _refuse_other_sums(name, found)
+    return found
+
+
+def _refuse_other_sums(name: str, one: ColumnSummary) -> None:
+    """Refuse counted values that do not add up to the sums: what replaces missing values may be far from the mean."""
+    least, most = (math.fsum(n * span[k] for span, n in _spans(one)) for k in (0, 1))
+    small = math.fsum(n * max(low, -high, 0.0) ** 2 for (low, high), n in _spans(one))
+    large = math.fsum(n * max(-low, high) ** 2 for (low, high), n in _spans(one))
+    room = ROUNDING * math.sqrt(large * one.present)
+    if not (
+        least - room <= one.total <= most + room and small * (1 - ROUNDING) <= one.squares <= large * (1 + ROUNDING)
+    ):
+        raise _refused(
+            f"the values that {name} counts do not have the sum {one.total:g} and the squares {one.squares:g}"
+        )
+
+
+def _spans(one: ColumnSummary) -> list[tuple[tuple[float, float], int]]:
+    """The limits of the values that are counted, and how many there are."""
+    exact = [((float(value), float(value)), n) for value, n in one.values.items()]
+    binned = [(ends(place), n) for place, n in one.histogram.items()]
+    return exact + binned
 
 
 def _asked(column: Column, recipe: Recipe) -> set[str]:
@@ -181,6 +212,27 @@ def read_preparation(text: str, columns: Sequence[Column]) -> Preparation:
     if not isinstance(found, list) or [_name(one) for one in found] != [column.name for column in columns]:
         raise _refused(f"they are not about the columns {shown([column.name for column in columns])}")
     return Preparation(tuple(_prepared(one, column) for one, column in zip(found, columns, strict=True)))
+
+
+def refuse_unagreed(preparation: Preparation, recipe: Recipe) -> None:
+    """Refuse a preparation from another machine that differs from what the experiment here says.
+
+    >>> refuse_unagreed(Preparation((PreparedColumn("age", 41.0, 9.0, 50.0),)), Recipe("median", (40.0,), (9.0,)))
+    Traceback (most recent call last):
+    ...
+    fedalloy.errors.DataError: its statistics are refused: age has the mean 41 and the deviation 9, not 40 and 9
+    """
+    numbers = [column for column in preparation.columns if column.categories is None]
+    for column, mean, std in zip(numbers, recipe.mean or (), recipe.std or (), strict=False):
+        if (column.mean, column.std) != (mean, std):
+            raise _refused(
+                f"{column.name} has the mean {column.mean:g} and the deviation {column.std:g}, not {mean:g} and {std:g}"
+            )
+    for column in preparation.columns:
+        if column.categories is not None and recipe.categories.get(column.name, column.categories) != column.categories:
+            raise _refused(f"{column.name} has other categories than data.categories")
+        if (column.fill is None) != (recipe.impute is None):
+            raise _refused(f"{column.name} {'has no' if recipe.impute else 'has a'} value in place of missing ones")
 
 
 def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:

@@ -17,6 +17,7 @@ stands for missing values - follows from what the sites tell before the first ro
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -113,8 +114,8 @@ def agreed_format(part: DataPart) -> Format:
             "data.name = 'sites' needs the format that all sites have agreed on: for tables data.columns with the name "
             "of each column, for images data.channels and data.size"
         )
-    if twice := [name for place, name in enumerate(columns) if name in columns[:place]]:
-        raise UsageError(f"data.columns has {twice[0]!r} twice; write each column once")
+    if len({*columns}) < len(columns):
+        raise UsageError(f"data.columns has {Counter(columns).most_common(1)[0][0]!r} twice; write each column once")
     if channels and part.size is None:
         raise UsageError(
             f"data.channels = {channels}, but there is no data.size, to which images are resized; for tables, write "

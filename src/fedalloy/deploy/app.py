@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from flwr.app import Context
@@ -32,8 +33,8 @@ from fedalloy.deploy.settings import Amount, Sizes, known_sizes, known_statistic
 from fedalloy.deploy.site import (
     agreed_experiment,
     keep_preparation,
+    keep_told,
     refuse_another,
-    refuse_changed,
     site_setting,
     site_summary,
 )
@@ -81,7 +82,8 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
         load_file(plugin)
     exp = read(deployment.experiment)
     before = described(deployment.run) if begun(deployment.run) else None
-    statistics = known_statistics(exp, before) if before is not None else summaries(grid, exp, deployment, say)
+    told: Mapping[int, Summary] = {} if before is not None else summaries(grid, exp, deployment, say)
+    statistics = known_statistics(exp, before) if before is not None else agreed_on(exp, told)
     built = without_sizes(exp, deployment.sites, statistics, deployment.server)
     if deployment.names:
         built = replace(built, setting=replace(built.setting, names=deployment.names))
@@ -89,7 +91,7 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
     if before is not None:
         built = with_sizes(built, known_sizes(before))
     else:
-        built = with_sizes(built, present(grid, exp, deployment, built.setting, say, prepared))
+        built = with_sizes(built, present(grid, exp, deployment, built.setting, say, prepared, told))
     engine = Flower(
         grid,
         built.setting,
@@ -105,10 +107,10 @@ def conducted(grid: Grid, deployment: Deployment, say: Say) -> None:
         simulate(exp, deployment.run, built=built, engine=engine, say=say)
 
 
-def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> Statistics | None:
-    """Ask the sites, once, for statistics of their columns; None if the experiment says all that is needed."""
+def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> Mapping[int, Summary]:
+    """Ask the sites, once, for statistics of their columns; empty if the experiment says all that is needed."""
     if exp.data.name != AGREED or constants(agreed := frame(exp.data)) is not None:
-        return None
+        return {}
     assert agreed.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(agreed)
@@ -124,6 +126,15 @@ def summaries(grid: Grid, exp: Experiment, deployment: Deployment, say: Say) -> 
     _refuse_missing(roster, deployment, "tell statistics of their columns")
     told = {client: one.summary for client, one in sorted(roster.known.items())}
     refuse_apart(told, agreed.columns, deployment.names)
+    return told
+
+
+def agreed_on(exp: Experiment, told: Mapping[int, Summary]) -> Statistics | None:
+    """Return the statistics that follow from what sites told; None if nobody was asked."""
+    if not told:
+        return None
+    agreed = frame(exp.data)
+    assert agreed.recipe is not None
     return gathered(list(told.values()), agreed.columns, agreed.recipe)
 
 
@@ -142,11 +153,18 @@ def valid(deployment: Deployment) -> Keys:
 
 
 def present(
-    grid: Grid, exp: Experiment, deployment: Deployment, setting: Setting, say: Say, prepared: str | None = None
+    grid: Grid,
+    exp: Experiment,
+    deployment: Deployment,
+    setting: Setting,
+    say: Say,
+    prepared: str | None = None,
+    summarised: Mapping[int, Summary] = MappingProxyType({}),
 ) -> Mapping[int, Sizes]:
     """Return what each site says it has, within the deployment's limits; from here on it is fixed.
 
-    A revoked site keeps its number, with one blank sample, and counts as a client that never answers.
+    A revoked site keeps its number, with one blank sample, and counts as a client that never answers. What a site told
+    in `summarised` must be about as many training rows.
     """
     told = make_method(exp).tells_counts
 
@@ -154,6 +172,8 @@ def present(
         parts = {"training": one.train, "test": one.test, "validation": one.validation}
         if (fault := _beyond(deployment, one.client, parts)) is not None:
             return fault
+        if one.client in summarised and (rows := summarised[one.client].rows) != one.train:
+            return f"claims {one.train:,} training samples, but told statistics of {rows:,}"
         if told and not one.counts:
             return f"did not send its label counts, which {exp.method.name} needs"
         return unlike(one, setting)
@@ -180,7 +200,6 @@ def setting_of(context: Context, asked: dict[str, Any], prepared: str | None) ->
     """Return a site's number, its setting and its memory folder; refuse a server with a different experiment."""
     folder = _folder(context)
     refuse_another(agreed(context), asked)
-    refuse_changed(folder, int(context.node_config[PARTITION]), prepared, context.run_id)
     client, setting = site_setting(folder, int(context.node_config["num-partitions"]), prepared)
     keep_preparation(folder, _same_number(client, context), prepared, context.run_id)
     return client, setting, folder / "memory"
@@ -190,7 +209,8 @@ def summary_of(context: Context, asked: dict[str, Any]) -> tuple[int, Summary]:
     """Return a site's number and what it tells about its training rows; refuse a server with another experiment."""
     refuse_another(agreed(context), asked)
     client, summary = site_summary(_folder(context), int(context.node_config["num-partitions"]))
-    return _same_number(client, context), summary
+    keep_told(_folder(context), _same_number(client, context), summary)
+    return client, summary
 
 
 def _same_number(client: int, context: Context) -> int:

@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedalloy.base.files import append_line
 from fedalloy.base.text import human_bytes
-from fedalloy.deploy.folder import Deployment
+from fedalloy.deploy.folder import Deployment, read_deployment
 from fedalloy.errors import UsageError
 from fedalloy.report.tables import Table
 from fedalloy.storage.audit import HEAD, LOG, AuditLog, Entry, Verified, verify
@@ -60,6 +61,26 @@ def site_folders(path: Path) -> list[Path]:
     if not found:
         raise UsageError(f"'{path}' is neither a site's folder nor a deployment with sites; name one of them")
     return found
+
+
+def site_names(path: Path) -> Sequence[str]:
+    """Return the names of all sites by their numbers, as a deployment or a site's own experiment has them.
+
+    They are empty if the experiment gives none, or if a site's file cannot be read: the log can be shown all the same.
+    """
+    if (path / "deployment.toml").is_file():
+        return read_deployment(path).names
+    try:
+        clients = tomllib.loads((path / "experiment.toml").read_text(encoding="utf-8")).get("clients")
+    except (OSError, ValueError):
+        return ()
+    listed = clients if isinstance(clients, list) else []
+    return [str(one.get("name", "")) if isinstance(one, Mapping) else "" for one in listed]
+
+
+def site_label(names: Sequence[str], folder: Path, client: int) -> str:
+    """Return what a site is called: its name, or else that of its folder."""
+    return (names[client] if client < len(names) else "") or folder.name
 
 
 def audited(path: Path, noted: Collection[str] = ()) -> dict[tuple[Path, int], Verified]:

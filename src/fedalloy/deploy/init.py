@@ -21,7 +21,7 @@ from fedalloy.deploy import keys, scripts
 from fedalloy.deploy.agreed import AGREED, constants, frame
 from fedalloy.deploy.folder import Deployment, parse_address
 from fedalloy.deploy.own_files import handed, has_own_files, refuse_pooled
-from fedalloy.deploy.settings import without_sizes
+from fedalloy.deploy.settings import refuse_resized, without_sizes
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
 from fedalloy.run.runner import refuse_unfit
@@ -77,6 +77,8 @@ def init(
         raise UsageError("nobody says how many sites there are; write --sites 3, or [[clients]] with a name for each")
     hand = handed(values, exp, raw)
     values, exp = hand.values, experiment(hand.values)
+    if raw is not None:
+        refuse_resized(raw, frame(exp.data))
     deployment = Deployment(Path(out).absolute(), host, port, sites)
     names = refuse_undeployable(exp, sites, hand.public).names
     deployment = replace(deployment, names=tuple(names))

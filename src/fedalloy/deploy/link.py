@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fedalloy.base.files import PRIVATE, as_json, locked, write_atomically
 from fedalloy.deploy.folder import Deployment
-from fedalloy.deploy.site_keys import REVOKED, is_revoked, settle, valid_keys
+from fedalloy.deploy.site_keys import REVOKED, is_revoked, nodes_file, settle, valid_keys
 from fedalloy.errors import FedalloyError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def reconcile(deployment: Deployment) -> None:
         for key in keys.keys() - known.keys():
             known[key] = client.RegisterNode(RegisterNodeRequest(public_key=key)).node_id
     found = {str(number): str(known[key]) for key, number in keys.items()}
-    write_atomically(_nodes(deployment), as_json(found), PRIVATE)
+    write_atomically(nodes_file(deployment), as_json(found), PRIVATE)
 
 
 def lock_file(deployment: Deployment) -> Path:
@@ -131,7 +131,7 @@ def bound_nodes(deployment: Deployment) -> dict[int, int]:
 
 def node_ids(deployment: Deployment) -> dict[str, str]:
     """Return Flower's node id of each site, as assigned at registration."""
-    file = _nodes(deployment)
+    file = nodes_file(deployment)
     found: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
     return found
 
@@ -186,7 +186,3 @@ def cancel(deployment: Deployment, run: str) -> None:
 
     with connected(deployment) as client:
         client.StopRun(StopRunRequest(run_id=int(run)))
-
-
-def _nodes(deployment: Deployment) -> Path:
-    return deployment.state / "nodes.json"

@@ -188,8 +188,19 @@ def told(exp: Experiment, client: int, data: Dataset) -> Summary:
     if not data.recipe.asks(data.columns):
         raise UsageError("the experiment says how all rows are prepared, so this site has no statistics to tell")
     everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
+    refuse_resized(data, frame(exp.data))
     rows, _, _ = split_of(data, exp, client)
     return without_few(summarise(everything[rows], data.columns, data.recipe))
+
+
+def refuse_resized(data: Dataset, agreed: Dataset) -> None:
+    """Refuse images of another size than agreed if statistics must be told: nobody else knows how many pixels count."""
+    (height, width), (size, _) = data.x.shape[2:], agreed.x.shape[2:]
+    if data.x.shape[2:] != agreed.x.shape[2:] and constants(agreed) is None:
+        raise UsageError(
+            f"the images have {width} x {height} pixels and would be resized to {size} x {size}, but statistics are "
+            f"told before that; save them with {size} x {size} pixels, or write data.mean and data.std"
+        )
 
 
 def split_of(data: Dataset, exp: Experiment, client: int) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedalloy.base.checked import construct
-from fedalloy.base.files import PRIVATE, make_folder, write_atomically
+from fedalloy.base.files import PRIVATE, locked, make_folder, write_atomically
 from fedalloy.base.plugins import load_file, load_installed
 from fedalloy.config.experiment import made_from, read
 from fedalloy.config.methods import for_method, make_method
@@ -17,12 +18,12 @@ from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment
 from fedalloy.data.columns import Summary
 from fedalloy.data.samples import Dataset
-from fedalloy.data.statistics import read_preparation
+from fedalloy.data.statistics import read_preparation, refuse_unagreed, summary_text
 from fedalloy.deploy.agreed import AGREED, constants, frame, read_site_data
 from fedalloy.deploy.settings import for_share, for_site, split_of, told
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import Setting
-from fedalloy.storage.store import FREE, METHOD_PARTS
+from fedalloy.storage.store import FREE, METHOD_PARTS, experiment_digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +56,55 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
     if site.share is not None:
         return site.client, for_share(exp, site.client, site.share)
     data = own_data(folder, site, exp)
-    ready = constants(frame(exp.data))
+    agreed = frame(exp.data)
+    ready = constants(agreed)
     if ready is None:
         if prepared is None:
             raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
         ready = read_preparation(prepared, data.columns)
+        assert agreed.recipe is not None
+        refuse_unagreed(ready, agreed.recipe)
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
 
 
 def keep_preparation(folder: Path, client: int, prepared: str | None, run: int) -> None:
-    """Write down how the server says, in this Flower run, that rows are prepared; the site needs it without the server.
+    """Write down how the server says that rows are prepared; refuse another preparation in the same Flower run.
 
-    See `refuse_changed` and `kept_preparation`.
+    With inputs of its choice, round by round, it could learn of rows what no round tells otherwise. Messages that
+    arrive at once take turns. The site also needs the preparation without the server, see `kept_preparation`.
     """
     file, kept = _preparation(folder, client), {"run": run, "prepared": prepared}
-    if prepared is not None and _kept(file) != kept:
-        make_folder(file.parent)
+    if prepared is None or _kept(file) == kept:
+        return
+    make_folder(file.parent)
+    with locked(file.with_suffix(".lock")):
+        before = _kept(file)
+        if before.get("run") == run and before.get("prepared") != prepared:
+            raise UsageError("the server's message is refused: it prepares rows differently than before in this run")
         write_atomically(file, json.dumps(kept).encode(), PRIVATE)
+
+
+def keep_told(folder: Path, client: int, summary: Summary) -> None:
+    """Write down, before it is sent, what this site tells about its rows; refuse to tell anything else later.
+
+    A server that asks again after a row was added or corrected would see from the difference what is in that row.
+    With another experiment of its own, a site tells anew.
+    """
+    file = folder / "memory" / str(client) / "told.json"
+    about = {
+        "experiment": experiment_digest({"experiment": agreed_experiment(folder).to_dict()}),
+        "told": hashlib.sha256(summary_text(summary).encode()).hexdigest(),
+    }
+    make_folder(file.parent)
+    with locked(file.with_suffix(".lock")):
+        before = _kept(file)
+        if before.get("experiment") == about["experiment"] and before != about:
+            raise UsageError(
+                "the rows of this site have changed since it told their statistics, and the difference would reveal "
+                "how; restore them, or, if its operator agrees, remove told.json at this site"
+            )
+        if before != about:
+            write_atomically(file, json.dumps(about).encode(), PRIVATE)
 
 
 def kept_preparation(folder: Path, client: int) -> str | None:
@@ -80,18 +113,8 @@ def kept_preparation(folder: Path, client: int) -> str | None:
     return prepared if isinstance(prepared, str) else None
 
 
-def refuse_changed(folder: Path, client: int, prepared: str | None, run: int) -> None:
-    """Refuse a server that prepares rows differently than it said before in the same Flower run.
-
-    With inputs of its choice, round by round, it could learn of rows what no round tells otherwise.
-    """
-    kept = _kept(_preparation(folder, client))
-    if prepared is not None and kept.get("run") == run and kept.get("prepared") != prepared:
-        raise UsageError("the server's message is refused: it prepares rows differently than before in this run")
-
-
 def _kept(file: Path) -> dict[str, Any]:
-    """What `keep_preparation` wrote; nothing if the file is missing or damaged."""
+    """What was written down; nothing if the file is missing or damaged."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -107,6 +107,7 @@ def settle(deployment: Deployment, sites: Iterable[int]) -> list[int]:
     for site in sites:
         current, following, marker = current_file(deployment, site), _next(deployment, site), _marker(deployment, site)
         if following.exists():
+            _unbind(deployment, site)
             if current.exists():
                 _retire(deployment, site)
             remove_file(marker)
@@ -118,6 +119,19 @@ def settle(deployment: Deployment, sites: Iterable[int]) -> list[int]:
         if _install(deployment, site) and site not in replaced:
             replaced.append(site)
     return replaced
+
+
+def nodes_file(deployment: Deployment) -> Path:
+    """Return the file with Flower's node id of each site, as assigned at registration."""
+    return deployment.state / "nodes.json"
+
+
+def _unbind(deployment: Deployment, site: int) -> None:
+    """Forget which node a site is: an answer from its old key may still be waiting at a SuperLink that is not told."""
+    file = nodes_file(deployment)
+    found = json.loads(_text(file)) if file.exists() else {}
+    if found.pop(str(site), None) is not None:
+        write_atomically(file, as_json(found), PRIVATE)
 
 
 def _install(deployment: Deployment, site: int) -> bool:

@@ -12,8 +12,8 @@ from fedalloy.base.files import PRIVATE, write_atomically
 from fedalloy.base.text import human_bytes, printable, shortened
 from fedalloy.config.methods import make_method
 from fedalloy.config.sections import Experiment
-from fedalloy.deploy.audit import audited, kinds_of, name_of, rows
-from fedalloy.deploy.folder import Say, read_deployment
+from fedalloy.deploy.audit import audited, kinds_of, name_of, rows, site_label, site_names
+from fedalloy.deploy.folder import Say
 from fedalloy.deploy.site import agreed_experiment
 from fedalloy.deploy.site_scores import Curves, gain, last_scores, over_rounds, picture, score_table, scored
 from fedalloy.engine.flower.memory import Memory
@@ -34,10 +34,10 @@ def write_pages(path: Path, out: str, say: Say, *, alone: bool) -> list[Path]:
     if not found:
         raise UsageError(f"no site in '{path}' has an audit log yet; it begins with the first message")
     several = len(found) > 1
-    names = _names(path)
+    names = site_names(path)
     written = []
     for (folder, client), log in found.items():
-        name = names[client] if client < len(names) else folder.name
+        name = site_label(names, folder, client)
         own = None
         if alone:
             from fedalloy.deploy.alone import trained_alone
@@ -52,10 +52,6 @@ def write_pages(path: Path, out: str, say: Say, *, alone: bool) -> list[Path]:
         write_atomically(target, render(folder, client, log, name, own).encode(), PRIVATE)  # as private as the log
         written.append(target)
     return written
-
-
-def _names(path: Path) -> Sequence[str]:
-    return read_deployment(path).names if (path / "deployment.toml").is_file() else ()
 
 
 def render(folder: Path, client: int, log: Verified, name: str, alone: Mapping[str, Any] | None = None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedalloy.base.text import MISSING, number, view_name
+from fedalloy.federation.classification import COMMON
 from fedalloy.federation.intervals import Interval
 from fedalloy.report.chart import Axis, Chart, Field, Layer, Shape, Switch, around, band, dots, line
 from fedalloy.report.gains_table import Listing, signed
@@ -47,8 +48,13 @@ def last_scores(curves: Curves) -> dict[str, Scores]:
 
 
 def lead(scores: Scores) -> str | None:
-    """Return the name of the score that comes first: the accuracy, or R2 of numbers."""
-    return next((name for name in ("accuracy", "r2") if _number(scores, name) is not None), None)
+    """Return the name of the score that comes first: the accuracy, or R2 of numbers.
+
+    If always giving the same answer would be right for more than two thirds of the test rows, it is balanced accuracy.
+    """
+    rare = (_number(scores, "commonest") or 0.0) > COMMON
+    names = ("balanced", "accuracy") if rare else ("accuracy", "r2")
+    return next((name for name in names if _number(scores, name) is not None), None)
 
 
 def _number(scores: Scores, name: str) -> float | None:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedalloy.federation.across import Floats
 
 Counts = NDArray[np.int64]
+COMMON = 2 / 3  # of rows: if always giving the same answer is right more often, accuracy does not rank models
 KEPT, DECIMALS = 2.0**40, 12  # precision of log odds: far above float32's, which networks compute with
 
 
@@ -32,6 +33,41 @@ def balanced_accuracy(confusion: Counts) -> Floats:
     0.75
     """
     return _mean_of_known(share(_diagonal(confusion), confusion.sum(-1)))
+
+
+def balanced_error(confusion: Counts) -> Floats:
+    """The standard error of balanced accuracy, from the samples of each class; `nan` with fewer than two classes.
+
+    Recalls are pulled towards one half as by two more samples: of three samples, none found is not certainly none.
+
+    >>> float(balanced_error(np.array([[97, 1], [1, 1]]))) > 0.5 * 0.25  # by the class of two samples
+    True
+    """
+    present = confusion.sum(-1)
+    recall = share(_diagonal(confusion) + 1, present + 2)
+    classes = (present > 0).sum(-1)
+    spread = np.nansum(share(recall * (1 - recall), present), -1)
+    return np.where(classes > 1, np.sqrt(spread) / np.maximum(classes, 1), math.nan)
+
+
+def balanced_if_several(confusion: Counts) -> Floats:
+    """Balanced accuracy where there are samples of two classes or more; of one class only it would be its recall.
+
+    >>> balanced_if_several(np.array([[[3, 1], [1, 1]], [[4, 0], [0, 0]]]))
+    array([0.625,   nan])
+    """
+    return np.where((confusion.sum(-1) > 0).sum(-1) > 1, balanced_accuracy(confusion), math.nan)
+
+
+def label_balance(confusion: Counts) -> tuple[Floats, Floats]:
+    """Balanced accuracy, mean over the labels that some samples have and others lack, and its standard error.
+
+    Answers about one sample depend on each other: the error is that of labels which err together.
+
+    >>> [float(value) for value in label_balance(np.array([[[3, 1], [1, 1]], [[4, 2], [0, 0]]]))][0]
+    0.625
+    """
+    return _mean_of_known(balanced_if_several(confusion)), _mean_of_known(balanced_error(confusion))
 
 
 def macro_f1(confusion: Counts) -> Floats:
@@ -87,6 +123,16 @@ def label_rates(confusion: Counts) -> tuple[Floats, Floats]:
     total = confusion.sum(-1)
     found, spared = (share(confusion[..., i, i], total[..., i]) for i in (1, 0))
     return _mean_of_known(found), _mean_of_known(spared)
+
+
+def commonest(confusion: Counts) -> float:
+    """How often a model is right that always gives the commonest answer: from counts [C, C], or of labels [C, 2, 2].
+
+    >>> commonest(np.array([[3, 1], [1, 0]])), commonest(np.array([[[3, 1], [0, 0]], [[1, 0], [2, 1]]]))
+    (0.8, 0.875)
+    """
+    present = confusion.sum(-1)
+    return float(np.nan_to_num(share(present.max(-1), present.sum(-1))).mean())
 
 
 def log_odds(logits: ArrayLike) -> Floats:

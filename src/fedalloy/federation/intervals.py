@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from fedalloy.base.student import t_quantile
 
@@ -27,6 +27,32 @@ def wilson(share: float, size: int) -> Interval:
     middle = (share + Z**2 / (2 * size)) / (1 + Z**2 / size)
     half = Z / (1 + Z**2 / size) * math.sqrt(share * (1 - share) / size + Z**2 / (4 * size**2))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def of_mean(shares: Sequence[float], sizes: Sequence[int]) -> Interval:
+    """The interval of a mean of shares of different samples, from Wilson's of each (Zou and Donner's MOVER, 2008).
+
+    Shares of no samples are left out. One share has its own interval.
+
+    >>> [round(end, 3) for end in of_mean([0.5, 0.9], [10, 90])], of_mean([0.5, math.nan], [10, 0]) == wilson(0.5, 10)
+    ([0.562, 0.834], True)
+    """
+    known = [(share, span) for share, n in zip(shares, sizes, strict=True) if (span := wilson(share, n)) is not None]
+    if not known:
+        return None
+    middle = math.fsum(share for share, _ in known) / len(known)
+    down, up = (math.hypot(*(share - span[end] for share, span in known)) / len(known) for end in (0, 1))
+    return middle - down, middle + up
+
+
+def mean_of(spans: Iterable[Interval]) -> Interval:
+    """The mean of intervals of what is measured on the same samples, as if it erred together: it is rather wide.
+
+    >>> mean_of([(0.25, 0.75), None, (0.5, 1.0)])
+    (0.375, 0.875)
+    """
+    ends = [span for span in spans if span is not None]
+    return (sum(low for low, _ in ends) / len(ends), sum(high for _, high in ends) / len(ends)) if ends else None
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval:

@@ -89,7 +89,8 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "balanced", "Balanced %", "percent", "high", table="comparison",
-            meaning="Balanced accuracy: the mean recall over the classes, pooled over all clients' test samples.",
+            meaning="Balanced accuracy: the mean recall over the classes, pooled over all clients' test samples. With "
+            "several labels, the mean over labels, each a problem of two classes.",
         ),
         Metric(
             "macro_f1", "Macro-F1 %", "percent", "high", table="comparison",
@@ -216,6 +217,7 @@ METRICS: dict[str, Metric] = {
 
 # What texts call a client's score, and AMP, the mean of all scores.
 SCORES: dict[Task, str] = {"classes": "accuracy", "labels": "label accuracy", "numbers": "R2"}
+BALANCED = "balanced accuracy"  # the score of data on which a model that always gives one answer is mostly right
 AVERAGES: dict[Task, str] = {"classes": "AMP", "labels": "label accuracy", "numbers": "R2"}
 HEADINGS: dict[Task, dict[str, str]] = {
     "classes": {},

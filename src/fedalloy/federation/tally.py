@@ -24,7 +24,10 @@ from fedalloy.federation.classification import (
     accuracy_per_client,
     auc,
     balanced_accuracy,
+    balanced_error,
+    balanced_if_several,
     calibration_error,
+    label_balance,
     label_f1,
     label_rates,
     log_odds,
@@ -171,15 +174,24 @@ def _view_of_classes(setting: Setting, counts: Mapping[int, Tree]) -> Any:
     score = accuracy_per_client(confusion)
     pooled = {
         "balanced": float(balanced_accuracy(confusion.sum(0))),
+        "balanced_error": float(balanced_error(confusion.sum(0))),
         "macro_f1": float(macro_f1(confusion.sum(0))),
         "auc": weighted(mean_areas, sizes),
         "sensitivity": pooled_rates[0],
         "specificity": pooled_rates[1],
         "ece": weighted(errors, sizes),
     }
-    each = {"auc": mean_areas, "sensitivity": rates[0], "specificity": rates[1], "ece": errors}
+    each = {
+        "balanced": balanced_if_several(confusion),
+        "balanced_error": balanced_error(confusion),
+        "auc": mean_areas,
+        "sensitivity": rates[0],
+        "specificity": rates[1],
+        "ece": errors,
+    }
     spread = {
         "accuracy": [intervals.wilson(a, n) for a, n in zip(score.tolist(), sizes.tolist(), strict=True)],
+        "balanced": [_balanced_span(one) for one in confusion],
         "auc": spans,
         **(dict(zip(("sensitivity", "specificity"), sure, strict=True)) if sure else {}),
     }
@@ -212,8 +224,11 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
     mean_areas, spans = _areas_by_client(setting, counts, confusion[..., 1, :].sum(-1), sizes)
     found, spared = label_rates(confusion)
     pooled_found, pooled_spared = label_rates(confusion.sum(0))
+    balanced, error = label_balance(confusion)
+    pooled_balanced, pooled_error = label_balance(confusion.sum(0))
     pooled = {
-        "balanced": math.nan,
+        "balanced": float(pooled_balanced),
+        "balanced_error": float(pooled_error),
         "macro_f1": float(label_f1(confusion.sum(0))),
         "auc": weighted(mean_areas, sizes),
         "sensitivity": float(pooled_found),
@@ -221,6 +236,8 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
         "subset": float(share(exact.sum(), sizes.sum())),
     }
     each = {
+        "balanced": balanced,
+        "balanced_error": error,
         "auc": mean_areas,
         "sensitivity": found,
         "specificity": spared,
@@ -232,6 +249,7 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
         name: [intervals.wilson(a, n) for a, n in zip(values.tolist(), sizes.tolist(), strict=True)]
         for name, values in (("accuracy", score), ("subset", subset))
     }
+    spread["balanced"] = [intervals.mean_of(_balanced_span(label) for label in one) for one in confusion]
     return score, sizes, pooled, each, _details({**spread, "auc": spans}, confusion)
 
 
@@ -309,7 +327,7 @@ def _areas_by_client(
 ) -> tuple[Floats, list[Interval]]:
     """The mean of each client's AUCs, over the classes that have one, and its interval.
 
-    The ends of an interval are the means of the classes' ends, as if classes erred together: it is rather wide.
+    An interval is the mean of the classes' intervals.
     """
     areas = np.full((len(setting.sites), _areas(setting)), math.nan)
     for k, one in counts.items():
@@ -317,16 +335,18 @@ def _areas_by_client(
         areas[k] = np.where(values == UNKNOWN, math.nan, values)
     spans: list[Interval] = []
     for k in range(len(areas)):
-        ends = [
-            span
-            for area, m in zip(areas[k].tolist(), positives[k].tolist(), strict=True)
-            if (span := intervals.of_auc(area, m, int(sizes[k]) - m)) is not None
-        ]
-        spans.append(
-            (sum(low for low, _ in ends) / len(ends), sum(high for _, high in ends) / len(ends)) if ends else None
-        )
+        both = zip(areas[k].tolist(), positives[k].tolist(), strict=True)
+        spans.append(intervals.mean_of(intervals.of_auc(area, m, int(sizes[k]) - m) for area, m in both))
     known = ~np.isnan(areas)
     return share(np.nansum(areas, 1), known.sum(1)), spans
+
+
+def _balanced_span(confusion: Counts) -> Interval:
+    """The interval of one client's balanced accuracy, if it has samples of several classes."""
+    if math.isnan(balanced_if_several(confusion)):
+        return None
+    present = confusion.sum(-1)
+    return intervals.of_mean(share(np.diagonal(confusion), present).tolist(), present.tolist())
 
 
 def _details(spread: Mapping[str, Sequence[Interval]], confusion: Counts | None = None) -> dict[str, Any]:

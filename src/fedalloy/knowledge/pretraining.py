@@ -15,8 +15,7 @@ from fedalloy.base.tree import Tree
 from fedalloy.data.samples import Samples
 from fedalloy.federation.core import Client, Method
 from fedalloy.train.fit import Loss, Optimiser, fit, load, params, predict
-from fedalloy.train.losses import task_loss
-from fedalloy.train.scores import WORST, score, standard_error
+from fedalloy.train.scores import WORST, effective_size, score, standard_error
 
 ConvergedBy = Literal["held_out", "training"]
 Round = Callable[[Client, Tree], Tree]  # one round of local work: the weights after it
@@ -162,7 +161,8 @@ def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out:
     `train(me, weights)` is one round of local work. A share `held_out` of the samples, rounded down and drawn at
     random, is not trained on; no test set is used. Training stops when the accuracy on them has not exceeded the
     best for `patience` rounds in a row. This ends without a limit, because an accuracy on n samples has
-    n + 1 values and cannot rise more than n times. Evaluations on held-out samples are not counted as passes.
+    n + 1 values and cannot rise more than n times, and one with class weights finitely many. Evaluations on held-out
+    samples are not counted as passes.
 
     The result is the last round whose accuracy is within one standard error of the best. With the few samples that a
     client can hold out, the best round itself is a matter of luck, and mostly too early. If there are too few
@@ -180,7 +180,7 @@ def rounds_until_converged(me: Client, train: Round, *, patience: int, held_out:
         accuracy, _ = _trial(me.net(weights), me, aside)
         trials.append(accuracy)
     best = max(trials)
-    error = standard_error(me.task, best, len(aside))
+    error = standard_error(me.task, best, effective_size(me.task, aside.labels, me.class_weights))
     return max(round for round, accuracy in enumerate(trials, start=1) if accuracy >= best - error)
 
 
@@ -191,7 +191,8 @@ def _held_out(samples: Samples, share: float, order: torch.Generator) -> tuple[S
 
 
 def _trial(net: nn.Module, me: Client, samples: Samples) -> tuple[float, float]:
-    """Score and negative loss, to be compared in this order."""
+    """Score and negative loss, to be compared in this order; by the client's class weights, if it has any."""
     with me.meter.paused():
         outputs = predict(net, samples)
-    return score(me.task, outputs, samples.labels), -float(task_loss(me.task, outputs, samples.labels))
+    found = score(me.task, outputs, samples.labels, me.class_weights)
+    return found, -float(me.loss(outputs, samples.labels))

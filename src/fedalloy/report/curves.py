@@ -30,7 +30,7 @@ from fedalloy.report.chart import (
 from fedalloy.report.gains_table import Listing
 from fedalloy.report.series import Floats, Series
 from fedalloy.storage.results import Run
-from fedalloy.storage.rows import task_of
+from fedalloy.storage.rows import agreed, leads, task_of
 
 # What a curve can be drawn against: the title of the axis, the metric that is summed up, and the kind of its numbers.
 ROUND = "Round"
@@ -69,10 +69,17 @@ def metric_chart(runs: Sequence[Run], series: Sequence[Series], metric: str, *, 
     task = task_of(runs)
     title = replace(METRICS[metric], heading=heading_of(metric, task)).title
     several = max((len(one.runs) for one in series), default=1) > 1
-    caption = f"{heading_of(metric, task)} after each round. {meaning_of(metric, task).split('. ')[0].rstrip('.')}."
+    caption = f"{_said(runs, metric)} after each round. {meaning_of(metric, task).split('. ')[0].rstrip('.')}."
     if several:
         caption += " A line is the mean over seeds; the band is one standard deviation."
     return _chart(f"curves-{metric}", title, curves, caption, costs=costs)
+
+
+def _said(runs: Sequence[Run], metric: str) -> str:
+    leading = agreed(leads(run) for run in runs)
+    if metric == leading.first:
+        return f"{leading.average[:1].upper()}{leading.average[1:]} on all clients' test data"
+    return heading_of(metric, leading.task)
 
 
 def note_chart(series: Sequence[Series], name: str, place: int) -> Chart:

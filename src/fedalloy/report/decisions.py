@@ -19,16 +19,17 @@ from fedalloy.storage.results import Run
 from fedalloy.storage.rows import leads
 
 EACH: dict[Task, tuple[str, ...]] = {
-    "classes": ("auc", "sensitivity", "specificity", "ece"),
-    "labels": ("auc", "macro_f1", "subset"),
+    "classes": ("balanced", "auc", "sensitivity", "specificity", "ece"),
+    "labels": ("balanced", "auc", "macro_f1", "subset"),
     "numbers": ("mae", "rmse"),
 }
 WIDEST = 20  # classes of a confusion matrix that a page can show
 NOTE = "In brackets: the 95 % interval that follows from the number of test samples. "
 RULES: dict[Task, str] = {
-    "classes": "Wilson's for accuracy, and with two classes for the rates; Newcombe's for AUC. AUC needs test samples "
-    "of several classes.",
-    "labels": "Wilson's for shares, by samples; Newcombe's for AUC, which needs samples with and without a label.",
+    "classes": "Wilson's for accuracy, and with two classes for the rates; Zou and Donner's for balanced accuracy, "
+    "from Wilson's of each class; Newcombe's for AUC. Balanced accuracy and AUC need test samples of several classes.",
+    "labels": "Wilson's for shares, by samples; Zou and Donner's for balanced accuracy and Newcombe's for AUC, which "
+    "need samples with and without a label.",
     "numbers": "Student's; of R2, by the logarithm of 1 - R2, which needs targets that differ.",
 }
 

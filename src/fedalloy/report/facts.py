@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedalloy.base.text import human_bytes, human_seconds, listed
+from fedalloy.base.text import human_bytes, human_seconds, listed, number
 from fedalloy.config.experiment import recorded
 from fedalloy.config.methods import make_method
 from fedalloy.data.card import jensen_shannon
+from fedalloy.data.catalogue import AGREED, LISTED
 from fedalloy.errors import FedalloyError
 from fedalloy.federation import disclosure
 from fedalloy.federation.core import methods
@@ -21,6 +23,7 @@ from fedalloy.report.coverage import uncovered
 from fedalloy.report.partition_plot import Counts
 from fedalloy.report.spent import private
 from fedalloy.storage.results import Run
+from fedalloy.storage.rows import WEIGHTS, leads, share_of_commonest, weights_would_help
 
 SECONDS = ("client", "server", "evaluation", "checkpoint", "total")
 
@@ -88,14 +91,43 @@ def warnings(runs: Sequence[Run]) -> list[str]:
         *unheard(runs),
         *uncovered(runs),
         *private(runs),
+        *rare_classes(runs),
         *prepared(runs),
     ]
+
+
+def rare_classes(runs: Sequence[Run]) -> list[str]:
+    """A sentence for each data set on which a model that always gives the same answer would be mostly right.
+
+    >>> view = {"clients": {"balanced": [0.5]}}
+    >>> meta = {"label": "FedAvg", "data": {"name": "wards"}, "clients": {"class_counts": [[95, 5]]}}
+    >>> rare_classes([Run(meta, ({"round": 1, "views": {"aca": view}},))])[0].partition(",")[0]
+    "In 'wards' always giving the same answer would be right for 95 % of the rows"
+    """
+    found: dict[str, str] = {}
+    for run in runs:
+        lead = leads(run)
+        if lead.first != "balanced" or not run.views:
+            continue
+        name, share = run.meta.get("data", {}).get("name"), share_of_commonest(run, lead.task)
+        same = "the same answer" if lead.task == "classes" else "each label's commonest answer"
+        told = (
+            f"In '{name}' always giving {same} would be right for {number(100 * share, 0)} % of the rows, so methods "
+            "are ranked by balanced accuracy"
+        )
+        if weights_would_help(run):
+            told += f"; {WEIGHTS} keeps a rare class from being ignored"
+        found.setdefault(str(name), f"{told}.")
+    return list(found.values())
 
 
 def prepared(runs: Sequence[Run]) -> list[str]:
     """A sentence for each data set that clients prepared with statistics of their own rows.
 
     >>> run = Run({"label": "FedAvg", "data": {"name": "wards", "statistics": {"up": 90, "down": 30}}}, ())
+    >>> listed = Run({"label": "FedAvg", "data": {"name": "clients", "statistics": {"up": 90, "down": 30}}}, ())
+    >>> prepared([listed])
+    ['Before the first round, the clients told statistics of their columns: 120 bytes in all.']
     >>> prepared([run, run])
     ["Before the first round, the clients of 'wards' told statistics of their columns: 120 bytes in all."]
     """
@@ -103,8 +135,9 @@ def prepared(runs: Sequence[Run]) -> list[str]:
     costs: dict[str, int] = {}
     for data in about:
         costs[data["name"]] = max(costs.get(data["name"], 0), sum(data["statistics"].values()))
+    whose = {name: "the clients" if name in (AGREED, LISTED) else f"the clients of '{name}'" for name in costs}
     return [
-        f"Before the first round, the clients of '{name}' told statistics of their columns: {cost:,} bytes in all."
+        f"Before the first round, {whose[name]} told statistics of their columns: {cost:,} bytes in all."
         for name, cost in costs.items()
         if cost
     ]
@@ -170,6 +203,22 @@ def skipped(runs: Sequence[Run]) -> list[str]:
     return found
 
 
+def held(run: Run) -> str:
+    """How many training samples the clients hold.
+
+    >>> held(Run({"clients": {"train_sizes": [30, 10, 20]}}, ()))
+    '3 clients hold 10 to 30 training samples each (median 20).'
+    """
+    return _held(np.asarray(run.meta["clients"]["train_sizes"]))
+
+
+def _held(sizes: NDArray[np.int64]) -> str:
+    return (
+        f"{len(sizes)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
+        f"(median {np.median(sizes):,.0f})."
+    )
+
+
 def skew(counts: Counts) -> str:
     """Describe how clients differ: in size, classes, the share of their most common class, and class distribution.
 
@@ -183,8 +232,7 @@ def skew(counts: Counts) -> str:
     mixtures = counts[sizes > 0] / sizes[sizes > 0, None]
     distance = jensen_shannon(mixtures, counts.sum(axis=0) / counts.sum())
     return (
-        f"{len(counts)} clients hold {sizes.min():,} to {sizes.max():,} training samples each "
-        f"(median {np.median(sizes):,.0f}). The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
+        f"{_held(sizes)} The median client has {np.median((counts > 0).sum(axis=1)):.0f} of "
         f"{counts.shape[1]} classes, and {np.median(mixtures.max(axis=1)):.0%} of its samples are of one class. "
         f"The mean distance of a client's class distribution from the overall one is {distance.mean():.2f} "
         "(Jensen-Shannon: 0 is identical, 1 is disjoint)."

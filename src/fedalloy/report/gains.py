@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy.base.text import series_names
-from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 from fedalloy.report.statistics import t_interval
 from fedalloy.storage.results import STAGES, Run, Selection
-from fedalloy.storage.rows import CombinedRow, combine, gain_over, leads, rows
+from fedalloy.storage.rows import CombinedRow, Leads, Row, agreed, combine, gain_over, rows
 
 Floats = NDArray[np.float64]
 CONVERGED, EQUAL, POOLED = "local-converged", "local", "centralised"  # the bounds, by their registered names
@@ -23,11 +22,15 @@ BOUNDS = (CONVERGED, EQUAL, POOLED)
 # since the best that a client reaches alone is what it has without federating.
 REFERENCES = ((CONVERGED, "personal"), (EQUAL, "personal"), ("fedavg", "aca"))
 CLEARLY = 2  # standard errors
+SCORED = {"amp": "accuracy", "balanced": "balanced"}  # the score of a client behind that of all
 
 
 @dataclass(frozen=True)
 class Gains:
-    """Each tested client's gain with one method over one reference, in percentage points of accuracy.
+    """Each tested client's gain with one method over one reference, in percentage points of its score.
+
+    The score is the accuracy; the balanced one if accuracy does not rank models (`fedalloy.storage.rows.leads`), which
+    a client with test samples of one class only does not have; the share of right labels; or R2.
 
     A client is one of a split: where seeds divide the data alike its values are means over them, and where every seed
     has a split of its own, clients of the same number are different clients and are listed apart.
@@ -41,7 +44,7 @@ class Gains:
     clients: tuple[str, ...]
     points: Floats
     errors: Floats  # the standard error of each gain, from the size of the client's test set and the spread over seeds
-    accuracy: Floats  # under the method, in percent
+    accuracy: Floats  # or what else the score is, under the method, in percent
     train: Floats  # training samples; nan if they were not recorded
     spread: Floats  # the standard deviation of each gain over seeds; nan where a client has one seed only
     networks: tuple[str, ...]  # each client's network if they differ, else empty
@@ -49,7 +52,7 @@ class Gains:
     seeds: int
     splits: int  # how many splits of the data these clients belong to
     total_error: float  # the standard error of the gain over all test sets together
-    task: Task = "classes"
+    leads: Leads = field(default_factory=Leads)  # what the score is
 
     @property
     def gaining(self) -> list[int]:
@@ -70,15 +73,16 @@ class Gains:
 def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     """The gains with every federated method, the leading one first, over each reference among the runs.
 
-    A method speaks by its view with the highest AMP; local training by its personal models, FedAvg by its ACA view.
+    A method speaks by its view with the highest AMP, or balanced accuracy if accuracy does not rank models; local
+    training by its personal models, FedAvg by its ACA view.
     Runs of the same seed are compared, and only if they tested the same clients.
 
     >>> gains([])
     []
     """
     runs = [run for run in runs if run.views]
-    lines = combine(row for run in runs for row in rows(run, selection))
-    ranked = sorted((line for line in lines if line.columns["amp"].mean is not None), key=amp, reverse=True)
+    lines = ranking(row for run in runs for row in rows(run, selection))
+    ranked = sorted((line for line in lines if measured(line)), key=score, reverse=True)
     registered = {run.label: run.name for run in runs}
     shown = series_names((line.label, line.view) for line in lines)
     rivals: dict[str, CombinedRow] = {}
@@ -88,7 +92,7 @@ def gains(runs: Sequence[Run], selection: Selection = "last") -> list[Gains]:
     best = {(registered[line.label], line.view): line for line in reversed(ranked)}
     references = {name: best[name, view] for name, view in REFERENCES if (name, view) in best}
     if CONVERGED in references and EQUAL in references:
-        references.pop(EQUAL if amp(references[CONVERGED]) >= amp(references[EQUAL]) else CONVERGED)
+        references.pop(EQUAL if score(references[CONVERGED]) >= score(references[EQUAL]) else CONVERGED)
     found = []
     for line in rivals.values():
         for over, reference in references.items():
@@ -106,9 +110,21 @@ def leading(found: Sequence[Gains]) -> list[Gains]:
     return [one for one in found if (one.label, one.view) == (found[0].label, found[0].view)]
 
 
-def amp(line: CombinedRow) -> float:
-    """The AMP of a line in percent."""
-    return (line.columns["amp"].mean or 0.0) * 100
+def ranking(found: Iterable[Row]) -> list[CombinedRow]:
+    """The lines of these rows, ranked by the same score."""
+    found = list(found)
+    common = agreed(row.leads for row in found)
+    return [replace(line, leads=common) for line in combine(found)]
+
+
+def measured(line: CombinedRow) -> bool:
+    """Whether a line has the score by which it is ranked."""
+    return line.columns[line.leads.first].mean is not None
+
+
+def score(line: CombinedRow) -> float:
+    """The score of a line in percent by which methods are ranked: AMP, or balanced accuracy."""
+    return (line.columns[line.leads.first].mean or 0.0) * 100
 
 
 def standard_error(accuracy: Floats, size: Floats) -> Floats:
@@ -122,6 +138,15 @@ def standard_error(accuracy: Floats, size: Floats) -> Floats:
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # there is none without samples
         return np.asarray(np.sqrt(accuracy * (1 - accuracy) / size))
+
+
+def difference_error(one: Floats, other: Floats) -> Floats:
+    """The standard error of the difference between two scores with these errors, whose correlation is one half.
+
+    >>> difference_error(np.array([0.3, 0.3]), np.array([0.3, 0.0])).tolist()
+    [0.3, 0.3]
+    """
+    return np.asarray(np.sqrt(one**2 + other**2 - one * other))
 
 
 @dataclass(frozen=True)
@@ -147,24 +172,43 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
         if other is None or any(_digest(one, part) != _digest(other, part) for part in ("data", "partition")):
             continue
         try:
-            gain = gain_over(one, other, line.view, reference.view, line.selection)
+            gain = gain_over(one, other, line.view, reference.view, line.selection, SCORED[line.leads.first])
         except UsageError:  # they were not tested on the same clients
             continue
-        accuracy, size = (one.clients(line.view, metric, line.selection) for metric in ("accuracy", "size"))
-        middle = accuracy - gain / 2
-        # If all clients are tested on the same samples, these count once.
-        common = one.meta.get("experiment", {}).get("partition", {}).get("test") == "global"
-        total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
+        accuracy = one.clients(line.view, SCORED[line.leads.first], line.selection)
+        error, total = _errors((one, line.view), (other, reference.view), line, accuracy - gain / 2)
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
         train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
         split = split_of(one)
-        error = standard_error(middle, size)
-        if leads(one).task == "numbers":  # R2 is no share: clients measured its error, which both models have alike
-            error = one.clients(line.view, "error", line.selection)
-            total = np.sqrt(np.nansum((error * size) ** 2)) / size.sum()
         names = one.client_names, one.networks
         found.append(_Seed(seed, split, gain, accuracy, error, train, float(total), *names))
     return found
+
+
+def _errors(one: tuple[Run, str], other: tuple[Run, str], line: CombinedRow, middle: Floats) -> tuple[Floats, float]:
+    """The standard errors of the clients' gains between two views, and of the gain over all test sets together.
+
+    `middle` are the clients' scores between those of the two.
+    """
+    run, view = one
+    size = run.clients(view, "size", line.selection)
+    # If all clients are tested on the same samples, these count once.
+    common = run.meta.get("experiment", {}).get("partition", {}).get("test") == "global"
+    if line.leads.task != "numbers" and line.leads.first == "amp":
+        total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
+        return standard_error(middle, size), float(total)
+    # Clients measured the errors of what is no share.
+    name = "error" if line.leads.task == "numbers" else "balanced_error"
+    error = difference_error(*(r.clients(v, name, line.selection) for r, v in (one, other)))
+    known = np.isfinite(error)
+    if not known.any():
+        return error, math.nan
+    if common:
+        return error, float(error[known].mean())
+    if name == "error":
+        return error, float(np.sqrt(((error * size)[known] ** 2).sum()) / size[known].sum())
+    pooled = (np.asarray(r.at(v, name, line.selection)) for r, v in (one, other))
+    return error, float(difference_error(*pooled))
 
 
 def split_of(run: Run) -> str:
@@ -220,7 +264,7 @@ def _over_seeds(seeds: Sequence[_Seed], line: CombinedRow, name: str, over: str,
         seeds=len(seeds),
         splits=len(splits),
         total_error=float(np.mean([seed.total_error for seed in seeds])) * 100,
-        task=line.leads.task,
+        leads=line.leads,
     )
 
 

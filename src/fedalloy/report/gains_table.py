@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, all_shortened, number, shortened
-from fedalloy.federation.metrics import SCORES
 from fedalloy.report.gains import Gains, leading
+from fedalloy.storage.rows import Leads
 
 ALL, ENDS = 30, 10  # how many clients a terminal lists; if there are more, how many from either end
 
@@ -34,9 +34,10 @@ class Listing:
         table.caption, table.caption_justify = Text(self.note, style="dim"), "left"
         for i, heading in enumerate(self.headings):
             if i < self.words:
-                table.add_column(heading)  # on a narrow terminal words wrap, numbers never
+                table.add_column(heading, overflow="fold")  # on a narrow terminal words wrap, numbers never
             else:
-                table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
+                above = heading.replace("Over ", "Over\n")  # long names must leave room for those of the clients
+                table.add_column(above, justify="right", no_wrap=True, overflow="ellipsis")
         for line in self.body:
             table.add_row(*map(Text, line))
         return table
@@ -54,7 +55,7 @@ def summary(found: Sequence[Gains]) -> Listing:
         for one in found
     ]
     return Listing(
-        f"Gains of the clients, in percentage points of {SCORES[found[0].task if found else 'classes']}",
+        f"Gains of the clients, in percentage points of {(found[0].leads if found else Leads()).score}",
         ("Method", "Over", "Gain", "Lose", "Median", "Lowest", "Highest"),
         body,
         words=2,
@@ -92,7 +93,7 @@ def each_client(found: Sequence[Gains], most: int | None = None) -> Listing:
         *("Client", *(["Network"] if first.networks else [])),
         *(f"Over {shortened(one.reference)}" for one in both),
         *(["SD"] if spread else []),
-        *(f"{_capital(SCORES[first.task])} %", "Trained on"),
+        *(f"{_capital(first.leads.score)} %", "Trained on"),
     )
     words = 2 if first.networks else 1
     return Listing(f"Each client with {shortened(first.name)}", headings, body, words=words, note=note)

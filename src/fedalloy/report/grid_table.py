@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, printable, view_name
-from fedalloy.federation.metrics import METRICS
+from fedalloy.federation.metrics import METRICS, heading_of
 from fedalloy.report.facts import warnings
 from fedalloy.report.published import holding, reported
 from fedalloy.storage.differences import unequal
 from fedalloy.storage.results import PERSONAL, STAGES, Run, Selection
-from fedalloy.storage.rows import CombinedRow, caveats, combine, rows
+from fedalloy.storage.rows import CombinedRow, agreed, caveats, combine, leads, rows
 
 WORDS = ("Method", "View")
 Views = Mapping[str, Sequence[tuple[str, bool]]]
@@ -59,12 +59,12 @@ class Grid:
 def grid(
     axes: Sequence[str],
     cells: Sequence[tuple[Sequence[str], Sequence[Run]]],
-    metric: str = "amp",
     selection: Selection = "last",
 ) -> Grid:
     """The table of a grid, whose cells have a label along each axis and their runs.
 
-    It has the metrics of the published tables that apply to its cells, or else `metric`. Beside a published result,
+    It has the metrics of the published tables that apply to its cells, or else the one by which methods are ranked
+    (`fedalloy.storage.rows.leads`). Beside a published result,
     ours is from the round that its table reports; otherwise from the selected one. Of a method's views those are shown
     that a published table names, or else all but the stages of clients' models. With one metric, the column `gap` shows
     the AMP that local training loses after distillation.
@@ -72,7 +72,8 @@ def grid(
     found = [_Cell(labels, runs, holding(runs), selection) for labels, runs in cells]
     published = any(cell.tables for cell in found)
     named = dict.fromkeys(name for cell in found for table in cell.tables for name in table["metrics"])
-    metrics, views = list(named) or [metric], _views(found)
+    lead, views = agreed(leads(run) for cell in found for run in cell.runs), _views(found)
+    metrics = list(named) or [lead.first]
     if len(metrics) == 1:
         headings, body = _by_cell(found, metrics[0], views, published)
     else:
@@ -80,7 +81,7 @@ def grid(
     sources = dict.fromkeys(table["source"] for cell in found for table in cell.tables)
     rounds = [{name: cell.rounds(name, views) for name in metrics} for cell in found]
     chosen = list(dict.fromkeys(x for here in rounds for several in here.values() for x in several))
-    title = f"Compared with {'; '.join(sources)}; ours: " if sources else f"{METRICS[metric].heading}: "
+    title = f"Compared with {'; '.join(sources)}; ours: " if sources else f"{heading_of(lead.first, lead.task)}: "
     notes = []
     for cell, here in zip(found, rounds, strict=True):
         told = [f"{METRICS[name].heading}: {' or '.join(several)}" for name, several in here.items()]

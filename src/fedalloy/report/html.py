@@ -32,7 +32,7 @@ from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
 from fedalloy.storage.differences import told_apart, unequal
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import check_selection, rows, task_of, too_few
+from fedalloy.storage.rows import agreed, check_selection, rows, task_of, too_few
 from fedalloy.train.privacy import SECRET
 
 Scores = tuple[list[str], list[list[Cell]]]
@@ -85,7 +85,7 @@ def render(
     groups = [[run for run in runs if run.label == label] for label in names]
     seeds = max(map(len, groups))
     compared, mixed, spent, decided = (marked(cells(table, names, doubted, part), seeds) for part in SHOWN)
-    task = task_of(runs)
+    first, task = agreed(row.leads for row in table), task_of(runs)
     counts = facts.class_counts(runs[0])
     found = gains(runs, selection)
     series = series_of(runs)
@@ -108,18 +108,24 @@ def render(
         spent=spent if len(spent[0]) > 2 else None,
         decided=decided if len(decided[0]) > 2 else None,
         tested=tested(runs),
+        task=task,
         score=SCORES[task],
+        leading=first,
+        average=first.average[:1].upper() + first.average[1:],
         meanings=meanings([*compared[0], *decided[0], *mixed[0], *spent[0]], task),
         targets=targets_table(runs, targets) if targets else None,
         published=beside(runs),
-        significance=significance(series, selection),
-        curves={metric: metric_chart(runs, series, metric, costs=metric == "amp") for metric in ("amp", "wlp", "fm")},
+        significance=significance(series, selection, first.first),
+        curves={
+            metric: metric_chart(runs, series, metric, costs=metric == first.first)
+            for metric in (first.first, "wlp", "fm")
+        },
         notes=[note_chart(series, name, place) for place, name in enumerate(noted(runs))],
         clients=accuracy_chart(runs, series, selection, in_words(selection)),
         each=accuracy_table(runs, series, selection, found),
         gains=_gains(found, series),
-        split=None if counts is None else _split(runs[0], counts),
-        skew="" if counts is None else facts.skew(counts),
+        split=None if counts is None or task == "numbers" else _split(runs[0], counts),
+        skew="" if counts is None else facts.skew(counts) if task == "classes" else facts.held(runs[0]),
         pictures=run_pictures(groups),
         traffic=[line for group in groups for line in facts.traffic(group)],
         left=[(group[0].label, facts.left(group[0]), facts.evaluated(group[0])) for group in groups],

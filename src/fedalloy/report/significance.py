@@ -21,7 +21,7 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Difference:
-    """The AMP of the leading series minus that of another, in points, over the seeds that both have."""
+    """The score of the leading series minus that of another, in points, over the seeds that both have."""
 
     key: int  # the other's place among all series
     other: Series
@@ -44,13 +44,13 @@ class Significance:
     chart: Chart
 
 
-def significance(series: Sequence[Series], selection: Selection = "last") -> Significance | None:
-    """Compare the series with the highest mean AMP with every other one; None if no two have two seeds in common.
+def significance(series: Sequence[Series], selection: Selection = "last", metric: str = "amp") -> Significance | None:
+    """Compare the series with the highest mean of a metric with the others; None if no two have two seeds in common.
 
     Intermediate models of clients and training on pooled data do not compete.
     """
     rivals = {key: one for key, one in enumerate(series) if one.view not in STAGES and one.runs[0].name != POOLED}
-    scores = {key: found for key, one in rivals.items() if (found := _scores(one, selection))}
+    scores = {key: found for key, one in rivals.items() if (found := _scores(one, selection, metric))}
     if not scores:
         return None
     leader = max(scores, key=lambda key: sum(scores[key].values()) / len(scores[key]))
@@ -63,15 +63,15 @@ def significance(series: Sequence[Series], selection: Selection = "last") -> Sig
         Difference(key, series[key], t_interval(points, LEVEL), p)
         for (key, points), p in zip(apart.items(), adjusted, strict=True)
     )
-    metric = heading_of("amp", task_of(series[leader].runs)).removesuffix(" %")
+    name = heading_of(metric, task_of(series[leader].runs)).removesuffix(" %")
     first = series[leader]
-    return Significance(first, differences, _listing(first, differences, metric), _chart(first, differences, metric))
+    return Significance(first, differences, _listing(first, differences, name), _chart(first, differences, name))
 
 
-def _scores(one: Series, selection: Selection) -> dict[int, float]:
-    """The AMP of each seed, in percent."""
-    factor = METRICS["amp"].factor
-    values = {run.seed: run.at(one.view, "amp", selection) * factor for run in one.runs}
+def _scores(one: Series, selection: Selection, metric: str) -> dict[int, float]:
+    """The metric of each seed, in percent."""
+    factor = METRICS[metric].factor
+    values = {run.seed: run.at(one.view, metric, selection) * factor for run in one.runs}
     return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 

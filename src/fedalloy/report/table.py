@@ -18,7 +18,7 @@ from fedalloy.federation.metrics import METRICS, heading_of, meaning_of
 from fedalloy.report.trained import MARKS, Doubts
 from fedalloy.report.verdict import role, verdict
 from fedalloy.storage.results import Selection, averaged_rounds
-from fedalloy.storage.rows import COLUMNS, CombinedRow, Leads, Row, combine
+from fedalloy.storage.rows import COLUMNS, CombinedRow, Leads, Row, agreed, combine
 
 __all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
 
@@ -48,6 +48,8 @@ EXPENDABLE = (
     *("macro_f1", "balanced", "bottom10", "test", "gap", "round", "worst_client", "seconds", "bytes_total", "fm"),
     "View",
 )
+# What an AMP alone hides from somebody who decides on two classes, labels or numbers; these stay longest.
+DECISIVE = ("auc", "mae", "balanced")
 GAP = 2  # spaces between two columns
 
 
@@ -74,8 +76,8 @@ def comparison_table(
     widths = [max(cell_len(line[i].text) for line in [_plain(headings), *body]) for i in range(len(headings))]
     kept = list(range(len(headings)))
     dropped = []
-    leading = _leads(rows)
-    for name in EXPENDABLE:
+    leading = agreed(row.leads for row in rows)
+    for name in _expendable(leading):
         heading = heading_of(name, leading.task) if name in METRICS else name
         if name == leading.first:
             continue
@@ -150,10 +152,10 @@ def cells(
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
     marks = [MARKS[kind] if kind else "" for kind in kinds]
     contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
-    leading = _leads(rows)
+    leading = agreed(row.leads for row in rows)
     for name in _columns(table, leading):
         texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
-        if name == "amp" and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
+        if name == leading.first and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
             texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
         if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
@@ -164,10 +166,12 @@ def cells(
     return headings, body
 
 
-def _leads(rows: Iterable[Row]) -> Leads:
-    """What the table of these rows says first; if they differ, what it would say of classes."""
-    found = {row.leads for row in rows}
-    return found.pop() if len(found) == 1 else Leads()
+def _expendable(leading: Leads) -> list[str]:
+    """The columns that a narrow terminal hides, first to last."""
+    if not leading.decisions:
+        return [*EXPENDABLE]
+    *others, view = (name for name in EXPENDABLE if name not in DECISIVE)
+    return [*others, *DECISIVE, view]
 
 
 def _columns(table: Shown, leading: Leads) -> list[str]:

@@ -11,10 +11,9 @@ import numpy as np
 
 from fedalloy.base.text import listed, number
 from fedalloy.errors import UsageError
-from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report.series import Floats, Series, series_of
 from fedalloy.storage.results import Run, Selection
-from fedalloy.storage.rows import task_of
+from fedalloy.storage.rows import WEIGHTS, Leads, agreed, leads, weights_would_help
 
 Kind = Literal["one class", "near chance", "rising", "few rounds"]
 MARKS: dict[Kind, str] = {"one class": "†", "near chance": "‡", "rising": "‡", "few rounds": ""}
@@ -48,11 +47,13 @@ def doubts(runs: Sequence[Run], selection: Selection = "last") -> dict[tuple[str
     """The views that cannot be judged, and why; several seeds are averaged first.
 
     * "one class": the balanced accuracy is at most two standard errors, and at most two points, above that of a model
-      that always predicts the same class, 1 / classes.
-    * "near chance": it is at most two standard errors above that, or less than a tenth of the way from there to 1.
-    * "rising": the mean AMP of the last quarter of the evaluated rounds exceeds that of the quarter before by more than
-      one point, by more than two standard errors of the difference as the rounds scatter, and by more than one standard
-      error of the test.
+      that always predicts the same class, 1 / classes; of several labels, 1 / 2.
+    * "near chance": it is at most two standard errors above that, or less than a tenth of the way from there to 1; or
+      the R2 of numbers is less than a tenth, where always predicting the mean has 0. Training alone until convergence
+      is not held to the latter: with little data, a client may do no better.
+    * "rising": the mean AMP (or balanced accuracy, if methods are ranked by it) of the last quarter of the evaluated
+      rounds exceeds that of the quarter before by more than one point, by more than two standard errors of the
+      difference as the rounds scatter, and by more than one standard error of the test.
     * "few rounds": fewer than eight rounds were evaluated, too few to judge the curve.
 
     The last two do not apply to a method that does all its work in one round.
@@ -88,30 +89,40 @@ def _together(several: Sequence[Doubt]) -> list[str]:
 
 
 def _doubt(one: Series, selection: Selection) -> Doubt | None:
-    balanced, chance, tests = _balanced(one, selection), _chance(one), _tests(one)
-    more = f"write rounds = {2 * max(run.rounds[-1]['round'] for run in one.runs)} or more"
+    lead, tests = agreed(leads(run) for run in one.runs), _tests(one)
+    balanced, chance = _at(one, "balanced", selection), 0.5 if lead.task == "labels" else _chance(one)
+    weights = [WEIGHTS] if weights_would_help(one.runs[0]) else []
+    more = [] if one.level else [f"rounds = {2 * max(run.rounds[-1]['round'] for run in one.runs)} or more"]
     if balanced is not None and chance is not None:
         figure = f"a balanced accuracy of {number(100 * balanced, 1)} %"
-        noise = CLEARLY * math.sqrt(chance * (1 - chance) / max(tests, 1))
+        noise = CLEARLY * max(
+            math.sqrt(chance * (1 - chance) / max(tests, 1)), _at(one, "balanced_error", selection) or 0.0
+        )
         if balanced <= chance + min(noise, NOTHING):
             same = f"always predicting the same class gives {number(100 * chance, 1)} %"
-            return Doubt("one class", one.name, f"does not distinguish the classes ({figure}, {same})")
+            kind = "labels" if lead.task == "labels" else "classes"
+            return Doubt("one class", one.name, f"does not distinguish the {kind} ({figure}, {same})", _advice(weights))
         if balanced <= chance + noise or balanced < chance + LEARNED * (1 - chance):
-            reason = f"is not trained yet ({figure}, chance is {number(100 * chance, 1)} %)"
-            return Doubt("near chance", one.name, reason, more)
+            is_what = "is near chance" if one.level else "is not trained yet"
+            reason = f"{is_what} ({figure}, chance is {number(100 * chance, 1)} %)"
+            return Doubt("near chance", one.name, reason, _advice([*weights, *more]))
     if one.level:
         return None
-    rounds, amps, _ = one.curve("amp")
+    explained = _at(one, "amp", selection) if lead.task == "numbers" else None
+    if explained is not None and explained < LEARNED:
+        reached = number(100 * explained, 1)
+        reason = f"is not trained yet (its R2 is {reached} %, always predicting the mean gives 0.0 %)"
+        return Doubt("near chance", one.name, reason, _advice(more))
+    rounds, amps, _ = one.curve(lead.first)
     if len(rounds) < LEAST:
         several = f"{len(rounds)} round{'' if len(rounds) == 1 else 's'}"
         reason = f"was evaluated in {several}, too few to tell whether it is trained"
         return Doubt("few rounds", one.name, reason, _more_evaluations(one))
-    rise = _rise(amps, tests)
+    rise = _rise(amps, tests, _error(one, lead))
     if rise is not None:
-        average = AVERAGES[task_of(one.runs)]
-        risen = f"its {average} rose by {number(100 * rise, 1)} points in the last quarter of the rounds"
+        risen = f"its {lead.average} rose by {number(100 * rise, 1)} points in the last quarter of the rounds"
         reason = f"is not trained yet ({risen})"
-        return Doubt("rising", one.name, reason, more)
+        return Doubt("rising", one.name, reason, _advice(more))
     return None
 
 
@@ -121,8 +132,21 @@ def settled(runs: Sequence[Run], label: str) -> bool:
     >>> settled([], "FedAvg")
     False
     """
-    curves = [(one.curve("amp")[1], _tests(one)) for one in series_of(runs) if one.label == label and not one.level]
-    return bool(curves) and all(len(curve) >= LEAST and _rise(curve, tests) is None for curve, tests in curves)
+    lead = agreed(leads(run) for run in runs)
+    judged = [one for one in series_of(runs) if one.label == label and not one.level]
+    curves = [(one.curve(lead.first)[1], _tests(one), _error(one, lead)) for one in judged]
+    return bool(curves) and all(
+        len(curve) >= LEAST and _rise(curve, tests, error) is None for curve, tests, error in curves
+    )
+
+
+def _advice(keys: Sequence[str]) -> str:
+    return f"write {', or '.join(keys)}" if keys else ""
+
+
+def _error(one: Series, lead: Leads) -> float | None:
+    """The standard error of the score on the tests, if clients measured it."""
+    return _at(one, "balanced_error", "last") if lead.first == "balanced" else None
 
 
 def _more_evaluations(one: Series) -> str:
@@ -133,8 +157,10 @@ def _more_evaluations(one: Series) -> str:
     return f"write rounds = {LEAST * one.runs[0].meta.get('experiment', {}).get('evaluate_every', 1)} or more"
 
 
-def _rise(curve: Floats, tests: int) -> float | None:
+def _rise(curve: Floats, tests: int, error: float | None = None) -> float | None:
     """By how much the last quarter of a curve exceeds the quarter before; None if it is within the noise.
+
+    `error` is the standard error of the test; without it, that of a share of `tests` samples.
 
     >>> _rise(np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.6, 0.6]), 100), _rise(np.full(8, 0.5), 100)
     (0.1, None)
@@ -144,13 +170,14 @@ def _rise(curve: Floats, tests: int) -> float | None:
     rise = round(float(last.mean() - before.mean()), 9)
     noise = math.sqrt((last.var(ddof=1) + before.var(ddof=1)) / size)
     level = float(last.mean())
-    return rise if rise > max(RISE, CLEARLY * noise, math.sqrt(max(level * (1 - level), 0) / max(tests, 1))) else None
+    error = math.sqrt(max(level * (1 - level), 0) / max(tests, 1)) if error is None else error
+    return rise if rise > max(RISE, CLEARLY * noise, error) else None
 
 
-def _balanced(one: Series, selection: Selection) -> float | None:
-    """The balanced accuracy in the selected round, mean over seeds; None if a run has not recorded it."""
+def _at(one: Series, metric: str, selection: Selection) -> float | None:
+    """A metric in the selected round, mean over seeds; None if a run has not recorded it."""
     try:
-        values = [run.at(one.view, "balanced", selection) for run in one.runs]
+        values = [run.at(one.view, metric, selection) for run in one.runs]
     except UsageError:
         return None
     return float(np.mean(values)) if values and np.isfinite(values).all() else None

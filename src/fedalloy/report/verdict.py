@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedalloy.base.text import listed, number, series_names, shortened
 from fedalloy.federation.core import methods
-from fedalloy.federation.metrics import AVERAGES
-from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, amp
+from fedalloy.report.gains import BOUNDS, CLEARLY, CONVERGED, EQUAL, POOLED, Gains, measured, ranking, score
 from fedalloy.report.trained import Doubts
 from fedalloy.storage.results import STAGES
-from fedalloy.storage.rows import CombinedRow, Row, combine
+from fedalloy.storage.rows import CombinedRow, Row, agreed
 
 NOT, WITHHELD = "Do not federate", "No verdict"  # how these verdicts begin
 NAMED = 4  # more clients than that are counted, not named
@@ -26,6 +25,8 @@ def verdict(
 ) -> str:
     """Say which method is best, by how much it beats local training, and how close it is to training on pooled data.
 
+    Methods are ranked by AMP, or by balanced accuracy where always giving the same answer would have a high AMP.
+
     With the clients' gains (`gains(runs)`) it starts with whether to federate, and for how many clients that pays. A
     bound that was not run is not mentioned. Of the two kinds of local training the better one counts; without the
     converged one, the verdict says that clients may reach more alone. `names` maps each label to its registered method,
@@ -37,18 +38,17 @@ def verdict(
     """
     rows = list(rows)
     told = _verdict(rows, names, clients, doubts)
-    tasks = {row.leads.task for row in rows}
-    # Sentences are written for classes, where the mean of the clients' scores is AMP.
-    return told.replace(" AMP", f" {AVERAGES[tasks.pop()]}") if len(tasks) == 1 else told
+    # Sentences are written for classes that are not rare, where the mean of the clients' scores is AMP.
+    return told.replace(" AMP", f" {agreed(row.leads for row in rows).average}")
 
 
 def _verdict(
     rows: Sequence[Row], names: Mapping[str, str] | None, clients: Sequence[Gains], doubts: Doubts | None
 ) -> str:
-    given = combine(rows)
+    given = ranking(rows)
     # A verdict is on one selection: the first one given.
     given = [line for line in given if line.selection == given[0].selection]
-    lines = [line for line in given if line.columns["amp"].mean is not None]
+    lines = [line for line in given if measured(line)]
     shown = series_names((line.label, line.view) for line in lines)
     bounds = {bound: _top([x for x in lines if role(x.label, names) == bound]) for bound in BOUNDS}
     local, pooled = _top([line for line in (bounds[CONVERGED], bounds[EQUAL]) if line is not None]), bounds[POOLED]
@@ -71,7 +71,7 @@ def _verdict(
     over = CONVERGED if local is bounds[CONVERGED] else EQUAL
     own = next((one for one in clients if (one.label, one.view, one.over) == (leader.label, leader.view, over)), None)
     doubt = _doubt(leader, local, own)
-    lead = 0.0 if doubt else float(number(amp(leader) - amp(local), 1))
+    lead = 0.0 if doubt else float(number(score(leader) - score(local), 1))
     told = f"{_against_local(name, leader, local, doubt)}{_towards(leader, local, pooled)}"
     best = [_best_view(rivals, label) for label in dict.fromkeys(line.label for line in rivals)]
     judged = [leader, local] if lead > 0 else [leader, local, *best]
@@ -108,7 +108,7 @@ def _cost(name: str, leader: CombinedRow, local: CombinedRow) -> str:
 
 
 def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:
-    return max((line for line in lines if line.label == label), key=amp)
+    return max((line for line in lines if line.label == label), key=score)
 
 
 def _within(told: str) -> str:
@@ -167,15 +167,15 @@ def _clearly(own: Gains, side: Sequence[int]) -> str:
 
 
 def _doubt(leader: CombinedRow, local: CombinedRow, own: Gains | None) -> str:
-    lead = abs(amp(leader) - amp(local))
-    if lead < math.hypot(*(line.columns["amp"].std or 0.0 for line in (leader, local))) * 100:
+    lead = abs(score(leader) - score(local))
+    if lead < math.hypot(*(line.columns[line.leads.first].std or 0.0 for line in (leader, local))) * 100:
         return " (less than the spread over seeds)"
     unclear = own is not None and lead < CLEARLY * own.total_error
     return " (less than two standard errors of the test)" if unclear else ""
 
 
 def _against_local(name: str, leader: CombinedRow, local: CombinedRow, doubt: str) -> str:
-    lead = number(amp(leader) - amp(local), 1)
+    lead = number(score(leader) - score(local), 1)
     if lead == "0.0":
         return f"{name} leads the federated methods and equals local training ({_percent(local)} AMP)"
     if lead.startswith("-"):
@@ -187,15 +187,15 @@ def _towards(leader: CombinedRow, local: CombinedRow, pooled: CombinedRow | None
     """How much of the gap between local training and pooled data the leader closes."""
     if pooled is None:
         return ""
-    gap = amp(pooled) - amp(local)
+    gap = score(pooled) - score(local)
     if float(number(gap, 1)) <= 0:
         return ", while pooled data is no better than local training"
-    if amp(leader) <= amp(local):
+    if score(leader) <= score(local):
         return f", while pooled data would be {_points(pooled, local)} above it"
-    if amp(leader) >= amp(pooled):
+    if score(leader) >= score(pooled):
         return " and reaches what pooled data would give"
     # Rounded down: a gap that is still open must not be shown as "100 %" closed.
-    return f" and closes {math.floor((amp(leader) - amp(local)) / gap * 100)} % of the gap to pooled data"
+    return f" and closes {math.floor((score(leader) - score(local)) / gap * 100)} % of the gap to pooled data"
 
 
 def _beside(leader: CombinedRow, pooled: CombinedRow | None, alone: Sequence[CombinedRow]) -> str:
@@ -203,7 +203,7 @@ def _beside(leader: CombinedRow, pooled: CombinedRow | None, alone: Sequence[Com
         return f"; local training has no round '{leader.selection}', so it is unknown whether federating pays"
     if pooled is None:
         return "; without a run of local training, it is unknown whether federating pays"
-    if amp(leader) >= amp(pooled):
+    if score(leader) >= score(pooled):
         return ", and reaches what pooled data would give"
     return f", {_points(pooled, leader)} below pooled data"
 
@@ -220,15 +220,15 @@ def _bounds_only(local: CombinedRow | None, pooled: CombinedRow | None) -> str:
 
 
 def _top(lines: list[CombinedRow]) -> CombinedRow | None:
-    return max(lines, key=amp, default=None)
+    return max(lines, key=score, default=None)
 
 
 def _percent(line: CombinedRow) -> str:
-    return f"{number(amp(line), 1)} %"
+    return f"{number(score(line), 1)} %"
 
 
 def _points(one: CombinedRow, other: CombinedRow) -> str:
-    return _named(amp(one) - amp(other))
+    return _named(score(one) - score(other))
 
 
 def _named(points: float) -> str:

@@ -175,25 +175,16 @@ def command(item: Item, scale: str) -> str:
 
 
 def index_blocks(
-    papers: Sequence[Paper],
-    folder: Path,
-    scale: str | None = None,
-    ending: str = "md",
-    pages: Collection[str] | None = None,
+    papers: Sequence[Paper], told: Mapping[str, Told], ending: str = "md", pages: Collection[str] | None = None
 ) -> list[Block]:
     """The page about all papers: the count of verdicts, what they mean, and every claim.
 
     It leads to the pages of these papers, by default of all.
     """
-    told: dict[str, Told] = {}
     claims: list[Block] = []
     to = {paper.id: f"{paper.id}.{ending}" for paper in papers if pages is None or paper.id in pages}
     for paper in papers:
-        results = _results(paper, folder, scale)
-        body = []
-        for claim in paper.claims:
-            told[claim.name] = told_of(claim, results[claim.item])
-            body.append([f"{claim.says}{' *' if claim.ours else ''}", told[claim.name].verdict])
+        body = [[f"{claim.says}{' *' if claim.ours else ''}", told[claim.name].verdict] for claim in paper.claims]
         links = [f"{to[paper.id]}#{anchor(claim)}" for claim in paper.claims] if paper.id in to else []
         notes = ["* A control of ours, which the paper leaves out."] if any(one.ours for one in paper.claims) else []
         title = f"[{paper.title}]({to[paper.id]})" if paper.id in to else paper.title
@@ -238,4 +229,6 @@ def paper_page(paper: Paper, folder: Path, scale: str) -> str:
 
 def index_page(papers: Sequence[Paper], folder: Path, scale: str, pages: Collection[str]) -> str:
     """The page about all papers as HTML; it leads to the pages of some of them."""
-    return html(index_blocks(papers, folder, scale, "html", pages), "Do the papers' claims hold?")
+    results = {paper.id: _results(paper, folder, scale) for paper in papers}
+    told = {claim.name: told_of(claim, results[paper.id][claim.item]) for paper in papers for claim in paper.claims}
+    return html(index_blocks(papers, told, "html", pages), "Do the papers' claims hold?")

@@ -22,7 +22,7 @@ from fedalloy.reproduce.catalogue import Item, Row
 from fedalloy.reproduce.plan import Job, jobs, paper_column
 from fedalloy.storage.differences import differing
 from fedalloy.storage.results import Run, read, selected
-from fedalloy.storage.rows import cost, rows
+from fedalloy.storage.rows import value
 from fedalloy.storage.store import FREE
 
 MEASURED = ("seconds", "memory")  # differ each time
@@ -51,9 +51,9 @@ class Results:
         for seed in self.seeds:
             run = self.run(row, column, seed)
             if run is not None and row.view in run.views:
-                value = value_of(run, row.view, metric or self.item.metrics[0], round or self.item.round)
-                if not math.isnan(value):
-                    found[seed] = value
+                number = value_of(run, row.view, metric or self.item.metrics[0], round or self.item.round)
+                if not math.isnan(number):
+                    found[seed] = number
         return found
 
     def paper_column(self, column: str) -> str:
@@ -78,11 +78,8 @@ def value_of(run: Run, view: str, metric: str, round: str) -> float:
         return math.fsum(chosen) / len(chosen) if chosen else math.nan
     if metric not in METRICS:
         raise DataError(f"there is no metric '{metric}'; {suggest(metric, list(METRICS))}")
-    if METRICS[metric].path:
-        value = cost(METRICS[metric], run)
-    else:
-        value = next(row for row in rows(run, round) if row.view == view).values.get(metric)
-    return math.nan if value is None else METRICS[metric].factor * value
+    found = value(run, view, metric, round)
+    return math.nan if found is None else METRICS[metric].factor * found
 
 
 def rounds_to(run: Run, view: str, metric: str, share: float) -> float:

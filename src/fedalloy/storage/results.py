@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedalloy.base.checked import shown
-from fedalloy.base.files import read_file
+from fedalloy.base.files import quoted, read_file
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import printable
 from fedalloy.errors import DataError, UsageError
@@ -248,7 +248,11 @@ def read_one_meta(file: Path) -> Mapping[str, Any]:
     try:
         meta = json.loads(read_file(file).decode("utf-8"))
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); name a folder that a run has written") from error
+        inside = sorted(str(found.parent) for found in file.parent.glob("**/run.json"))
+        instead = f", such as {quoted(inside[0])}" if inside else ""
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}); name a folder that a run has written{instead}"
+        ) from error
     except (ValueError, RecursionError) as error:
         reason = f"{error!s:.200}"
         raise DataError(f"{file} is not valid JSON ({reason}); restore it, or run the experiment again") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from fedalloy.data.samples import Task
 from fedalloy.errors import UsageError
 from fedalloy.federation import across
 from fedalloy.federation.across import Floats
-from fedalloy.federation.metrics import METRICS, Metric
+from fedalloy.federation.classification import COMMON, commonest
+from fedalloy.federation.metrics import AVERAGES, BALANCED, METRICS, SCORES, Metric
 from fedalloy.storage.results import DISTILLED, PERSONAL, Run, Selection, averaged_rounds, selected
 
-RARE = 1 / 3  # of two classes, one with a smaller share of the rows is rare
+WEIGHTS = 'training.class_weights = "balanced"'
 # An id has no mean; everything else in a row has.
 COLUMNS = tuple(name for name, metric in METRICS.items() if metric.unit != "client")
 
@@ -31,6 +33,16 @@ class Leads:
     task: Task = "classes"
     first: str = "amp"
     decisions: bool = False
+
+    @property
+    def score(self) -> str:
+        """What texts call a client's score."""
+        return BALANCED if self.first == "balanced" else SCORES[self.task]
+
+    @property
+    def average(self) -> str:
+        """What texts call the score of all clients together."""
+        return BALANCED if self.first == "balanced" else AVERAGES[self.task]
 
 
 @dataclass(frozen=True)
@@ -56,25 +68,62 @@ class Row:
 
 
 def leads(run: Run) -> Leads:
-    """The rule of the first column: the task decides, and for two classes how rare the rarer one is.
+    """The rule of the first column, by which methods are ranked: the task decides, and how common its answers are.
 
-    The first column is AMP, which with several labels is the share of right answers, and R2 with numbers. If there are
-    two classes and less than a third of the training rows are of the rarer one, it is balanced accuracy: always giving
-    the same answer would have a high AMP. Columns for decisions (AUC, sensitivity and so on) are in the comparison
-    unless there are more than two classes.
+    The first column is AMP, which with several labels is the share of right answers, and R2 with numbers. If a model
+    that always gives the commonest answer would be right for more than two thirds of the training rows, it is balanced
+    accuracy: such a model would have a high AMP and be of no use. Columns for decisions (AUC, sensitivity and so on)
+    are in the comparison unless there are more than two classes.
 
     >>> leads(Run({"clients": {"class_counts": [[70, 20], [5, 5]]}, "model": {"classes": 2}}, ())).first
     'balanced'
     """
     views = [view for record in run.rounds for view in record.get("views", {}).values()]
     task: Task = views[-1].get("task", "classes") if views else "classes"
-    if task != "classes":
-        return Leads(task, "amp", decisions=True)
-    if run.meta.get("model", {}).get("classes") != 2:
+    decisions = task != "classes" or run.meta.get("model", {}).get("classes") == 2
+    # Runs before there was a balanced accuracy of each client are compared by what they have.
+    recorded = task != "numbers" and all("balanced" in view.get("clients", {}) for view in views)
+    return Leads(task, "balanced" if recorded and share_of_commonest(run, task) > COMMON else "amp", decisions)
+
+
+def agreed(found: Iterable[Leads]) -> Leads:
+    """What several runs say first together: as soon as one of them is about a rare class, all are.
+
+    >>> agreed([Leads(), Leads(first="balanced")]).first
+    'balanced'
+    """
+    several = set(found)
+    tasks = {one.task for one in several}
+    if len(tasks) != 1:
         return Leads()
-    counts = np.asarray(run.meta.get("clients", {}).get("class_counts", []))
-    known = counts.sum(axis=0) if counts.ndim == 2 and counts.size else np.array([1, 1])
-    return Leads("classes", "balanced" if known.min() < known.sum() * RARE else "amp", decisions=True)
+    first = "balanced" if any(one.first == "balanced" for one in several) else "amp"
+    return Leads(tasks.pop(), first, all(one.decisions for one in several))
+
+
+def share_of_commonest(run: Run, task: Task) -> float:
+    """How often a model is right that always gives the commonest answer; of several labels, their mean.
+
+    >>> share_of_commonest(Run({"clients": {"class_counts": [[70, 20], [5, 5]]}}, ()), "classes")
+    0.75
+    """
+    clients = run.meta.get("clients", {})
+    counts = np.asarray(clients.get("class_counts", []))
+    if counts.ndim == 2 and counts.any():
+        total, rows = counts.sum(axis=0), np.sum(clients.get("train_sizes", counts.sum()))
+    else:  # sites keep their training rows' classes to themselves; what they counted on their tests is known
+        tests = (view.get("confusion") for view in run.meta.get("last", {}).get("views", {}).values())
+        return next((commonest(np.asarray(one)) for one in tests if one is not None), 0.0)
+    if not rows:
+        return 0.0
+    shares = total / rows
+    return float(np.maximum(shares, 1 - shares).mean() if task == "labels" else shares.max())
+
+
+def weights_would_help(run: Run) -> bool:
+    """Whether a class is so rare that a model may ignore it, and the experiment could weigh classes but does not."""
+    exp = run.meta.get("experiment", {})
+    given = exp.get("privacy") or exp.get("training", {}).get("class_weights")
+    return leads(run).first == "balanced" and not given
 
 
 def task_of(runs: Iterable[Run]) -> Task:
@@ -218,8 +267,10 @@ def cost(metric: Metric, run: Run, until: int | None = None) -> float | None:
     return None if None in parts else sum(part for part in parts if part is not None)
 
 
-def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last") -> Floats:
-    """Each client's gain in accuracy over the reference, usually `local`, on the same test sets.
+def gain_over(
+    run: Run, reference_run: Run, view: str, ref_view: str, when: Selection = "last", metric: str = "accuracy"
+) -> Floats:
+    """Each client's gain in accuracy, or in another metric, over the reference, usually `local`, on the same test sets.
 
     >>> view = lambda accuracy: {"amp": 0.5, "clients": {"accuracy": accuracy, "size": [8, 8]}}
     >>> shared = Run({"label": "FedAvg"}, ({"round": 1, "views": {"aca": view([0.5, 0.75])}},))
@@ -233,28 +284,40 @@ def gain_over(run: Run, reference_run: Run, view: str, ref_view: str, when: Sele
             f"{run.label} and {reference_run.label} were not tested on the same clients; "
             "compare runs with the same data, partition and seed"
         )
-    return across.gain(run.clients(view, "accuracy", when), reference_run.clients(ref_view, "accuracy", when))
+    return across.gain(run.clients(view, metric, when), reference_run.clients(ref_view, metric, when))
+
+
+def value(run: Run, view: str, metric: str, selection: Selection = "last") -> float | None:
+    """One value of a row, without the others.
+
+    >>> run = Run({"label": "FedAvg", "seed": 0}, ({"round": 1, "views": {"aca": {"amp": 0.5}}},))
+    >>> value(run, "aca", "amp"), value(run, "aca", "fm")
+    (0.5, None)
+    """
+    chosen = selected(run, view, selection)
+    return _value(run, view, chosen, [run.view(view, number) for number in chosen], metric)
 
 
 def _row(run: Run, view: str, selection: Selection) -> Row:
     chosen = selected(run, view, selection)
     scores = [run.view(view, number) for number in chosen]
-    values = {
-        name: _mean([score.get(name) for score in scores])
-        for name, metric in METRICS.items()
-        if metric.source == "view"
-    }
-    if len(chosen) > 1 or (values["worst_client"] or 0) < 0:  # an id has no mean; nobody was tested
-        values["worst_client"] = None
-    curve = {
-        "round": chosen[0] if len(chosen) == 1 else None,
-        "gap": _gap(run, view, chosen),
-        "stability": _known(across.stability(run.series(view, "amp")[1])),
-        "rounds": int(run.rounds[-1]["round"]),
-    }
-    costs = {name: cost(metric, run) for name, metric in METRICS.items() if metric.path}
-    values |= {**curve, **costs}
+    values = {name: _value(run, view, chosen, scores, name) for name in METRICS}
     return Row(run.label, view, run.seed, selection, values, run.client_names, leads(run))
+
+
+def _value(run: Run, view: str, chosen: Sequence[int], scores: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    metric = METRICS[name]
+    if metric.path:
+        return cost(metric, run)
+    if metric.source == "view":
+        found = _mean([score.get(name) for score in scores])
+        # An id has no mean, and is negative if nobody was tested.
+        return None if name == "worst_client" and (len(chosen) > 1 or (found or 0) < 0) else found
+    if name == "round":
+        return chosen[0] if len(chosen) == 1 else None
+    if name == "gap":
+        return _gap(run, view, chosen)
+    return float(run.rounds[-1]["round"]) if name == "rounds" else _known(across.stability(run.series(view, "amp")[1]))
 
 
 def _gap(run: Run, view: str, chosen: Sequence[int]) -> float | None:

@@ -270,12 +270,13 @@ def _view(scores: Mapping[Unit, Shape]) -> Shape:
     return table(
         needed=(*(name for name, metric in recorded.items() if not metric.tasks), "clients"),
         **{name: scores[metric.unit] for name, metric in recorded.items()},
+        balanced_error=measured,
         clients=table(
             needed=("accuracy", "size"),
             **dict.fromkeys(
-                ("accuracy", "auc", "sensitivity", "specificity", "ece", "subset"), each(scores["percent"])
+                ("accuracy", "balanced", "auc", "sensitivity", "specificity", "ece", "subset"), each(scores["percent"])
             ),
-            **dict.fromkeys(("loss", "error", "mae", "rmse"), each(measured)),
+            **dict.fromkeys(("loss", "error", "balanced_error", "mae", "rmse"), each(measured)),
             size=each(count),
             rest=each(anything),
         ),

@@ -70,7 +70,8 @@ class LocalWork:
     class_weights: Literal["balanced"] | None = option(
         None,
         "`balanced`: in a client's loss on its own samples, each class (or value of a label) weighs "
-        "n / (classes present * its count); unset: all weigh the same",
+        "n / (classes present * its count), and so do answers on samples that it holds out to know when to stop; "
+        "unset: all weigh the same",
     )
 
     def __post_init__(self) -> None:

@@ -36,11 +36,16 @@ def task_loss(task: Task, outputs: Tensor, targets: Tensor, weights: Tensor | No
     if task == "classes":
         if weights is None:
             return ce(outputs, targets)
-        return (weights[targets] * F.cross_entropy(outputs, targets, reduction="none")).mean()
+        return (answer_weights(task, targets, weights) * F.cross_entropy(outputs, targets, reduction="none")).mean()
     if task == "labels":
-        each = None if weights is None else torch.where(targets > 0.5, weights[1], weights[0])
+        each = None if weights is None else answer_weights(task, targets, weights)
         return F.binary_cross_entropy_with_logits(outputs, targets, weight=each)
     return F.mse_loss(outputs, targets)
+
+
+def answer_weights(task: Task, targets: Tensor, weights: Tensor) -> Tensor:
+    """The weight of each sample by its class, or of each of its labels by the label's value."""
+    return weights[targets] if task == "classes" else torch.where(targets > 0.5, weights[1], weights[0])
 
 
 def balanced_weights(task: Task, targets: Tensor, outputs: int) -> Tensor:

@@ -66,7 +66,9 @@ def _kind(path: Path) -> Kind:
             return "images"
         if image_files(path):
             raise DataError(f"{quoted(path)} has images without a class; put them into a sub-folder for each class")
-        raise DataError(f"{quoted(path)} is not {KINDS}")
+        held = [one.name for one in files(path)[:3]]
+        has = f"only has {listed([shown(name) for name in held])}" if held else "is empty"
+        raise DataError(f"{quoted(path)} {has}, but it must be {KINDS}, or a folder with one of these for each client")
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"{quoted(path)} is not {KINDS}")
     if not path.is_file():  # reading a pipe might never end

@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedalloy.base.text import shortened
+from fedalloy.base.checked import shown
+from fedalloy.base.text import listed, shortened
 from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
+from fedalloy.data.own.hugging_face import has_images
+from fedalloy.data.own.names import toml
 from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
 from fedalloy.data.samples import Dataset, Task
-from fedalloy.errors import FedalloyError, UsageError
+from fedalloy.errors import DataError, FedalloyError, UsageError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
@@ -68,7 +71,23 @@ def own_dataset(
         labelled=labelled,
     )
     own = read_own(source, wanted, agreed)
+    _refuse_strange(own, given)
     return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))
+
+
+def _refuse_strange(own: Own, given: Mapping[str, Sequence[str]]) -> None:
+    """Refuse categories that the experiment does not name: all of the column's inputs would be 0, without a word."""
+    for place, column in enumerate(own.columns):
+        strange = [name for name in column.categories or () if name not in given.get(column.name, (name,))]
+        if not strange:
+            continue
+        whose, rows = "", own.x[:, place, 0, 0] == (column.categories or ()).index(strange[0])
+        if own.client_ids is not None and own.client_names and rows.any():
+            whose = f"of {own.client_names[own.client_ids[rows][0]]} "
+        raise DataError(
+            f"column {shown(column.name)} {whose}has {shown(listed(strange[:5]))}, which is not in data.categories; "
+            f"correct the file, or add {toml(strange)}"
+        )
 
 
 def _list(names: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -143,6 +162,8 @@ def glance(source: Path | Sequence[tuple[str, Path]], client: str | None = None)
         first = source if isinstance(source, Path) else Path(source[0][1] if source else "")
         return Glance(client is not None, first.suffix.lower() in (".csv", ".parquet"))
     several = client is not None or found[0].name is not None
+    if found[0].kind == "hugging face":
+        return Glance(several, not has_images(found[0].path))
     if found[0].kind != "npz":
         return Glance(several, found[0].kind in ("csv", "parquet"))
     try:

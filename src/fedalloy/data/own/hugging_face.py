@@ -35,6 +35,18 @@ def is_hugging_face(path: Path) -> bool:
     )
 
 
+def has_images(path: Path) -> bool:
+    """Return whether a folder that was written with save_to_disk has a column of images, without reading its rows."""
+    file = path / ("train" if (path / "dataset_dict.json").is_file() else "") / "dataset_info.json"
+    try:
+        features = _json(file).get("features")
+    except (DataError, OSError):  # told when the data is read
+        return False
+    return isinstance(features, dict) and any(
+        isinstance(one, dict) and one.get("_type") == "Image" for one in features.values()
+    )
+
+
 def read_hugging_face(path: Path, wanted: Wanted, layout: Layout | None, agreed: Format | None) -> Held:
     """Read a Dataset, or the splits `train` and `test` of a DatasetDict."""
     if not (path / "dataset_dict.json").is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from fedalloy.base.checked import shown
 from fedalloy.base.files import quoted
 from fedalloy.base.text import shortened
-from fedalloy.data.own.names import Named, in_order, is_number
+from fedalloy.data.own.names import Named, in_order, is_number, toml
 from fedalloy.data.own.parts import Part
 from fedalloy.data.own.wanted import Format, Wanted
 from fedalloy.errors import DataError
@@ -47,7 +48,35 @@ def class_names(parts: Sequence[Part], wanted: Wanted, agreed: Format | None) ->
         )
     if numbers and found[0] == "0" and any(part.numbered for part in parts):
         _refuse_gaps(parts[0], found)
+    _refuse_unlike(parts)
     return found
+
+
+def _refuse_unlike(parts: Sequence[Part]) -> None:
+    """Refuse files that write the same classes differently: each way of writing would become a class of its own.
+
+    One file writes numbers and another names, or the same name in upper and in lower case. A file that has both means
+    both, and `data.names` says that all of them are classes.
+    """
+    held = [(part, names) for part in parts if (names := _occurring(part))]
+    numbered = next((one for one in held if all(map(is_number, one[1]))), None)
+    worded = next((one for one in held if not any(map(is_number, one[1]))), None)
+    if numbered is not None and worded is not None:
+        _refuse_pair(worded, numbered, worded[1][0], numbered[1][0])
+    spelt: dict[str, tuple[tuple[Part, list[str]], str]] = {}
+    for one in held:
+        for name in one[1]:
+            other, before = spelt.setdefault(name.casefold(), (one, name))
+            if name != before and not any({name, before} <= set(names) for _, names in held):
+                _refuse_pair(other, one, before, name)
+
+
+def _refuse_pair(one: tuple[Part, list[str]], other: tuple[Part, list[str]], first: str, second: str) -> NoReturn:
+    both = in_order({*one[1], *other[1]})
+    raise DataError(
+        f"{quoted(one[0].path)} has the class {shown(first)} where {quoted(other[0].path)} has {shown(second)}, so "
+        f"they would be different classes; write the same names in all files, or data.names = {toml(both)} if they are"
+    )
 
 
 def _refuse_gaps(part: Part, found: Sequence[str]) -> None:
@@ -76,7 +105,7 @@ def class_numbers(part: Part, names: Sequence[str], wanted: Wanted, agreed: Form
         if agreed is not None:
             reason = f"the clients agreed on {known}"
         elif wanted.names:
-            reason = f"data.names has {known}"
+            reason = f"data.names has {known}; correct the label, or add it to data.names"
         else:
             reason = (
                 f"with data.classes = {len(names)} labels are numbers from 0 to {len(names) - 1}; or use data.names"

@@ -13,6 +13,8 @@ from fedalloy.data.own.names import toml
 from fedalloy.data.own.wanted import Format, Wanted
 from fedalloy.errors import DataError
 
+# What to write if the label has another name, in an experiment and at a site, where columns are agreed on.
+_LABEL = {False: "; name the label with data.label", True: "; name the label in site.toml, with label = ..."}
 INDEX = "__index_level_"  # how pandas names an index without a name in a .parquet file
 
 
@@ -100,7 +102,7 @@ def roles(
     named = [*wanted.labels, *([] if client is None else [client])]
     for name in [*named, *(() if agreed else wanted.categorical)]:
         if name not in header and name not in dropped:
-            raise _no_column(path, name, header, "label" if name in wanted.labels else None)
+            raise _no_column(path, name, header, _LABEL[agreed] if name in wanted.labels else "")
     kept = [name for name in header if name not in dropped and name != client]
     labels: tuple[str, ...] = ()
     if wanted.labelled:
@@ -123,9 +125,10 @@ def _labels(
         return layout.labels
     if layout is not None and layout.labels is not None and not layout.agreed:
         name = next(name for name in layout.labels if name not in kept)
-        raise _no_column(path, name, header, "label")
+        raise _no_column(path, name, header, _LABEL[False])
     # The order of columns may differ between files: the label is what is not an agreed column.
-    others = [name for name in kept if layout is None or name not in layout.columns]
+    inputs = frozenset(() if layout is None else layout.columns)
+    others = [name for name in kept if name not in inputs]
     if not others:
         raise DataError(
             f"{quoted(path)} has no column for the label besides {shown(', '.join(kept)) if kept else 'dropped ones'}; "
@@ -135,8 +138,9 @@ def _labels(
 
 
 def _check_same(path: Path, inputs: Sequence[str], wanted: Wanted, layout: Layout) -> None:
-    missing = [name for name in layout.columns if name not in inputs]
-    extra = [name for name in inputs if name not in layout.columns]
+    here, there = frozenset(inputs), frozenset(layout.columns)
+    missing = [name for name in layout.columns if name not in here]
+    extra = [name for name in inputs if name not in there]
     for names, sentence in (
         (missing, "has no column {name}, which {whose}; add it"),
         (extra, "has a column {name} that is not among those {whose}; remove it"),
@@ -146,6 +150,5 @@ def _check_same(path: Path, inputs: Sequence[str], wanted: Wanted, layout: Layou
             raise DataError(f"{quoted(path)} {said}, or write data.drop = {toml([*wanted.drop, *names])}")
 
 
-def _no_column(path: Path, name: str, header: Sequence[str], key: str | None) -> DataError:
-    hint = "; name the label with data.label" if key == "label" else ""
+def _no_column(path: Path, name: str, header: Sequence[str], hint: str) -> DataError:
     return DataError(f"{quoted(path)} has no column {shown(name)}; the columns are {shown(', '.join(header))}{hint}")

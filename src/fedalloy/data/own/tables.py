@@ -54,24 +54,42 @@ def _header(path: Path, row: Sequence[str]) -> list[str]:
 
 def _rows(path: Path, stream: TextIO) -> Iterator[tuple[int, list[str]]]:
     """Return the rows and their lines, counted from 1; a quoted value may have several lines."""
-    rows = csv.reader(stream)
+    rows = csv.reader(stream, strict=True)  # otherwise a quote that is never closed swallows all rows after it
     try:
         for row in rows:
             yield rows.line_num, row
     except csv.Error as error:
         raise DataError(f"{quoted(path)}: line {rows.line_num} cannot be read: {error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{quoted(path)} is not UTF-8 text after line {rows.line_num}; save it as UTF-8") from error
+        raise DataError(f"{quoted(path)}: line {_undecodable(path)} is not UTF-8 text; save it as UTF-8") from error
+
+
+def _undecodable(path: Path) -> int:
+    """Return the first line that is not UTF-8; text is decoded in blocks, so that the reader does not know it."""
+    with path.open("rb") as stream:
+        for line, content in enumerate(stream, start=1):
+            try:
+                content.decode("utf-8")
+            except UnicodeDecodeError:
+                return line
+    return line
 
 
 def _table(
     path: Path, rows: Iterator[tuple[int, list[str]]], header: Sequence[str], chosen: Roles, wanted: Wanted
 ) -> Table:
+
+    def worded() -> list[str]:
+        """The inputs that should be numbers, but are mostly words: one error names all of them."""
+        texts = dict(zip(header, zip(*held, strict=True), strict=True))
+        return [name for name in chosen.inputs if isinstance(columns[name], _Numbers) and _is_words(texts[name])]
+
     columns = {
-        name: _Texts() if chosen.named(name, wanted.task) else _Numbers(path, name, chosen, wanted)
+        name: _Texts() if chosen.named(name, wanted.task) else _Numbers(path, name, chosen, wanted, worded)
         for name in chosen.read
     }
-    places = [(header.index(name), column) for name, column in columns.items()]
+    place_of = {name: place for place, name in enumerate(header)}
+    places = [(place_of[name], column) for name, column in columns.items()]
     lines: list[int] = []
     held: list[list[str]] = []
 
@@ -117,14 +135,16 @@ class _Texts:
 class _Numbers:
     """A column of numbers; anything else is refused with its line."""
 
-    def __init__(self, path: Path, name: str, chosen: Roles, wanted: Wanted) -> None:
-        self.about = (path, name, chosen, wanted)
+    def __init__(
+        self, path: Path, name: str, chosen: Roles, wanted: Wanted, worded: Callable[[], Sequence[str]]
+    ) -> None:
+        self.about, self.worded = (path, name, chosen, wanted), worded
         self.values: list[NDArray[np.float64]] = []
 
     def add(self, texts: Sequence[str], lines: Sequence[int]) -> None:
         def refuse(row: int, text: str) -> NoReturn:
             path, name, chosen, wanted = self.about
-            refuse_text(path, f"line {lines[row]}", name, text, chosen, wanted)
+            refuse_text(path, f"line {lines[row]}", name, text, chosen, wanted, self.worded())
 
         self.values.append(numbers(texts, refuse))
 
@@ -167,11 +187,21 @@ def _number(text: str) -> float | None:
         return None
 
 
-def refuse_text(path: Path, where: str, name: str, text: str, chosen: Roles, wanted: Wanted) -> NoReturn:
-    """Refuse text in a column of numbers."""
+def _is_words(texts: Sequence[str]) -> bool:
+    """Whether most of the cells that have a value are words: a column of numbers may have a slip in some."""
+    values = [_number(text) for text in texts if not is_missing(text)]
+    return 2 * sum(value is None for value in values) > len(values)
+
+
+def refuse_text(
+    path: Path, where: str, name: str, text: str, chosen: Roles, wanted: Wanted, worded: Sequence[str] = ()
+) -> NoReturn:
+    """Refuse text in a column of numbers; `worded` are all columns of numbers in which there are mostly words."""
+    columns = list(dict.fromkeys([name, *worded]))
+    have = "the columns have" if len(columns) > 1 else "the column has"
     hint = (
-        f"correct it, or write data.categorical = {toml([*wanted.categorical, name])} if the column has categories, or "
-        f"data.drop = {toml([*wanted.drop, name])}"
+        f"correct it, or write data.categorical = {toml([*wanted.categorical, *columns])} if {have} categories, or "
+        f"data.drop = {toml([*wanted.drop, *columns])}"
         if name in chosen.inputs
         else 'correct it, or write data.task = "classes"'
     )

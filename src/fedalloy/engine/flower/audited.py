@@ -13,6 +13,7 @@ from flwr.app import Message as FlowerMessage
 
 from fedalloy.engine.flower.codec import BODY, HEADER, header_in
 from fedalloy.errors import DataError, FedalloyError
+from fedalloy.federation.classification import commonest
 from fedalloy.federation.evaluation import PERSONAL
 from fedalloy.federation.setting import Setting
 from fedalloy.federation.tally import view_of
@@ -98,7 +99,7 @@ def scores(setting: Setting, client: int, counted: Mapping[str, Any]) -> dict[st
 
 _MEASURED = {
     "classes": ("accuracy", "balanced", "macro_f1", "auc"),
-    "labels": ("accuracy", "macro_f1", "auc"),
+    "labels": ("accuracy", "balanced", "macro_f1", "auc"),
     "numbers": ("r2", "mae"),
 }
 
@@ -107,6 +108,8 @@ def _scored(setting: Setting, client: int, found: Mapping[str, Any]) -> dict[str
     record = view_of(setting, {client: found})  # of this client alone, so what it pools is this client's too
     each, spans = record["clients"], record["details"].get("intervals", {})
     told: dict[str, Any] = {"rows": each["size"][client]}
+    if setting.task != "numbers":  # how often always the same answer is right says which score comes first
+        told["commonest"] = round(commonest(found["confusion"].numpy()), 6)
     for name in _MEASURED[setting.task]:
         stored = "accuracy" if name == "r2" else name  # what records call the score of every task
         told[name] = each[stored][client] if stored in each else record[stored]

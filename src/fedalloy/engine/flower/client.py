@@ -237,7 +237,8 @@ def _views(site: _Site) -> Told:
     if site.header.get("views") != digests:
         raise UsageError("the server's message is refused: the models are not those that its message announces")
     if site.agreed is not None:
-        EvaluationLog(site.memory.folder, site.agreed).admit(round, json.loads(digests), str(site.header["digest"]))
+        limit, prepared = EvaluationLog(site.memory.folder, site.agreed), str(site.header.get("prepared", ""))
+        limit.admit(round, json.loads(digests), str(site.header["digest"]), prepared)
     counted = at_client(site.setting, method, site.client, round, memory, models)
     told: dict[str, Any] = {"kinds": {"evaluation": sum(payload(counted).values())}}
     if site.agreed is not None:

@@ -3,12 +3,13 @@
 Each answer reveals exact counts of the site's test rows, so a site only answers for few models. They must belong to a
 round of the site's own experiment, and to one that can be in progress as far as the site knows. Before it answers, it
 writes the digests of the models to `evaluated.jsonl`, one line for each set of models and one for each round in which
-it takes part. A repeated question is answered again: that tells a server nothing new. With another experiment, a site
-starts counting again.
+it takes part. A repeated question is answered again: that tells a server nothing new, unless rows are to be prepared
+differently. With another experiment, a site starts counting again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,16 +51,20 @@ class EvaluationLog:
             if round > _taken_part(self._lines()):
                 self._append({"round": round})
 
-    def admit(self, round: int, models: Mapping[str, str], memory: str) -> None:
-        """Record that models and the site's memory, by their digests, are about to be evaluated, or refuse it."""
+    def admit(self, round: int, models: Mapping[str, str], memory: str, prepared: str = "") -> None:
+        """Record that models and the site's memory, by their digests, are about to be evaluated, or refuse it.
+
+        On rows that are `prepared` differently, the same models tell something new.
+        """
+        asked = {"models": dict(models), "memory": memory, "prepared": _digest(prepared)}
         self._prepare()
         with locked(self.folder / "evaluated.lock"):
             lines = self._lines()
-            if any(line.get("models") == models and line["memory"] == memory for line in lines):
+            if any(asked.items() <= line.items() for line in lines):
                 return
             if (fault := _fault(round, lines, self.agreed)) is not None:
                 raise UsageError(f"round {round} is not evaluated: {fault}")
-            self._append({"round": round, "models": dict(models), "memory": memory})
+            self._append({"round": round, **asked})
 
     def _prepare(self) -> None:
         make_folder(self.folder, PRIVATE_FOLDER)
@@ -94,6 +99,10 @@ def _fault(round: int, lines: list[dict[str, Any]], agreed: Experiment) -> str |
     if sum(line["round"] == round and "models" in line for line in lines) >= SETS:
         return f"{SETS} different sets of models were already evaluated for it; {ANEW}"
     return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _taken_part(lines: list[dict[str, Any]]) -> int:

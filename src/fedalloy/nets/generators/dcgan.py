@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
 from fedalloy.data.samples import Scale
-from fedalloy.errors import UsageError
+from fedalloy.nets.generators.sizes import cannot_make
 
 SMALLEST = 4  # pixels a side of the map that noise is projected to
 
@@ -34,10 +34,7 @@ class DCGAN(nn.Module):
         while height % 2 == across % 2 == 0 and min(height, across) >= 2 * SMALLEST:
             height, across, doublings = height // 2, across // 2, doublings + 1
         if doublings == 0:
-            raise UsageError(
-                f"the DCGAN generator doubles a small map and cannot make {height} x {across} pixels; "
-                "resize the images to an even number of at least 8, for example [data] size = 32"
-            )
+            raise cannot_make("DCGAN generator doubles a small map", height, across, "an even number of at least 8")
         self.noise, self.scale = noise, scale
         widths = [width * 2**n for n in reversed(range(doublings))]
         self.small = (widths[0], height, across)

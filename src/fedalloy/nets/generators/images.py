@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
 from fedalloy.data.samples import Scale
-from fedalloy.errors import UsageError
+from fedalloy.nets.generators.sizes import cannot_make
 
 
 class UpsampledConv(nn.Conv2d):
@@ -57,10 +57,7 @@ class ImageGenerator(nn.Module):
         super().__init__()
         channels, height, across = shape
         if height % 4 or across % 4:
-            raise UsageError(
-                f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-                f"resize the images to a multiple of 4, for example [data] size = 32"
-            )
+            raise cannot_make("image generator doubles its images twice", height, across, "a multiple of 4")
         self.noise, self.scale = noise, scale
         self.small = (width, height // 4, across // 4)
         self.linear = nn.Linear(noise, math.prod(self.small))

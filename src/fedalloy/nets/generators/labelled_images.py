@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedalloy.base.layout import in_layout_of
-from fedalloy.errors import UsageError
 from fedalloy.nets.generators.images import UpsampledConv
+from fedalloy.nets.generators.sizes import cannot_make
 
 
 class LabelledImageGenerator(nn.Module):
@@ -28,10 +28,7 @@ class LabelledImageGenerator(nn.Module):
         super().__init__()
         channels, height, across = shape
         if height % 4 or across % 4:
-            raise UsageError(
-                f"the image generator doubles its images twice and cannot make {height} x {across} pixels; "
-                f"resize the images to a multiple of 4, for example [data] size = 32"
-            )
+            raise cannot_make("image generator doubles its images twice", height, across, "a multiple of 4")
         self.classes, self.noise = classes, noise
         self.part = (width // 2, height // 4, across // 4)
         self.from_noise = nn.Linear(noise, math.prod(self.part))
