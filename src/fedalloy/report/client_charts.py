@@ -121,7 +121,8 @@ def accuracy_table(
     note = f"{SCORES[task][:1].upper()}{SCORES[task][1:]} in percent"
     note += ", means over seeds." if max(len(seeds) for seeds in splits.values()) > 1 else "."
     if found:
-        note += f" Gain: points of {found[0].name} over {found[0].reference}, with one standard error."
+        gained = f"points of {found[0].leads.score} of {found[0].name} over {found[0].reference}"
+        note += f" Gain: {gained}, with one standard error."
     kept = [k for k in range(len(headings)) if k < 1 or any(line[k] != MISSING for line in body)]
     body = [[line[k] for k in kept] for line in body]
     return Listing("Clients", [headings[k] for k in kept], body, words=2 if 1 in kept else 1, note=note)
