@@ -86,8 +86,9 @@ def test_the_method_that_finds_more_leads_over_the_one_that_finds_none(make):
     runs = [useless, useful, make("local-converged", 0.94, 0.7, stopped_by="method")]
     assert [one.label for one in gains(runs)][:1] == ["fedavg"]
     assert judged(runs).startswith("Federating pays for 4 of 4 clients: fedavg (ACA) leads")
-    headings, _ = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
-    assert headings.index("Balanced %") == 2
+    headings, body = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
+    column = headings.index("Balanced %")
+    assert column == 2
     assert "†" in body[0][column].text  # the mark stands beside the score that methods are ranked by
 
 
