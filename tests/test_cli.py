@@ -551,7 +551,7 @@ def test_a_method_without_the_public_set_it_needs(
         'class Needy(FedAvg):\n    """Wants a public set."""\n'
     )
     answer = fed("run", *TINY, "method=needy", "--plugin", "needy.py", "--out", "out")
-    assert (answer.code, answer.err) == (2, "fedalloy: needy needs a public set; add one under [public]\n")
+    assert (answer.code, answer.err) == (2, "fedalloy: needy needs a public set; add one under [public], for instance public=own\n")
     assert [name for name in files(tmp_path) if "__pycache__" not in name] == ["needy.py"]  # which Python may leave
 
 
@@ -564,7 +564,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "--ouut", "x"), 2, r"'--ouut'"),
     (("run", "missing.toml"), 2, r"'missing\.toml'"),
     (("run", "broken.toml"), 2, r"'broken\.toml'.*TOML"),
-    (("run", "good.toml", "rounds"), 2, r"'rounds'.*key=value"),
+    (("run", "good.toml", "rounds"), 2, r"'rounds'.*rounds=VALUE"),
     (("run", "round=3"), 2, r"'round'.*'rounds'"),
     (("run", "method=fedproxx"), 2, r"'fedproxx'.*'fedprox'"),
     (("run", "method=fedprox", "method.mue=1"), 2, r"fedprox.*'mue'.*'mu'"),

@@ -19,6 +19,7 @@ from fedalloy import __version__
 from fedalloy.cli.advise import advise
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
+from fedalloy.cli.hints import NearestGroup, refuse_file, refuse_no_file
 from fedalloy.cli.reproduce import reproduce
 from fedalloy.cli.terminal import (
     as_typed,
@@ -62,20 +63,6 @@ SELECT = click.option(
     show_default=True,
     help="Which round to report: 'last', 'best by amp', 'best by test', 'best by validation' or 'mean of last 10'.",
 )
-
-
-class NearestGroup(click.Group):
-    """A group that suggests the nearest command if a command is unknown."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or raise an error that suggests one."""
-        from fedalloy.base.registry import suggest
-
-        if args and self.get_command(ctx, args[0]) is None:
-            raise UsageError(f"there is no command '{args[0]}'; {suggest(args[0], list(self.commands))}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -245,6 +232,8 @@ def table_command(
     paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
     folder.
     """
+    refuse_no_file(file)
+    parted(file, overrides)
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.build import Shelf, build
@@ -488,6 +477,7 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     from fedalloy.config.sections import Choice, Experiment
     from fedalloy.methods import methods
 
+    refuse_file(name)
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
