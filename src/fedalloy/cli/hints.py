@@ -148,7 +148,7 @@ def _full(key: str) -> str:
     """A key with its section if just one has it; else the same key."""
     from fedalloy.config.places import places
 
-    found = [] if _is_key(key) else places(key)
+    found = [] if _is_key(key) and key != "clients" else places(key)  # [[clients]] is a list, and not its length
     return found[0] if len(found) == 1 else key
 
 

@@ -15,7 +15,7 @@ from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, own_keys, usual_nam
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import methods
+from fedalloy.methods import methods
 from fedalloy.nets.models import models
 
 SECTIONS: Mapping[str, type] = {**CLOSED, **OPEN}
@@ -41,7 +41,7 @@ def refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
 def refuse_foreign(name: str, given: Mapping[str, Any], *, alone: bool) -> None:
     """Refuse an option that a method does not have but another method or a section has, and name the place.
 
-    `alone` says that the method was chosen by `method.name`.
+    `alone` says that it is the experiment's only method.
     """
     own = [found.name for found in options_of(methods[name])]
     for key in given:
@@ -52,7 +52,7 @@ def refuse_foreign(name: str, given: Mapping[str, Any], *, alone: bool) -> None:
         if homes:
             raise UsageError(f"{name} has no key {shown(key)}; write {' or '.join(homes)}")
         if others:
-            choose = f" (write method={others[0]})" if alone else ""
+            choose = f" (write method={others[0]})" if alone and not own else ""
             has = f"; {name} has {', '.join(own)}" if own else ""
             raise UsageError(f"{name} has no key {shown(key)}, which is an option of {_some(others)}{choose}{has}")
 
@@ -81,8 +81,9 @@ def _sections_with(key: str) -> list[str]:
 
 
 def _owners(key: str) -> list[str]:
-    """The methods that have an option of this name."""
-    return [name for name, cls in methods.items() if key in {found.name for found in options_of(cls)}]
+    """The methods that have an option of this name, without changed forms of them."""
+    having = {name: cls for name, cls in methods.items() if key in {found.name for found in options_of(cls)}}
+    return [name for name, cls in having.items() if cls.card.role != "control"] or list(having)
 
 
 def _some(names: Sequence[str]) -> str:
