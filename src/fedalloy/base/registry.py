@@ -57,7 +57,9 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._things[name]
         hint = suggest(name, self._things)
         own = "one of your own needs --plugin FILE.py"
-        raise UsageError(f"there is no {self.kind} {name[:LONGEST]!r}; {hint}{' ' if hint.endswith('?') else '; '}{own}")
+        raise UsageError(
+            f"there is no {self.kind} {name[:LONGEST]!r}; {hint}{' ' if hint.endswith('?') else '; '}{own}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._things))

@@ -139,8 +139,12 @@ def _is_file(word: str) -> bool:
     """Whether a word names an experiment: a file, one that comes with the library, or one that should exist."""
     from fedalloy.config.overrides import shipped
 
-    return word.endswith(".toml") or "/" in word or shipped(word) != Path(word) or Path(word).is_file() and not (
-        word.endswith(".py")
+    return (
+        word.endswith(".toml")
+        or "/" in word
+        or shipped(word) != Path(word)
+        or Path(word).is_file()
+        and not (word.endswith(".py"))
     )
 
 
