@@ -143,8 +143,7 @@ def _is_file(word: str) -> bool:
         word.endswith(".toml")
         or "/" in word
         or shipped(word) != Path(word)
-        or Path(word).is_file()
-        and not (word.endswith(".py"))
+        or (Path(word).is_file() and not (word.endswith(".py")))
     )
 
 

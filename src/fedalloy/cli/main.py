@@ -320,29 +320,51 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
-@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
-@click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
+@click.argument("what", metavar="[methods|models|data|partitions|NAME]", default="methods")
+@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Only methods whose card says this.")
+@click.option("--privacy", is_flag=True, help="What leaves a client, and what it is sent, under each method.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 @PLUGIN
-def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets, partitions, or one method.
+def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bool, plugins: tuple[str, ...]) -> None:
+    """List methods, models, data sets and partitions, or show one of them.
 
-    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
-    means that it is not empty, `no` that it is empty, and any other word is a substring search.
+    \b
+      fedalloy list                        all methods, by what they need
+      fedalloy list kdia                   one method: its round, its options, its costs
+      fedalloy list models                 models; also: data, partitions
+      fedalloy list --where any_network=yes --where distils=generated
+
+    --where looks at a method's card. For a text, `yes` means that it is not empty, `no` that it is empty, and any other
+    word is a substring search.
     """
     load_plugins(plugins)
-    from fedalloy.report.listing import KINDS, listing, one_method
+    from fedalloy.report.listing import KINDS, THINGS, chosen, entry, listing, nameless, one_thing
 
-    if what not in KINDS:
-        if filters or privacy:
-            raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
-        screen().print(one_method(what))
+    if what not in KINDS and (filters or privacy):
+        raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
+    width = screen().width
+    if what in KINDS:
+        shown = listing(what, filters, privacy=privacy, width=width)
+        names = [*(chosen(filters) if what == "methods" else THINGS[what])]
+        if as_json:
+            say(json.dumps([entry(what, name) for name in names], indent=1))
+        else:
+            say(shown if names else f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
         return
-    table = listing(what, filters, privacy=privacy)
-    if filters and not table.row_count:
-        say(f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
+    from fedalloy.methods import methods
+
+    home = next((kind for kind, things in THINGS.items() if what in things), None)
+    if what in methods:
+        from fedalloy.cli.method_page import method_data, method_page
+
+        if as_json:
+            say(json.dumps([method_data(what)], indent=1))
+        else:
+            screen().print(method_page(what, width), highlight=False)
+    elif home is None:
+        raise nameless(what)
     else:
-        screen().print(table)
+        say(json.dumps([entry(home, what)], indent=1) if as_json else one_thing(what, width))
 
 
 @cli.command()

@@ -14,7 +14,6 @@ from fedalloy.base.checked import shown
 from fedalloy.base.options import without_effect
 from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, own_keys, usual_name
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import methods
 
 LARGEST_FILE = 1_000_000  # bytes; our longest has a few thousand
 SHIPPED = Path(__file__).parents[1] / "experiments"  # the papers' settings, which a command can name without a path

@@ -29,7 +29,8 @@ from fedalloy.train.losses import kl
     "kdia",
     label="KDIA",
     card=Card(
-        brief="a weighted average of all teaches", paper="Ma, preprint submitted to Elsevier",
+        brief="a weighted average of all teaches",
+        paper="Ma, preprint submitted to Elsevier",
         distils="a weighted average of all clients' last models, on the client's own data, into each client's model",
         features=True,
         quick={"noise": 4, "generator_width": 8, "generator_epochs": 2, "generator_batches": 3, "generator_batch": 4},

@@ -21,7 +21,8 @@ from fedalloy.train.fit import fit, params
     label="Local, converged",
     card=Card(
         role="bound",
-        brief="each alone, as long as it helps", paper="no sharing",
+        brief="each alone, as long as it helps",
+        paper="no sharing",
         leaves_client="nothing",
         tasks=TASKS,
         any_network=True,

@@ -20,7 +20,8 @@ from fedalloy.train.fit import fit, frozen, params
     "moon",
     label="MOON",
     card=Card(
-        brief="contrast of representations", paper="Li, He and Song, CVPR 2021",
+        brief="contrast of representations",
+        paper="Li, He and Song, CVPR 2021",
         features=True,
         tasks=TASKS,
         remembers="its model as it was at the end of its last training",
