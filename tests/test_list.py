@@ -58,13 +58,11 @@ def test_all_methods_fit_on_a_screen(shown: Shown) -> None:
 
 
 def test_methods_are_grouped_by_what_they_need(shown: Shown) -> None:
-    parts = re.split(r"^(?=\S)", shown(), flags=re.MULTILINE)
-    group = {name: heading for heading, *_ in ([p.split("\n")[0], p] for p in parts) for name in ()}
-    for part in parts:
+    group: dict[str, str] = {}
+    for part in re.split(r"^(?=\S)", shown(), flags=re.MULTILINE):
         group |= dict.fromkeys(named(part), part.split("\n")[0])
     of_public = {group[name] for name, cls in methods.items() if cls.card.public and cls.card.role == "method"}
-    assert len(of_public) == 1
-    assert "public" in of_public.pop()
+    assert [heading.split()[0] for heading in of_public] == ["Public"]
     assert group["fedavg"] == group["fedprox"] != group["kdia"] == group["fedkf"]
     assert group["local"] == group["centralised"] != group["fedavg"]
     assert group["dafkd-scores"] != group["dafkd"]
@@ -81,7 +79,7 @@ def test_the_other_lists_fit_too(shown: Shown, what: str, things: Any) -> None:
 
 def test_what_leaves_a_client_is_said_of_each_method(shown: Shown) -> None:
     out = shown("--privacy")
-    assert out.count("\n") <= 2 * LINES
+    assert out.count("\n") < 100
     assert max(map(len, out.split("\n"))) <= WIDTH
     for part in re.split(r"^(?=\S)", out, flags=re.MULTILINE):
         names = [name for name in re.split(r"[,\s]+", part.split("\n  ")[0]) if name in methods]
@@ -117,7 +115,7 @@ def test_the_page_shows_the_variants_side_by_side_where_they_differ(shown: Shown
     row = next(line for line in table.split("\n") if "generator_epochs" in line)
     assert row.split() == ["generator_epochs", "10", "10", "20"]
     assert "noise " not in table.split("Try it")[0]
-    assert "Where the variants differ" not in shown("qffl")
+    assert "Where the variants differ" not in shown("fedavg")
 
 
 def test_the_page_says_what_came_out_here(shown: Shown) -> None:

@@ -20,6 +20,7 @@ from fedalloy.cli.advise import advise
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
 from fedalloy.cli.hints import NearestGroup, refuse_file, refuse_no_file
+from fedalloy.cli.new import new
 from fedalloy.cli.reproduce import reproduce
 from fedalloy.cli.terminal import (
     as_typed,
@@ -562,6 +563,7 @@ def bench_attacks(
 
 
 cli.add_command(advise)
+cli.add_command(new)
 cli.add_command(reproduce)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
