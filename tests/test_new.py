@@ -14,6 +14,7 @@ import pytest
 
 from fedalloy.cli.main import main
 from fedalloy.cli.new import KINDS
+from fedalloy.report import html, plots
 
 ROOT = Path(__file__).parents[1]
 NAMES = {kind: f"my-{kind}" for kind in KINDS}
@@ -80,6 +81,8 @@ def test_the_commands_that_it_prints_work(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Callable[..., tuple[int, str, str]]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(html, "write_report", lambda _, path, **__: path)  # drawing takes longer than these runs
+    monkeypatch.setattr(plots, "save", lambda *_: None)
     code, out, _ = typed("new", kind, f"own-{kind}")
     assert code == 0
     lines = [shlex.split(line) for line in re.findall(r"^  fedalloy (.*)$", out, re.MULTILINE)]

@@ -327,7 +327,7 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 @PLUGIN
 def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets and partitions, or show one of them.
+    """List methods, models, data and partitions, or show one.
 
     \b
       fedalloy list                        all methods, by what they need

@@ -70,8 +70,8 @@ def commands(kind: str, name: str, file: Path, test: Path) -> list[str]:
             f"fedalloy compare --plugin {file} --methods fedavg,{name} data=tiny",
         ],
         "data": [
-            f"fedalloy partition --plugin {file} data={name}",
-            f"fedalloy compare --plugin {file} data={name} model=mlp",
+            f"fedalloy partition --plugin {file} data={name} partition.alpha=1",
+            f"fedalloy compare --plugin {file} data={name} partition.alpha=1 model=mlp",
         ],
         "model": [f"fedalloy compare --plugin {file} model={name} data=tiny"],
         "partition": [
