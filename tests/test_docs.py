@@ -179,9 +179,8 @@ def check_command(words: list[str]) -> None:
         assert set(given["methods"].split(",")) <= set(methods)
     if "what" in given and given["what"] in KINDS:
         listing(given["what"], given["filters"])
-    elif "what" in given:
-        if not any(given["what"] in things for things in (methods, *THINGS.values())):
-            raise nameless(given["what"])
+    elif "what" in given and not any(given["what"] in things for things in (methods, *THINGS.values())):
+        raise nameless(given["what"])
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:

@@ -72,7 +72,11 @@ SELECT = click.option(
 def cli(debug: bool) -> None:
     """Federated learning for clients that differ, using knowledge distillation and fusion.
 
-    Start with `fedalloy demo`.
+    \b
+      fedalloy demo                             compare methods in a minute
+      fedalloy list                             all methods; `list NAME` shows one
+      fedalloy compare --methods fedavg,kdia    compare some of them
+      fedalloy new method my-idea               begin with one of your own
     """
 
 
@@ -81,6 +85,10 @@ def cli(debug: bool) -> None:
 @click.option("--hospitals", is_flag=True, help="Five hospitals with a file of patients each, instead of images.")
 def demo(out: str | None, hospitals: bool) -> None:
     """Compare methods on built-in data, offline.
+
+    \b
+      fedalloy demo
+      fedalloy demo --hospitals
 
     It takes less than a minute. With --hospitals, it copies five files of patients and goes from there to a comparison,
     in less than half a minute; the commands to deploy it follow.
@@ -142,6 +150,10 @@ def run_command(
 ) -> None:
     """Run one method.
 
+    \b
+      fedalloy run method=fedprox method.mu=0.1 rounds=30
+      fedalloy run examples/experiment.toml data=mnist --out runs/mnist
+
     Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
     To resume an interrupted run, give the same folder.
     """
@@ -177,9 +189,16 @@ def run_command(
 @cli.command()
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option(
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
@@ -194,6 +213,10 @@ def compare(
     plugins: tuple[str, ...],
 ) -> None:
     """Compare methods on one experiment.
+
+    \b
+      fedalloy compare --methods local-converged,fedavg,kdia --seeds 3
+      fedalloy compare examples/experiment.toml partition.alpha=0.1
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
@@ -219,7 +242,12 @@ def compare(
 @click.argument("file", metavar="EXPERIMENT.toml")
 @OVERRIDES
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
@@ -228,6 +256,9 @@ def table_command(
     file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
 ) -> None:
     """Run an experiment in every cell of its [[axes]].
+
+    \b
+      fedalloy table knfu-mnist rounds=5
 
     The result is a table like a paper's, with the published figures next to ours, which are from the round that the
     paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
@@ -297,10 +328,14 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
+@click.option("--rounds", type=int, metavar="N", help="Continue to this round instead of the planned one.")
 @PLUGIN
 def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     """Resume an interrupted run.
+
+    \b
+      fedalloy resume runs/fedavg-seed0
+      fedalloy resume runs/fedavg-seed0 --rounds 100
 
     The result has the same bits as if the run had never stopped.
     """
@@ -330,9 +365,9 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bo
     """List methods, models, data and partitions, or show one.
 
     \b
-      fedalloy list                        all methods, by what they need
-      fedalloy list kdia                   one method: its round, its options, its costs
-      fedalloy list models                 models; also: data, partitions
+      fedalloy list                   all methods, by what they need
+      fedalloy list kdia              one method: its round and its options
+      fedalloy list models            models; also: data, partitions
       fedalloy list --where any_network=yes --where distils=generated
 
     --where looks at a method's card. For a text, `yes` means that it is not empty, `no` that it is empty, and any other
@@ -376,6 +411,9 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bo
 def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
     """Show how an experiment's data is split among clients.
 
+    \b
+      fedalloy partition data=mnist partition.clients=20 partition.alpha=0.1
+
     It prints statistics and draws figures.
     """
     exp = given_experiment(*parted(file, overrides), plugins)
@@ -411,9 +449,12 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     metavar="EXPERIMENT.toml",
     help="Take the published tables from this file, instead of those that the runs recorded.",
 )
-@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
+@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True, help="Where to write.")
 def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str) -> None:
     """Write a report on finished runs.
+
+    \b
+      fedalloy report runs/compare-defaults --select "best by test"
 
     A folder that contains several runs stands for all of them.
     """
@@ -438,6 +479,7 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
 @click.option(
     "--client",
     type=int,
+    metavar="N",
     help="The client whose generator to draw, if clients have their own. Default: the first that has one.",
 )
 @click.option("--central", metavar="RUN", help="A run of `centralised` on the same data, for KDIA's real features.")
@@ -458,6 +500,9 @@ def draw_command(
 ) -> None:
     """Draw what a run produces besides a model.
 
+    \b
+      fedalloy draw runs/kdia-seed0
+
     Generated images by class (FedKF, DaFKD), and the clients' weights (KDIA, DaFKD, KnFu).
     """
     load_plugins(plugins)
@@ -469,12 +514,17 @@ def draw_command(
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--view", help="Which model to export: aca, oca, global, personal, ... Default: the first.")
-@click.option("--client", type=int, help="The client whose model to export, if the view is personal.")
+@click.option(
+    "--view", metavar="VIEW", help="Which model to export: aca, oca, global, personal, ... Default: the first."
+)
+@click.option("--client", type=int, metavar="N", help="The client whose model to export, if the view is personal.")
 @click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write. Default: in the run's folder.")
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
     """Write a trained model as safetensors.
+
+    \b
+      fedalloy export runs/fedavg-seed0 --view oca
 
     It also prints the code that loads the model.
     """
@@ -491,6 +541,10 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @PLUGIN
 def check(name: str, plugins: tuple[str, ...]) -> None:
     """Check that a method keeps the contract.
+
+    \b
+      fedalloy check fedavg
+      fedalloy check my-idea --plugin my_idea.py
 
     Exactness and resuming depend on it.
     """
@@ -514,6 +568,10 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
 def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     """Check this machine and its data, or folders.
 
+    \b
+      fedalloy doctor
+      fedalloy doctor runs
+
     A folder may contain a run, several runs or data sets. Nothing is written.
     """
     from fedalloy.base.plugins import load_file
@@ -530,11 +588,18 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
 @cli.command("bench-attacks")
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
-@click.option("--attacks", "-a", help="Names of attacks, separated by commas. Default: all.")
+@click.option(
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option("--attacks", "-a", metavar="A,B,...", help="Names of attacks, separated by commas. Default: all.")
 @click.option("--fraction", default=0.3, show_default=True, help="The share of clients that attack.")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
 def bench_attacks(
@@ -547,6 +612,9 @@ def bench_attacks(
     out: str | None,
 ) -> None:
     """Measure how much accuracy methods keep under attack.
+
+    \b
+      fedalloy bench-attacks --methods fedavg,qffl --attacks sign-flip,nan
 
     Each method runs with and without the options that limit an attacker, once without attackers and once under each
     attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.
