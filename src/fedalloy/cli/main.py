@@ -28,6 +28,7 @@ from fedalloy.cli.terminal import (
     fresh,
     given_experiment,
     load_plugins,
+    named_methods,
     parted,
     plugged,
     read_runs,
@@ -226,7 +227,7 @@ def compare(
     check_word(select, "--select")
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
-    names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    names = named_methods(methods)
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
         # Add the bounds; under [privacy] neither of these two is available.
