@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy.base.text import printable
+from fedalloy.cli.hints import refuse_strays
 from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """Separate the file and the overrides; without a file, the first argument is an override."""
+    """Separate the file and the overrides; without a file, the first argument is an override.
+
+    Other words are refused if it is clear what was meant by them.
+    """
+    refuse_strays([*([file] if file is not None else []), *overrides])
     if file is not None and "=" in file and not file.endswith(".toml"):
         return None, (file, *overrides)
     return file, overrides
@@ -72,6 +77,20 @@ def load_plugins(files: Sequence[str]) -> None:
     load_installed()
     for file in files:
         load_file(file)
+
+
+def named_methods(text: str | None) -> list[str] | None:
+    """Parse --methods.
+
+    >>> named_methods("fedavg, kdia"), named_methods(None)
+    (['fedavg', 'kdia'], None)
+    """
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--methods '{text}' names no method; write for example --methods fedavg,fedprox")
+    return names
 
 
 def chosen_seeds(text: str, first: int) -> list[int]:
