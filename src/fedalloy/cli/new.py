@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
 import re
+import sys
 from collections.abc import Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from string import Template
 
@@ -116,5 +117,5 @@ def refuse_name(kind: str, name: str) -> None:
     }
     if name in taken.get(kind, {}):
         raise UsageError(f"the {kind} name '{name}' is taken; choose another one")
-    if importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists():
+    if module in {"fedalloy", *sys.stdlib_module_names, *packages_distributions()}:
         raise UsageError(f"'{name}' is the name of a Python module; choose another one, such as my-{name}")
