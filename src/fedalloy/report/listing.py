@@ -41,7 +41,7 @@ def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False, wi
 
     With `privacy` it says of methods what leaves a client, by training and by evaluation, and what travels.
 
-    >>> print(listing("methods", ["public=yes", "paper=lin"]))
+    >>> print(listing("methods", ["paper=stich"]))
     Public samples; each client may have its own network
       feddf *              Lin 2020            distil all models into the average
     * also learns numbers and several labels a sample. `fedalloy list METHOD` is a
