@@ -36,7 +36,9 @@ DAYS = Recipe(targets=("days",))
 def told(**days: Any) -> str:
     """A summary of five rows, whose five numbers to predict are 1 to 5, that is true except for what is given."""
     true = {"age": {"present": 5, "total": 200.0, "squares": 8500.0}}
-    return json.dumps({"rows": 5, "columns": true, "targets": {"days": {"present": 5, "total": 15.0, "squares": 55.0, **days}}})
+    return json.dumps(
+        {"rows": 5, "columns": true, "targets": {"days": {"present": 5, "total": 15.0, "squares": 55.0, **days}}}
+    )
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------
@@ -145,10 +147,11 @@ def test_targets_in_another_unit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "days", [{"name": "nights"}, {"name": "days", "std": 0.0}, {"name": "days", "fill": 3.0}, {"name": "days", "mean": 1e99}]
+    "days",
+    [{"name": "nights"}, {"name": "days", "std": 0.0}, {"name": "days", "fill": 3.0}, {"name": "days", "mean": 1e99}],
 )
 def test_a_preparation_with_wrong_targets_is_refused(days: Any) -> None:
-    with pytest.raises(DataError, match="days|nights"):
+    with pytest.raises(DataError, match=r"days|nights"):
         read_preparation(json.dumps([{"name": "age"}, days]), [AGE], ["days"])
     with pytest.raises(DataError, match="days"):
         read_preparation(json.dumps([{"name": "age"}]), [AGE], ["days"])
@@ -175,12 +178,12 @@ def test_the_bytes_of_targets_are_counted() -> None:
 ROWS = 40
 
 
-def linear(mean: float, std: float, outputs: int = 1, clients: int = 5, **more: Any) -> Any:
+def linear(centre: float, spread: float, outputs: int = 1, clients: int = 5, **more: Any) -> Any:
     """Clients whose targets follow from four numbers, with this mean and deviation."""
     stream = np.random.default_rng(0)
     x = stream.normal(size=(clients * ROWS, 4)).astype(np.float32)
     true = x @ stream.normal(size=(4, outputs)) + 0.1 * stream.normal(size=(clients * ROWS, outputs))
-    y = mean + std * (true - true.mean(0)) / true.std(0)
+    y = centre + spread * (true - true.mean(0)) / true.std(0)
     ids = np.repeat(np.arange(clients), ROWS)
     return from_arrays(x, y, task="numbers", client_ids=ids, **more)
 
@@ -189,7 +192,7 @@ VALUES: dict[str, Any] = {
     "rounds": 20,
     "partition": "natural",
     "model": {"name": "mlp", "hidden": [16]},
-    "training": {"lr": 0.05},
+    "training": {"lr": 0.1, "epochs": 2},
     "workers": 1,
 }
 
@@ -232,7 +235,7 @@ def test_errors_are_reported_in_the_units_of_the_targets_by_hand() -> None:
 @pytest.mark.parametrize(("mean", "std"), [(25.0, 2.5), (1e5, 3e4)])
 def test_a_good_r2_is_reached_in_twenty_rounds_whatever_the_units(mean: float, std: float, tmp_path: Path) -> None:
     values = {**VALUES, "methods": {"fedavg": {}}}
-    (run,) = compare(values, tmp_path / "c", dataset=linear(mean, std))
+    (run,) = compare(values, folder=tmp_path / "c", dataset=linear(mean, std))
     view = run.rounds[-1]["views"]["aca"]
     assert view["amp"] > 0.9
     assert 0 < view["mae"] < 0.3 * std
@@ -281,7 +284,9 @@ def test_a_labelled_public_file_is_standardised_with_the_same_numbers(tmp_path: 
         (tmp_path / f"{name}.csv").write_text("\n".join(["a,days", *lines]) + "\n")
     public = {"data": str(tmp_path / "public.csv"), "samples": 30, "labelled": True}
     data = {"name": f"{tmp_path}/h", "label": "days", "task": "numbers"}
-    setting = build(experiment({"rounds": 1, "data": data, "model": "mlp", "public": public, "method": "fedmd"})).setting
+    setting = build(
+        experiment({"rounds": 1, "data": data, "model": "mlp", "public": public, "method": "fedmd"})
+    ).setting
     (days,) = setting.targets
     assert setting.public is not None
     held = sorted(float(line.split(",")[1]) for line in (tmp_path / "public.csv").read_text().splitlines()[1:])
@@ -326,5 +331,3 @@ def test_outputs_become_answers_by_hand() -> None:
     assert in_units(torch.tensor([[0.5, 3.0]]), targets).tolist() == [[26.0, 3.0]]
     with pytest.raises(DataError):
         in_units(torch.zeros(1, 3), targets)
-
-

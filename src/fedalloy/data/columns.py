@@ -1,9 +1,9 @@
 """Columns of a table, and what a federation may know of them: sums, counts, bounded histograms, names of categories.
 
 Nobody sees all rows. Each client summarises its own training rows with `summarise`, the server adds the summaries up
-with `agree`, and everyone turns rows into inputs with the `Preparation` that results. Numbers to predict ("targets") are
-summarised and standardised like columns of numbers. A simulation takes the same steps with the same functions, so it
-has the same inputs and targets, to the bit, as a deployment.
+with `agree`, and everyone turns rows into inputs with the `Preparation` that results. Numbers to predict, the targets,
+are standardised in the same way. A simulation takes the same steps with the same functions, so it has the same inputs
+and targets, to the bit, as a deployment.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Recipe:
                     f"data.{what}std = {list(std)} must be greater than 0 everywhere; write 1.0 for what is constant"
                 )
         if self.label_mean is not None and not self.targets:
-            raise UsageError('data.label_mean and data.label_std need numbers to predict, not classes; remove them')
+            raise UsageError("data.label_mean and data.label_std need numbers to predict, not classes; remove them")
 
     @property
     def of_targets(self) -> Recipe:
@@ -116,9 +116,7 @@ class Summary:
     targets: Mapping[str, ColumnSummary] = field(default_factory=dict)
 
 
-def summarise(
-    x: NDArray[Any], columns: Sequence[Column], recipe: Recipe, y: NDArray[Any] | None = None
-) -> Summary:
+def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe, y: NDArray[Any] | None = None) -> Summary:
     """Summarise a client's training rows, N x C or images N x C x H x W, as far as the recipe needs it.
 
     If the recipe has targets, `y` holds them, N x T.

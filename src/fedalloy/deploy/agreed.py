@@ -91,7 +91,9 @@ def framed(agreed: Dataset, preparation: Preparation) -> Dataset:
         return agreed.prepared(preparation)
     width = len(preparation.inputs)
     x = np.zeros((1, width, 1, 1), np.float32)
-    return replace(agreed.standardised(preparation), x=x, mean=(0.0,) * width, std=(1.0,) * width, columns=(), recipe=None)
+    return replace(
+        agreed.standardised(preparation), x=x, mean=(0.0,) * width, std=(1.0,) * width, columns=(), recipe=None
+    )
 
 
 def constants(agreed: Dataset) -> Preparation | None:
@@ -152,6 +154,4 @@ def _recipe(options: Mapping[str, Any], form: Format) -> Recipe:
         mean, std = (value * form.shape[0] if len(value) == 1 else value for value in (mean, std))
     given = {key: tuple(names) for key, names in (options.get("categories") or {}).items()}
     targets = form.label_names if form.task == "numbers" else ()
-    return Recipe(
-        options.get("impute"), mean, std, given, targets, options.get("label_mean"), options.get("label_std")
-    )
+    return Recipe(options.get("impute"), mean, std, given, targets, options.get("label_mean"), options.get("label_std"))
