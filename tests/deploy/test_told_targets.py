@@ -25,11 +25,12 @@ from fedalloy.deploy.agreed import frame
 from fedalloy.deploy.folder import Deployment
 from fedalloy.deploy.init import init
 from fedalloy.deploy.settings import known_statistics
-from fedalloy.deploy.site import keep_told, site_setting, site_summary
+from fedalloy.deploy.site import keep_preparation, keep_told, site_setting, site_summary
 from fedalloy.engine.flower.client import SUMMARISE
 from fedalloy.engine.flower.codec import header_in
 from fedalloy.engine.flower.roster import introductions, summarise
 from fedalloy.errors import DataError, UsageError
+from fedalloy.federation.disclosure import STATISTICS
 from fedalloy.federation.quorum import QuorumError
 from fedalloy.run.runner import simulate
 
@@ -151,6 +152,16 @@ def test_a_site_refuses_other_targets_than_were_agreed(tmp_path: Path) -> None:
             site_setting(made.site(0), 5, json.dumps([*columns, theirs]))
 
 
+def test_a_site_refuses_other_targets_than_before_in_the_same_run(tmp_path: Path) -> None:
+    made = lab(tmp_path)
+    columns = [{"name": "a"}, {"name": "b"}]
+    first, second = (json.dumps([*columns, {"name": "days", "mean": mean}]) for mean in (25.0, 26.0))
+    keep_preparation(made.site(0), 0, first, run=1)
+    with pytest.raises(UsageError):
+        keep_preparation(made.site(0), 0, second, run=1)
+    keep_preparation(made.site(0), 0, second, run=2)
+
+
 def test_a_site_does_not_tell_again_after_a_target_was_changed(tmp_path: Path) -> None:
     made = lab(tmp_path)
     client, summary = site_summary(made.site(0), 5)
@@ -224,3 +235,4 @@ def test_no_target_of_a_row_is_in_what_sites_tell(tmp_path: Path) -> None:
         lines = (tmp_path / "h" / f"{NAMES[number]}.csv").read_text().splitlines()[1:]
         assert not [line for line in lines if line.split(",")[2] in json.dumps(told)]
         assert told["targets"].keys() == {"days"}
+        assert told["targets"]["days"].keys() == {"present", "total", "squares"} <= STATISTICS.keys()
