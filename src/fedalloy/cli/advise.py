@@ -65,7 +65,7 @@ def advise(
     make_folder(folder)
     try:
         with resumable(*words, "--out", str(folder)):
-            trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60), say)
+            trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60, exp.rounds), say)
     except FedalloyError:
         if ours and not any(folder.iterdir()):
             folder.rmdir()  # nothing was written, since the files or the keys are not right yet
@@ -91,13 +91,15 @@ def advise(
     say(f"\nadvice: {folder / 'advice.html'}")
 
 
-def _progress(seconds: float) -> Begin:
-    """Print a line when a run begins: how much of the time is used, and which run it is."""
+def _progress(seconds: float, rounds: int) -> Begin:
+    """Print a line when a run begins: how much of the time is used, and which run it is; in a log, also on its way."""
+    from fedalloy.report.progress import watched
+
     start = time.monotonic()
 
     def begin(label: str, seed: int) -> Any:
         say(f"[{time.monotonic() - start:4.0f} of {seconds:.0f} s] {label}, seed {seed}")
-        return lambda _: None
+        return watched(label, seed, rounds) or (lambda _: None)
 
     return begin
 

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -36,13 +36,16 @@ from fedalloy.cli.terminal import (
     screen,
     selecting,
     show,
+    tracked,
     words_of,
     write_page,
 )
+from fedalloy.cli.tune import tune
 from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
+    from fedalloy.run.observer import Observer
     from fedalloy.storage.results import Run
 
 FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
@@ -55,6 +58,13 @@ PLUGIN = click.option(
     help="A Python file that registers your own methods, models, data sets or partitions.",
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+TRACK = click.option(
+    "--track",
+    "tracks",
+    multiple=True,
+    metavar="TRACKER=FOLDER",
+    help="Also write each round's numbers for tensorboard, mlflow, wandb or trackio. May be repeated.",
+)
 SELECT = click.option(
     "--select",
     metavar="ROUND",
@@ -146,11 +156,17 @@ What next?
 @OVERRIDES
 @OUT
 @PLUGIN
+@TRACK
 @click.option(
     "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
 )
 def run_command(
-    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
+    file: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    plugins: tuple[str, ...],
+    tracks: tuple[str, ...],
+    profile: bool,
 ) -> None:
     """Run one method.
 
@@ -162,10 +178,13 @@ def run_command(
     from fedalloy.config.build import build
     from fedalloy.config.methods import make_method
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.comparison import key_of, label_of, slug
+    from fedalloy.run.cost import shock
     from fedalloy.run.runner import resume as go_on
     from fedalloy.run.runner import settled, simulate
 
+    observers = [tracker(text) for text in tracks]
     key = key_of(exp)
     label = label_of(key, exp.method)
     folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
@@ -174,12 +193,14 @@ def run_command(
     begun = _begun(settled(exp, built, method), folder)
     for sentence in built.dataset.said:
         say(sentence)
-    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
+    if not begun and (told := shock(label, method, built.setting, rounds=exp.rounds, prefix="method.")):
+        say(told)
+    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins), *tracked(tracks)):
         watch = display.begin(label, exp.seed)
         if begun:
-            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, observers=observers, say=say)
         else:
-            run = simulate(exp, folder, label=label, built=built, watch=watch, say=say)
+            run = simulate(exp, folder, label=label, built=built, watch=watch, observers=observers, say=say)
     show([run])
     if profile:
         from fedalloy.report.profile import profile_table
@@ -198,6 +219,7 @@ def run_command(
 @SELECT
 @OUT
 @PLUGIN
+@TRACK
 def compare(
     file: str | None,
     overrides: tuple[str, ...],
@@ -206,17 +228,20 @@ def compare(
     select: str,
     out: str | None,
     plugins: tuple[str, ...],
+    tracks: tuple[str, ...],
 ) -> None:
     """Compare methods on one experiment.
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
     """
+    from fedalloy.report.trackers import tracker
     from fedalloy.storage.results import check_word
 
     check_word(select, "--select")
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
+    observers = [tracker(text) for text in tracks]
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
@@ -225,8 +250,8 @@ def compare(
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    words += selecting(select)
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words)
+    words += [*selecting(select), *tracked(tracks)]
+    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
 
 
 @cli.command("table")
@@ -284,17 +309,28 @@ def table_command(
             refuse_select(select, exp, tried.values())
     comparison.refuse(refused)
     make_folder(folder)
-    runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
+    made: dict[str, list[Run]] = {}  # by what they compute: a method that an axis does not touch runs once
+    runs: list[str] = []
+    before: set[str] = set()
+    for cell, exp, choices, _ in plan:
+        labels = {comparison.computed_by(exp, *pair): comparison.label_of(*pair) for pair in choices.items()}
+        runs += [f"{cell.name}: {label}" for _ in chosen for key, label in labels.items() if key not in before]
+        before |= labels.keys()
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     words += selecting(select)
     lines = []
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
+            asked = {key: comparison.computed_by(exp, key, choice) for key, choice in choices.items()}
+            lacking = {key: choice for key, choice in choices.items() if asked[key] not in made}
             # Split again: the networks and partitions of all cells might not fit into memory at once.
-            built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
-            done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
-            lines.append((cell.labels, with_published(done, exp.to_dict().get("published", []))))
+            ones = [replace(exp, seed=seed) for seed in chosen] if lacking else []
+            built = {one.seed: build(one, given=shelf.take(one)) for one in ones}
+            done = comparison.run_methods(exp, lacking, built, folder=place, begin=begin, say=say)
+            made |= {asked[key]: done[i :: len(lacking)] for i, key in enumerate(lacking)}
+            here = [run for key in choices for run in made[asked[key]]]
+            lines.append((cell.labels, with_published(here, exp.to_dict().get("published", []))))
     result = grid(axes, lines, selection=select)
     screen().print(result.table())
     for note in result.notes:
@@ -311,13 +347,15 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @click.argument("folder", metavar="RUN")
 @click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
 @PLUGIN
-def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
+@TRACK
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> None:
     """Resume an interrupted run.
 
     The result has the same bits as if the run had never stopped.
     """
     load_plugins(plugins)
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.runner import completed
     from fedalloy.run.runner import resume as go_on
     from fedalloy.storage.store import described
@@ -326,8 +364,10 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     if rounds is not None and 0 < rounds < (done := completed(folder)):
         raise UsageError(f"'{folder}' has completed {done} rounds; write --rounds {done} or more")
     total = rounds or before["experiment"]["rounds"]
-    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
-        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
+    observers = [tracker(text) for text in tracks]
+    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins), *tracked(tracks)):
+        watch = display.begin(before["label"], before["seed"])
+        run = go_on(folder, rounds=rounds, watch=watch, observers=observers, say=say)
     show([run])
     write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
 
@@ -555,6 +595,7 @@ def bench_attacks(
 
 cli.add_command(advise)
 cli.add_command(reproduce)
+cli.add_command(tune)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
 )
@@ -566,7 +607,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _compare(
-    exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, select: str, *words: str
+    exp: Experiment,
+    names: list[str] | None,
+    seeds: list[int],
+    folder: Path,
+    select: str,
+    *words: str,
+    observers: Sequence[Observer] = (),
 ) -> list[Run]:
     from fedalloy.base.files import make_folder, write_json
     from fedalloy.report.partition_plot import bubble_plot
@@ -586,8 +633,13 @@ def _compare(
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
-    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
+    for told in comparison.shocks(exp, choices, first, folder / "runs"):
+        say(told)
+    labels = [comparison.label_of(key, choice) for key, choice in choices.items()] * len(seeds)
+    with Display(labels, exp.rounds) as display, resumable(*words, "--out", str(folder)):
+        runs = comparison.run_methods(
+            exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
+        )
     runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
     show(runs, select)
     write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))

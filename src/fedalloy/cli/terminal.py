@@ -230,6 +230,11 @@ def plugged(plugins: Sequence[str]) -> list[str]:
     return [word for file in plugins for word in ("--plugin", file)]
 
 
+def tracked(tracks: Sequence[str]) -> list[str]:
+    """Return the --track options."""
+    return [word for text in tracks for word in ("--track", text)]
+
+
 def as_typed(*words: str) -> str:
     """Return a command as it would be typed.
 
