@@ -265,6 +265,27 @@ def test_several_numbers_and_images_are_standardised_too() -> None:
     assert setting.scale.mean == data.mean
 
 
+def test_a_common_test_set_is_standardised_with_the_same_numbers() -> None:
+    x, y = np.arange(40.0).reshape(40, 1), np.repeat([20.0, 30.0], 20)
+    ids = np.arange(40) % 2
+    data = from_arrays(x, y, x_test=x[:4], y_test=[20.0, 25.0, 30.0, 35.0], task="numbers", client_ids=ids)
+    values = {**VALUES, "method": "fedavg", "partition": {"name": "natural", "test": "global"}}
+    setting = build(experiment(values), data).setting
+    (found,) = setting.targets
+    assert (found.mean, found.std) == (25.0, 5.0)
+    assert setting.sites[0].test.labels[:, 0].tolist() == [-1.0, 0.0, 1.0, 2.0]
+
+
+def test_numbers_to_predict_with_one_name_are_refused() -> None:
+    with pytest.raises(DataError, match="2"):
+        from_arrays(np.zeros((5, 1)), np.zeros((5, 2)), task="numbers", label_names=["days", "days"])
+
+
+def test_constants_for_an_array_need_numbers_to_predict() -> None:
+    with pytest.raises(DataError, match="label_mean"):
+        from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], label_mean=[1.0], label_std=[1.0])
+
+
 def test_under_privacy_targets_need_constants() -> None:
     values = {**VALUES, "method": "fedavg", "privacy": {"noise_multiplier": 1.0}}
     known = {"mean": [0.0] * 4, "std": [1.0] * 4}
