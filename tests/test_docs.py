@@ -30,7 +30,7 @@ from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 from fedalloy.nets.models import models
-from fedalloy.report.listing import KINDS, listing, one_method
+from fedalloy.report.listing import KINDS, THINGS, listing, nameless
 from fedalloy.run.comparison import chosen
 from fedalloy.tuning.space import parted_words, space_of, touched
 
@@ -181,8 +181,8 @@ def check_command(words: list[str]) -> None:
         assert set(given["methods"].split(",")) <= set(methods)
     if "what" in given and given["what"] in KINDS:
         listing(given["what"], given["filters"])
-    elif "what" in given:
-        one_method(given["what"])
+    elif "what" in given and not any(given["what"] in things for things in (methods, *THINGS.values())):
+        raise nameless(given["what"])
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:

@@ -13,7 +13,7 @@ import pytest
 
 from fedalloy import Observer, ObserverWarning, Run, UsageError, compare, resume, simulate
 from fedalloy.config import build as build_module
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.storage.results import read
 
 TINY: dict[str, Any] = {
@@ -28,9 +28,9 @@ TINY: dict[str, Any] = {
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

@@ -18,7 +18,7 @@ from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.federation.core import methods
 from fedalloy.federation.setting import Setting
 from fedalloy.run.cost import Cost, shock
@@ -37,9 +37,9 @@ STEP, TURN = 0.25, 0.5  # seconds on the clock
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

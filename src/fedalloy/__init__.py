@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from fedalloy.check.method import check_method
     from fedalloy.config.experiment import experiment
     from fedalloy.config.sections import Choice, Experiment
-    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
+    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load_data
     from fedalloy.errors import CheckpointError, DataError, FedalloyError, ObserverWarning, StorageError, UsageError
     from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
     from fedalloy.methods import *  # noqa: F403  # every method of the library, as `__getattr__` finds them
     from fedalloy.nets.models import FeatureNet, model
     from fedalloy.report.export import export_model
     from fedalloy.report.html import write_report
+    from fedalloy.report.results import Results, load
     from fedalloy.report.trackers import MLflow, TensorBoard, Trackio, WandB
     from fedalloy.run.comparison import compare
     from fedalloy.run.cost import Cost, cost_of
@@ -43,7 +44,7 @@ _HOMES = {
         *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
         *("action", "method", "reply"),
     ),
-    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load"),
+    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load_data"),
     "fedalloy.errors": (
         *("CheckpointError", "DataError", "FedalloyError", "ObserverWarning"),
         *("StorageError", "UsageError"),
@@ -51,6 +52,7 @@ _HOMES = {
     "fedalloy.report.export": ("export_model",),
     "fedalloy.nets.models": ("FeatureNet", "model"),
     "fedalloy.report.html": ("write_report",),
+    "fedalloy.report.results": ("Results", "load"),
     "fedalloy.report.trackers": ("MLflow", "TensorBoard", "Trackio", "WandB"),
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
@@ -79,6 +81,7 @@ __all__ = [
     "Observer",
     "ObserverWarning",
     "Reply",
+    "Results",
     "Run",
     "Samples",
     "State",
@@ -98,6 +101,7 @@ __all__ = [
     "from_arrays",
     "from_torch",
     "load",
+    "load_data",
     "method",
     "model",
     "reply",

@@ -89,7 +89,6 @@ def test_the_method_that_finds_more_leads_over_the_one_that_finds_none(make):
     headings, body = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
     column = headings.index("Balanced %")
     assert column == 2
-    assert [line[column].best for line in body] == [False, True, False]
     assert "†" in body[0][column].text  # the mark stands beside the score that methods are ranked by
 
 
@@ -100,8 +99,8 @@ def test_gains_are_said_to_be_of_balanced_accuracy(make):
     assert "Balanced accuracy %" in each_client(found).headings
     page = render(runs, title="rare")
     assert "percentage points of balanced accuracy" in page
-    assert "curves-balanced-wide" in page
-    assert "curves-amp-wide" not in page
+    assert "curves-balanced-round" in page
+    assert "curves-amp-round" not in page
 
 
 def test_a_client_with_one_class_in_its_test_has_no_gain(make):

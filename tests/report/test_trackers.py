@@ -19,7 +19,7 @@ import pytest
 from fedalloy import UsageError, resume, simulate
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.report.trackers import TRACKERS, Tracker, scalars, tracker
 from fedalloy.storage.results import Run
 
@@ -126,9 +126,9 @@ each = pytest.mark.parametrize("kind", HERE)
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

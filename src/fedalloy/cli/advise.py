@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedalloy.cli.answers import answers
 from fedalloy.cli.terminal import (
     as_typed,
     chosen_seeds,
@@ -33,13 +34,19 @@ ROUNDS = 20  # if the experiment does not say
 @click.argument("data", metavar="DATA|EXPERIMENT.toml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--minutes", type=float, default=2.0, show_default=True, help="How long the comparison may take.")
-@click.option("--seeds", "-s", default="3", show_default=True, help="A number of seeds (3), or a list (0,1,7).")
+@click.option(
+    "--seeds", "-s", metavar="N", default="3", show_default=True, help="A number of seeds (3), or a list (0,1,7)."
+)
 @click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file with your own methods.")
+@answers
 def advise(
     data: str, overrides: tuple[str, ...], minutes: float, seeds: str, out: str | None, plugins: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Advise whether to federate, and how.
+
+    \b
+      fedalloy advise hospitals/ data.label=diagnosis --minutes 5
 
     DATA is what `data=` takes: the path of a file or folder, or the name of a data set. An experiment file works too.
     The result is one page, and an experiment file with which to go on.
@@ -52,6 +59,7 @@ def advise(
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.experiment import experiment
     from fedalloy.config.overrides import override, read_toml
+    from fedalloy.report.tables import parts_of
 
     if not 0 < minutes < 7 * 24 * 60:
         raise UsageError(f"--minutes {minutes:g} must be above 0 and at most a week; write for example --minutes 5")
@@ -89,6 +97,14 @@ def advise(
     for what, lines in told.items():
         say("\n".join([f"\n{what}:", *(f"  {line}" for line in lines)]))
     say(f"\nadvice: {folder / 'advice.html'}")
+    tables = {"clients": advised.clients, "gains": advised.gains}
+    return {
+        **{name: getattr(advised, name) for name in ("verdict", "chosen", "compared")},
+        **{name: getattr(advised, name) for name in ("data", "method", "costs", "leaves", "sure", "untried")},
+        **{name: one and parts_of(one) for name, one in tables.items()},
+        "commands": told,
+        "files": [folder / "advice.html", folder / "report.html", file],
+    }
 
 
 def _progress(seconds: float, rounds: int) -> Begin:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.terminal import as_typed, load_plugins, parted, resumable, say, screen, show, write_page
 from fedalloy.errors import UsageError
 
@@ -37,7 +38,12 @@ FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
 def init_command(
     file: str, overrides: tuple[str, ...], out: str, sites: int | None, address: str, plugins: tuple[str, ...]
 ) -> None:
-    """Create a deployment's folder: app, certificates, keys, start scripts, one folder per site.
+    """Create the folder of a deployment.
+
+    \b
+      fedalloy deploy init examples/experiment.toml --out lab --sites 3
+
+    It has the app, certificates, keys, start scripts and one folder per site.
 
     An experiment on own files gives each site their format and, in a rehearsal, the path of its file. One on a named
     data set creates a rehearsal only, in which each site takes its share of that data. With data.name = "sites" each
@@ -80,7 +86,14 @@ def init_command(
 @FOLDER
 @click.option("--local", type=int, default=0, metavar="N", help="Also start the first N sites here, for a rehearsal.")
 def up_command(folder: str, local: int) -> None:
-    """Start the SuperLink and its SuperExec, and register the sites' keys; running processes are left alone."""
+    """Start a deployment's server here.
+
+    \b
+      fedalloy deploy up lab
+      fedalloy deploy up lab --local 3
+
+    These are the SuperLink and its SuperExec; the sites' keys are registered. Running processes are left alone.
+    """
     from fedalloy.deploy.control import up
     from fedalloy.deploy.folder import read_deployment
 
@@ -89,17 +102,31 @@ def up_command(folder: str, local: int) -> None:
 
 @click.command("run")
 @FOLDER
-def run_command(folder: str) -> None:
-    """Run the experiment at the sites and show progress and results; an interrupted run is resumed."""
+@answers
+def run_command(folder: str) -> dict[str, Any]:
+    """Run the experiment at the sites.
+
+    \b
+      fedalloy deploy run lab
+
+    It shows progress and results. An interrupted run is resumed.
+    """
     from fedalloy.deploy.folder import read_deployment
 
-    _conduct(read_deployment(folder), "run", folder)
+    return _conduct(read_deployment(folder), "run", folder)
 
 
 @click.command("resume")
 @FOLDER
-def resume_command(folder: str) -> None:
-    """Restart processes that have died on this machine, and resume the run from its last round."""
+@answers
+def resume_command(folder: str) -> dict[str, Any]:
+    """Resume a run after processes have died here.
+
+    \b
+      fedalloy deploy resume lab
+
+    They are restarted, and the run goes on from its last round.
+    """
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.errors import UsageError
@@ -109,28 +136,40 @@ def resume_command(folder: str) -> None:
     if not begun(deployment.run):
         raise UsageError(f"'{folder}' has no run to resume; start one with `fedalloy deploy run {folder}`")
     revive(deployment, say)
-    _conduct(deployment, "resume", folder)
+    return _conduct(deployment, "resume", folder)
 
 
 @click.command("status")
 @FOLDER
-def status_command(folder: str) -> None:
-    """Show the state of the link and of each site, the round, and the last error."""
+@answers
+def status_command(folder: str) -> dict[str, Any]:
+    """Show how the sites and the run are doing.
+
+    \b
+      fedalloy deploy status lab
+
+    The state of the link and of each site, the round, and the last error.
+    """
     from rich.table import Table
 
     from fedalloy.deploy.control import status
     from fedalloy.deploy.folder import read_deployment
 
-    table = Table(show_header=False)
-    for what, how in status(read_deployment(folder)):
+    table, found = Table(show_header=False), status(read_deployment(folder))
+    for what, how in found:
         table.add_row(what, how)
     screen().print(table, highlight=False, markup=False)
+    return {"status": [{"what": what, "state": how} for what, how in found]}
 
 
 @click.command("down")
 @FOLDER
 def down_command(folder: str) -> None:
-    """Stop everything that `up` has started."""
+    """Stop everything that `up` has started.
+
+    \b
+      fedalloy deploy down lab
+    """
     from fedalloy.deploy.control import down
     from fedalloy.deploy.folder import read_deployment
 
@@ -141,7 +180,12 @@ def down_command(folder: str) -> None:
 @click.argument("folder", metavar="DEPLOYMENT")
 @click.argument("site", metavar="SITE")
 def revoke_command(folder: str, site: str) -> None:
-    """Revoke a site's key, from this moment on: SITE is a number, site-NUMBER or the site's name.
+    """Revoke a site's key, from this moment on.
+
+    \b
+      fedalloy deploy revoke lab 2
+
+    SITE is a number, site-NUMBER or the site's name.
 
     A run in progress goes on without the site. `rotate --reinstate` gives it a new key.
     """
@@ -158,7 +202,13 @@ def revoke_command(folder: str, site: str) -> None:
 @click.option("--public-key", metavar="FILE", help="The public part of a key that the site has created itself.")
 @click.option("--reinstate", is_flag=True, help="Let a revoked site take part again.")
 def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bool) -> None:
-    """Replace a site's key; the old one is never valid again. SITE can also be `server`, to renew its certificate."""
+    """Replace a site's key.
+
+    \b
+      fedalloy deploy rotate lab 2
+
+    The old one is never valid again. SITE can also be `server`, to renew its certificate.
+    """
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.deploy.rotation import renew_server, rotate
 
@@ -174,40 +224,43 @@ def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bo
 
 @click.command("audit")
 @click.argument("path", metavar="PATH", default=".")
-@click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--head", "heads", multiple=True, metavar="LINE:HASH", help="A head that you have noted earlier.")
-def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
-    """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
+@answers
+def audit_command(path: str, heads: tuple[str, ...]) -> Answer:
+    """Verify and show the audit log of a site.
+
+    \b
+      fedalloy deploy audit lab/sites/site-1
+
+    PATH is the site's folder, or a deployment with sites in it.
 
     The exit status is 1 if a line was changed, removed or inserted, or if a noted head is not in the log.
     """
-    import json
-
     from fedalloy.deploy.audit import audited, rows, site_label, site_names, table
     from fedalloy.errors import FedalloyError
 
     found = audited(Path(path), heads)
     names = site_names(Path(path))
     called = {key: site_label(names, *key) for key in found}
-    if as_text:
-        told = [
-            {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
-             "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
-            for (folder, number), one in found.items()
-        ]  # fmt: skip
-        click.echo(json.dumps(told, indent=1))
-    else:
-        for (folder, number), one in found.items():
-            name = called[folder, number]
-            beside = "" if name == folder.name else f"{folder.name}, "
-            screen().print(table(f"{name} ({beside}client {number})", one).rich())
-            if one.fault is None:
-                say(f"head of {name}: {one.head}")  # in one piece, to be copied
+    for (folder, number), one in found.items():
+        name = called[folder, number]
+        beside = "" if name == folder.name else f"{folder.name}, "
+        screen().print(table(f"{name} ({beside}client {number})", one).rich())
+        if one.fault is None:
+            say(f"head of {name}: {one.head}")  # in one piece, to be copied
     if not found:
         say("no site here has an audit log yet; it begins with the first message")
-    for key, one in found.items():
-        if one.fault is not None:
-            raise FedalloyError(f"the audit log of {called[key]} is not intact: {one.fault}")
+    told = [
+        {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
+         "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
+        for (folder, number), one in found.items()
+    ]  # fmt: skip
+    broken = (
+        FedalloyError(f"the audit log of {called[key]} is not intact: {one.fault}")
+        for key, one in found.items()
+        if one.fault is not None
+    )
+    return Answer(told, next(broken, None))
 
 
 @click.command("report")
@@ -215,7 +268,12 @@ def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
 @click.option("--out", "-o", default="", metavar="FILE", help="Where to write; of several sites, a folder.")
 @click.option("--alone", is_flag=True, help="Also train a model on the site's own rows, to compare with.")
 def report_command(path: str, out: str, alone: bool) -> None:
-    """Write a site's own page from its audit log, without the server: what it was asked, sent and gained.
+    """Write a site's own page from its audit log.
+
+    \b
+      fedalloy deploy report lab/sites/site-1
+
+    It says what the site was asked, sent and gained, without asking the server.
 
     PATH is the site's folder, or a deployment with sites in it, each of which gets its page. By default this is
     report.html in the site's folder.
@@ -226,7 +284,7 @@ def report_command(path: str, out: str, alone: bool) -> None:
         say(f"written: {page}")
 
 
-def _conduct(deployment: Deployment, command: str, folder: str) -> None:
+def _conduct(deployment: Deployment, command: str, folder: str) -> dict[str, Any]:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
     from fedalloy.config.experiment import read
@@ -246,10 +304,10 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
         run = submitted(deployment, say)
         with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):
             follow(deployment, run, display.begin(make_method(exp).label, exp.seed), say)
-    show([read_run(deployment.run)])
-    write_page(
-        [read_run(deployment.run)], deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name)
-    )
+    runs = [read_run(deployment.run)]
+    answer = show(runs)
+    page = write_page(runs, deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name))
+    return answer | {"report": page}
 
 
 COMMANDS: dict[str, click.Command] = {

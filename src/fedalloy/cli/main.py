@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, list, report, export-table, check, doctor and the others.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -17,8 +17,11 @@ import click
 
 from fedalloy import __version__
 from fedalloy.cli.advise import advise
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
+from fedalloy.cli.hints import NearestGroup, refuse_file, refuse_no_file
+from fedalloy.cli.new import new
 from fedalloy.cli.reproduce import reproduce
 from fedalloy.cli.terminal import (
     as_typed,
@@ -26,6 +29,7 @@ from fedalloy.cli.terminal import (
     fresh,
     given_experiment,
     load_plugins,
+    named_methods,
     parted,
     plugged,
     read_runs,
@@ -45,6 +49,7 @@ from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
+    from fedalloy.report.results import Form
     from fedalloy.run.observer import Observer
     from fedalloy.storage.results import Run
 
@@ -74,27 +79,17 @@ SELECT = click.option(
 )
 
 
-class NearestGroup(click.Group):
-    """A group that suggests the nearest command if a command is unknown."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or raise an error that suggests one."""
-        from fedalloy.base.registry import suggest
-
-        if args and self.get_command(ctx, args[0]) is None:
-            raise UsageError(f"there is no command '{args[0]}'; {suggest(args[0], list(self.commands))}")
-        return super().resolve_command(ctx, args)
-
-
 @click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fedalloy")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Federated learning for clients that differ, using knowledge distillation and fusion.
 
-    Start with `fedalloy demo`.
+    \b
+      fedalloy demo                             compare methods in a minute
+      fedalloy list                             all methods; `list NAME` shows one
+      fedalloy compare --methods fedavg,kdia    compare some of them
+      fedalloy new method my-idea               begin with one of your own
     """
 
 
@@ -103,6 +98,10 @@ def cli(debug: bool) -> None:
 @click.option("--hospitals", is_flag=True, help="Five hospitals with a file of patients each, instead of images.")
 def demo(out: str | None, hospitals: bool) -> None:
     """Compare methods on built-in data, offline.
+
+    \b
+      fedalloy demo
+      fedalloy demo --hospitals
 
     It takes less than a minute. With --hospitals, it copies five files of patients and goes from there to a comparison,
     in less than half a minute; the commands to deploy it follow.
@@ -160,6 +159,7 @@ What next?
 @click.option(
     "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
 )
+@answers
 def run_command(
     file: str | None,
     overrides: tuple[str, ...],
@@ -167,8 +167,12 @@ def run_command(
     plugins: tuple[str, ...],
     tracks: tuple[str, ...],
     profile: bool,
-) -> None:
+) -> dict[str, Any]:
     """Run one method.
+
+    \b
+      fedalloy run method=fedprox method.mu=0.1 rounds=30
+      fedalloy run examples/experiment.toml data=mnist --out runs/mnist
 
     Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
     To resume an interrupted run, give the same folder.
@@ -201,25 +205,35 @@ def run_command(
             run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, observers=observers, say=say)
         else:
             run = simulate(exp, folder, label=label, built=built, watch=watch, observers=observers, say=say)
-    show([run])
+    answer = show([run])
     if profile:
-        from fedalloy.report.profile import profile_table
+        from fedalloy.report.profile import phases, profile_table
 
         screen().print(profile_table(run))
-    write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+        answer["profile"] = phases(run)
+    page = write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+    return answer | {"report": page}
 
 
 @cli.command()
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option(
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
 @PLUGIN
 @TRACK
+@answers
 def compare(
     file: str | None,
     overrides: tuple[str, ...],
@@ -229,8 +243,12 @@ def compare(
     out: str | None,
     plugins: tuple[str, ...],
     tracks: tuple[str, ...],
-) -> None:
+) -> dict[str, Any]:
     """Compare methods on one experiment.
+
+    \b
+      fedalloy compare --methods local-converged,fedavg,kdia --seeds 3
+      fedalloy compare examples/experiment.toml partition.alpha=0.1
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
@@ -242,7 +260,7 @@ def compare(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     observers = [tracker(text) for text in tracks]
-    names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    names = named_methods(methods)
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
         # Add the bounds; under [privacy] neither of these two is available.
@@ -251,27 +269,38 @@ def compare(
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
     words += [*selecting(select), *tracked(tracks)]
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
+    return _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
 
 
 @cli.command("table")
 @click.argument("file", metavar="EXPERIMENT.toml")
 @OVERRIDES
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
 @PLUGIN
+@answers
 def table_command(
     file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Run an experiment in every cell of its [[axes]].
+
+    \b
+      fedalloy table knfu-mnist rounds=5
 
     The result is a table like a paper's, with the published figures next to ours, which are from the round that the
     paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
     folder.
     """
+    refuse_no_file(file)
+    parted(file, overrides)
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.build import Shelf, build
@@ -281,6 +310,7 @@ def table_command(
     from fedalloy.report.grid_table import grid
     from fedalloy.report.progress import Display
     from fedalloy.report.published import holding, with_published
+    from fedalloy.report.tables import parts_of
     from fedalloy.run import comparison
     from fedalloy.storage.results import check_word
 
@@ -337,6 +367,7 @@ def table_command(
         say(note)
     write_atomically(folder / "table.md", result.markdown().encode())
     say(f"written: {folder / 'table.md'}")
+    return parts_of(result) | {"file": folder / "table.md"}
 
 
 def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
@@ -345,11 +376,16 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
+@click.option("--rounds", type=int, metavar="N", help="Continue to this round instead of the planned one.")
 @PLUGIN
 @TRACK
-def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> None:
+@answers
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> dict[str, Any]:
     """Resume an interrupted run.
+
+    \b
+      fedalloy resume runs/fedavg-seed0
+      fedalloy resume runs/fedavg-seed0 --rounds 100
 
     The result has the same bits as if the run had never stopped.
     """
@@ -368,34 +404,57 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tu
     with Display(1, total) as display, resumable("resume", folder, *plugged(plugins), *tracked(tracks)):
         watch = display.begin(before["label"], before["seed"])
         run = go_on(folder, rounds=rounds, watch=watch, observers=observers, say=say)
-    show([run])
-    write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    answer = show([run])
+    page = write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    return answer | {"report": page}
 
 
 @cli.command("list")
-@click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
-@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
-@click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
+@click.argument("what", metavar="[methods|models|data|partitions|NAME]", default="methods")
+@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Only methods whose card says this.")
+@click.option("--privacy", is_flag=True, help="What leaves a client, and what it is sent, under each method.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 @PLUGIN
-def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets, partitions, or one method.
+def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bool, plugins: tuple[str, ...]) -> None:
+    """List methods, models, data and partitions, or show one.
 
-    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
-    means that it is not empty, `no` that it is empty, and any other word is a substring search.
+    \b
+      fedalloy list                   all methods, by what they need
+      fedalloy list kdia              one method: its round and its options
+      fedalloy list models            models; also: data, partitions
+      fedalloy list --where any_network=yes --where distils=generated
+
+    --where looks at a method's card. For a text, `yes` means that it is not empty, `no` that it is empty, and any other
+    word is a substring search.
     """
     load_plugins(plugins)
-    from fedalloy.report.listing import KINDS, listing, one_method
+    from fedalloy.report.listing import KINDS, THINGS, chosen, entry, listing, nameless, one_thing
 
-    if what not in KINDS:
-        if filters or privacy:
-            raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
-        screen().print(one_method(what))
+    if what not in KINDS and (filters or privacy):
+        raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
+    width = screen().width
+    if what in KINDS:
+        shown = listing(what, filters, privacy=privacy, width=width)
+        names = [*(chosen(filters) if what == "methods" else THINGS[what])]
+        if as_json:
+            say(json.dumps([entry(what, name) for name in names], indent=1))
+        else:
+            say(shown if names else f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
         return
-    table = listing(what, filters, privacy=privacy)
-    if filters and not table.row_count:
-        say(f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
+    from fedalloy.methods import methods
+
+    home = next((kind for kind, things in THINGS.items() if what in things), None)
+    if what in methods:
+        from fedalloy.cli.method_page import method_data, method_page
+
+        if as_json:
+            say(json.dumps([method_data(what)], indent=1))
+        else:
+            screen().print(method_page(what, width), highlight=False)
+    elif home is None:
+        raise nameless(what)
     else:
-        screen().print(table)
+        say(json.dumps([entry(home, what)], indent=1) if as_json else one_thing(what, width))
 
 
 @cli.command()
@@ -403,8 +462,14 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tu
 @OVERRIDES
 @OUT
 @PLUGIN
-def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+@answers
+def partition(
+    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]
+) -> dict[str, Any]:
     """Show how an experiment's data is split among clients.
+
+    \b
+      fedalloy partition data=mnist partition.clients=20 partition.alpha=0.1
 
     It prints statistics and draws figures.
     """
@@ -426,6 +491,7 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
             save(draw(built.card.counts, names), folder / f"{name}.{kind}")
     write_json(folder / "partition.json", built.card.to_json(indices=True))
     say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+    return built.card.to_json()
 
 
 @cli.command()
@@ -443,9 +509,15 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     metavar="EXPERIMENT.toml",
     help="Take the published tables from this file, instead of those that the runs recorded.",
 )
-@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
-def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str) -> None:
+@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True, help="Where to write.")
+@answers
+def report(
+    folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str
+) -> dict[str, Any]:
     """Write a report on finished runs.
+
+    \b
+      fedalloy report runs/compare-defaults --select "best by test"
 
     A folder that contains several runs stands for all of them.
     """
@@ -461,8 +533,42 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
     if published is not None:
         runs = with_published(runs, read_published(published))
         words += ["--published", published]
-    show(runs, select, wanted)
-    write_page(runs, Path(out), as_typed(*words), select, wanted)
+    answer = show(runs, select, wanted)
+    return answer | {"report": write_page(runs, Path(out), as_typed(*words), select, wanted)}
+
+
+@cli.command("export-table")
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["latex", "csv", "md", "json"]),
+    default="latex",
+    show_default=True,
+    help="latex needs \\usepackage{booktabs}; csv and json have every digit.",
+)
+@SELECT
+@click.option("--out", "-o", metavar="FILE", help="Where to write. Default: print it.")
+def export_table(folders: tuple[str, ...], form: Form, select: str, out: str | None) -> None:
+    """Write a table of finished runs, for example in LaTeX.
+
+    It has the comparison of the methods, for a paper, a page or a program.
+
+    RUN is a run, a folder that contains runs, or a quoted pattern ("runs/*").
+    """
+    from fedalloy.report.results import load
+    from fedalloy.storage.results import check_word
+
+    check_word(select, "--select")
+    text = load(folders).exported(form, select)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    from fedalloy.base.files import make_folder, write_atomically
+
+    make_folder(Path(out).parent)
+    write_atomically(Path(out), text.encode())
+    say(f"written: {out}")
 
 
 @cli.command("draw")
@@ -470,6 +576,7 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
 @click.option(
     "--client",
     type=int,
+    metavar="N",
     help="The client whose generator to draw, if clients have their own. Default: the first that has one.",
 )
 @click.option("--central", metavar="RUN", help="A run of `centralised` on the same data, for KDIA's real features.")
@@ -490,6 +597,9 @@ def draw_command(
 ) -> None:
     """Draw what a run produces besides a model.
 
+    \b
+      fedalloy draw runs/kdia-seed0
+
     Generated images by class (FedKF, DaFKD), and the clients' weights (KDIA, DaFKD, KnFu).
     """
     load_plugins(plugins)
@@ -501,12 +611,17 @@ def draw_command(
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--view", help="Which model to export: aca, oca, global, personal, ... Default: the first.")
-@click.option("--client", type=int, help="The client whose model to export, if the view is personal.")
+@click.option(
+    "--view", metavar="VIEW", help="Which model to export: aca, oca, global, personal, ... Default: the first."
+)
+@click.option("--client", type=int, metavar="N", help="The client whose model to export, if the view is personal.")
 @click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write. Default: in the run's folder.")
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
     """Write a trained model as safetensors.
+
+    \b
+      fedalloy export runs/fedavg-seed0 --view oca
 
     It also prints the code that loads the model.
     """
@@ -521,8 +636,13 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @cli.command()
 @click.argument("name", metavar="METHOD")
 @PLUGIN
-def check(name: str, plugins: tuple[str, ...]) -> None:
+@answers
+def check(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Check that a method keeps the contract.
+
+    \b
+      fedalloy check fedavg
+      fedalloy check my-idea --plugin my_idea.py
 
     Exactness and resuming depend on it.
     """
@@ -532,18 +652,26 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     from fedalloy.config.sections import Choice, Experiment
     from fedalloy.methods import methods
 
+    refuse_file(name)
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
-    for line in checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options)))):
+    passed = checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options))))
+    for line in passed:
         say(f"ok  {line}")
+    return {"method": name, "options": dict(options), "passed": passed}
 
 
 @cli.command()
 @click.argument("paths", metavar="[FOLDER]...", nargs=-1)
 @PLUGIN
-def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+@answers
+def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> Answer:
     """Check this machine and its data, or folders.
+
+    \b
+      fedalloy doctor
+      fedalloy doctor runs
 
     A folder may contain a run, several runs or data sets. Nothing is written.
     """
@@ -555,19 +683,28 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     findings = examine(paths)
     for finding in findings:
         say(str(finding))
-    sys.exit(exit_code(findings))
+    found = [{"level": one.level, "what": one.what, "sentence": one.sentence} for one in findings]
+    return Answer({"findings": found}, SystemExit(exit_code(findings)))
 
 
 @cli.command("bench-attacks")
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
-@click.option("--attacks", "-a", help="Names of attacks, separated by commas. Default: all.")
+@click.option(
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option("--attacks", "-a", metavar="A,B,...", help="Names of attacks, separated by commas. Default: all.")
 @click.option("--fraction", default=0.3, show_default=True, help="The share of clients that attack.")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
+@answers
 def bench_attacks(
     file: str | None,
     overrides: tuple[str, ...],
@@ -576,8 +713,11 @@ def bench_attacks(
     fraction: float,
     seeds: str,
     out: str | None,
-) -> None:
+) -> dict[str, Any]:
     """Measure how much accuracy methods keep under attack.
+
+    \b
+      fedalloy bench-attacks --methods fedavg,qffl --attacks sign-flip,nan
 
     Each method runs with and without the options that limit an attacker, once without attackers and once under each
     attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.
@@ -588,12 +728,13 @@ def bench_attacks(
     exp = bench_experiment(file, overrides)
     some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
     refuse_idle_method(exp, overrides, some[0])
-    report_attacks(
+    return report_attacks(
         exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
     )
 
 
 cli.add_command(advise)
+cli.add_command(new)
 cli.add_command(reproduce)
 cli.add_command(tune)
 cli.add_command(
@@ -614,15 +755,17 @@ def _compare(
     select: str,
     *words: str,
     observers: Sequence[Observer] = (),
-) -> list[Run]:
+) -> dict[str, Any]:
     from fedalloy.base.files import make_folder, write_json
+    from fedalloy.base.plain import plain
+    from fedalloy.report.compared import compared
+    from fedalloy.report.improvement_plot import improvement_picture
+    from fedalloy.report.leads import leads_table
     from fedalloy.report.partition_plot import bubble_plot
     from fedalloy.report.plots import save
     from fedalloy.report.progress import Display
     from fedalloy.report.published import with_published
-    from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
     refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
@@ -641,10 +784,13 @@ def _compare(
             exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
         )
     runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
-    show(runs, select)
-    write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))
-    write_page(runs, folder / "report.html", as_typed(*words), select)
-    return runs
+    answer = show(runs, select)
+    write_json(folder / "table.json", plain(answer["table"]))
+    rivals = compared(runs, select).rivals()
+    if leads_table(rivals) is not None:
+        save(improvement_picture(rivals), folder / "improvement.png")
+        say(f"probability of improvement: {folder / 'improvement.png'}")
+    return answer | {"report": write_page(runs, folder / "report.html", as_typed(*words), select)}
 
 
 def _begun(exp: Experiment, folder: Path) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedalloy.base.registry import suggest
+from fedalloy.base.text import listed
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.terminal import as_typed, chosen_seeds, resumable, say, screen
 from fedalloy.errors import DataError, UsageError
 
@@ -21,16 +24,20 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
 
 
 @click.command("reproduce")
-@click.argument("paper", required=False)
+@click.argument("paper", metavar="[PAPER]", required=False)
 @click.argument("names", metavar="[ITEM]...", nargs=-1)
 @click.option(
     "--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: up to hours an item; smoke: seconds."
 )
-@click.option("--rows", help="Only these rows, separated by semicolons.")
-@click.option("--columns", help="Only these columns, separated by semicolons.")
-@click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")
+@click.option("--rows", metavar="A;B;...", help="Only these rows, separated by semicolons.")
+@click.option("--columns", metavar="A;B;...", help="Only these columns, separated by semicolons.")
+@click.option(
+    "--seeds", "-s", metavar="N", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item."
+)
 @click.option("--out", "-o", default="results", show_default=True, metavar="FOLDER", help="Where runs are kept.")
-@click.option("--processes", "-p", type=click.IntRange(1), help="Runs at a time. Default: one for each core.")
+@click.option(
+    "--processes", "-p", type=click.IntRange(1), metavar="N", help="Runs at a time. Default: one for each core."
+)
 @click.option(
     "--engine",
     type=click.Choice(("serial", "auto", "pool", "threads", "flower")),
@@ -39,6 +46,7 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
     help="With another than serial, one run at a time. flower: on a Ray cluster. All have the same bits.",
 )
 @click.option("--estimate", is_flag=True, help="Say how long it would take, and stop.")
+@answers
 def reproduce(
     paper: str | None,
     names: tuple[str, ...],
@@ -50,8 +58,12 @@ def reproduce(
     processes: int | None,
     engine: str,
     estimate: bool,
-) -> None:
+) -> Answer:
     """Reproduce the papers' tables, figures and claims.
+
+    \b
+      fedalloy reproduce
+      fedalloy reproduce knfu table1 --scale smoke
 
     Without arguments, it lists the papers and the verdicts on their claims; with a paper (kdia), its tables, figures
     and claims. With a table or figure (kdia table2), it makes what is missing of it and shows it beside the published
@@ -61,14 +73,16 @@ def reproduce(
     from fedalloy.reproduce.catalogue import papers
     from fedalloy.reproduce.making import cores
 
+    homes = [one.id for one in papers().values() if paper in {item.id for item in one.items}]
+    if homes and paper not in papers():
+        raise UsageError(f"'{paper}' is not a paper; write fedalloy reproduce {homes[0]} {paper} (or {listed(homes)})")
     chosen = [find(paper)] if paper else list(papers().values())
     if not names and scale is None:
         options = {"--rows": rows, "--columns": columns, "--seeds": seeds, "--processes": processes}
         for name, given in {**options, "--estimate": estimate, "--engine": engine != "serial"}.items():
             if given:
                 raise UsageError(f"{name} has no effect on a list; name a table or figure, or add --scale cpu")
-        _list(chosen, Path(out), alone=paper is not None)
-        return
+        return Answer(_list(chosen, Path(out), alone=paper is not None))
     items = [chosen[0].item(name) for name in names] if names else [item for one in chosen for item in one.items]
     parts = [("--rows", rows), ("--columns", columns), ("--seeds", seeds)]
     words = [word for name, given in parts if given for word in (name, given)]
@@ -76,10 +90,10 @@ def reproduce(
     with resumable(*again):
         at_once = processes or (1 if scale == "smoke" or engine != "serial" else cores())
         how = {"processes": at_once, "engine": engine, "only_estimate": estimate}
-        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), how, show=bool(names))
-    if failed:
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again")
+        failed, made = _make(items, scale or "cpu", rows, columns, seeds, Path(out), how, show=bool(names))
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    error = DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again") if failed else None
+    return Answer({"items": made, "failed": failed}, error)
 
 
 def _make(
@@ -91,14 +105,17 @@ def _make(
     out: Path,
     how: dict[str, Any],
     show: bool,
-) -> list[str]:
-    """Make what is missing of each item, and write it; show its tables, too, if it was named."""
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Make what is missing of each item, and write it; show its tables, too, if it was named.
+
+    Returns the runs that failed, and what was made of each item.
+    """
     from fedalloy.base.files import make_folder
     from fedalloy.reproduce.catalogue import paper
     from fedalloy.reproduce.making import make_item
     from fedalloy.reproduce.outputs import write_item, write_pages
 
-    failed = []
+    failed, made = [], []
     wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
     chosen = [chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None for item in items]
     if not how["only_estimate"]:
@@ -119,13 +136,17 @@ def _make(
             shown, told, files = write_item(item, scale, out, numbers)
             for part in (part for table in shown if show for part in table.fitted(screen().width)):
                 screen().print(part.rich())
+            claims = [claim for claim in paper(item.paper).claims if claim.name in told]
             if show:
-                _print_claims([claim for claim in paper(item.paper).claims if claim.name in told], told)
+                _print_claims(claims, told)
+            tables = [table.parts() for table in shown]
+            made.append({"paper": item.paper, "item": item.id, "title": item.title, "tables": tables,
+                         "claims": _as_records(claims, told), "files": files})  # fmt: skip
             say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
     if not how["only_estimate"]:
         for file in write_pages(sorted({item.paper for item in items}), out, scale):
             say(f"written: {file}")
-    return failed
+    return failed, made
 
 
 def _wanted(item: Item, scale: str, rows: str | None, columns: str | None) -> Callable[[Job], bool]:
@@ -153,19 +174,34 @@ def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> S
     return wanted
 
 
-def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
-    """Print the papers' verdicts; of a single paper, all items and claims."""
+def _list(papers: Sequence[Paper], out: Path, alone: bool) -> dict[str, Any]:
+    """Print the papers' verdicts; of a single paper, all items and claims. Returns them as plain values."""
     from fedalloy.reproduce.verdicts import items_table, known, papers_table
 
     found, others = known(papers, out / "runs")
+    tables = [papers_table(papers, found)]
     if alone:
-        screen().print(items_table(papers[0], out / "runs").rich())
+        tables.insert(0, items_table(papers[0], out / "runs"))
+        screen().print(tables[0].rich())
         _print_claims(papers[0].claims, found)
-    screen().print(papers_table(papers, found).rich())
+    screen().print(tables[-1].rich())
     if others:
         say(f"Where {out / 'runs'} has no runs, the verdict is the one that comes with fedalloy.")
     words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
     say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")
+    claims = [claim for paper in papers for claim in paper.claims]
+    return {"tables": [table.parts() for table in tables], "claims": _as_records(claims, found)}
+
+
+def _as_records(claims: Sequence[Claim], told: Mapping[str, Told]) -> list[dict[str, Any]]:
+    """Each claim with its verdict, as plain values."""
+    from fedalloy.reproduce.verdicts import told_or_not_tested
+
+    return [
+        {"paper": claim.paper, "id": claim.id, "item": claim.item, "ours": claim.ours, "says": claim.says}
+        | asdict(told_or_not_tested(claim, told))
+        for claim in claims
+    ]
 
 
 def _print_claims(claims: Sequence[Claim], found: Mapping[str, Told]) -> None:

@@ -48,30 +48,38 @@ class Source:
     licence: str
     clients: bool = False  # whether its rows have natural clients
     table: bool = False
+    small: bool = False  # whether its images are too small for the usual network
 
 
 datasets: Registry[Source] = Registry("data set")
 
 
 def dataset(
-    name: str, *, about: str, source: str, licence: str, clients: bool = False, table: bool = False
+    name: str,
+    *,
+    about: str,
+    source: str,
+    licence: str,
+    clients: bool = False,
+    table: bool = False,
+    small: bool = False,
 ) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
-    """Register a function that reads a data set; its keyword arguments are the options of `load`."""
+    """Register a function that reads a data set; its keyword arguments are the options of `load_data`."""
 
     def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table))
+        datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table, small))
         return read
 
     return add
 
 
-def load(name_or_path: str | Path, **options: Any) -> Dataset:
+def load_data(name_or_path: str | Path, **options: Any) -> Dataset:
     """Load a data set by its name, or your own files by their path.
 
-    >>> data = load("tiny")
+    >>> data = load_data("tiny")
     >>> data.x.shape, data.classes
     ((600, 1, 8, 8), 10)
-    >>> load("tiny", normalise="kdia")
+    >>> load_data("tiny", normalise="kdia")
     Traceback (most recent call last):
     ...
     fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has no options
@@ -87,7 +95,7 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
 
 
 def reader(name: str) -> Callable[..., Dataset]:
-    """Return the function that reads a data set or own files; its keyword arguments are the options of `load`."""
+    """Return the function that reads a data set or own files; its keyword arguments are the options of `load_data`."""
     if name in datasets:
         return datasets[name].read
     if name == AGREED:
@@ -322,6 +330,7 @@ def _fashion_mini(normalise: str = "default") -> Dataset:
     about="800 pieces of clothing, 8 x 8 grey, for tests; comes with fedalloy",
     source="the first 60 training and 20 test images of each class of fashion-mini, downscaled",
     licence="MIT",
+    small=True,
 )
 def _tiny() -> Dataset:
     whole = readers.read_npz(_EMBEDDED)
