@@ -559,7 +559,9 @@ def other_data(
         other = _own_public(exp, data, preparation, folder)
     else:
         other = _read(part.data, _public_options(part))
-        if preparation is not None and other.task == "numbers" and other.classes == data.classes:
+        if other.recipe is not None:
+            other = _prepared_alike(other, preparation, data.name)
+        elif preparation is not None and other.task == "numbers" and other.classes == data.classes:
             other = other.standardised(preparation)
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
@@ -626,8 +628,19 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None,
         )
     labelled = part.labelled or agreed is None
     other = own_dataset(path, size=exp.data.size, agreed=agreed, labelled=labelled, **options)
+    return _prepared_alike(other, preparation, exp.data.name)
+
+
+def _prepared_alike(other: Dataset, preparation: Preparation | None, name: str) -> Dataset:
+    """A public set with inputs prepared as the clients' are; if theirs need no preparation, by its own statistics."""
     if preparation is None:
-        preparation = agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe())
+        return other.prepared(agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe()))
+    theirs, ours = ([column.name for column in columns] for columns in (other.columns, preparation.columns))
+    if theirs != ours:
+        raise UsageError(
+            f"the public set '{other.name}' has the columns {shown(listed(theirs))}, but '{name}' has "
+            f"{shown(listed(ours))}; name one with the same columns"
+        )
     return other.prepared(preparation)
 
 
