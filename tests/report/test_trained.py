@@ -228,6 +228,8 @@ def test_the_verdict_says_which_bound_it_rests_on_and_what_that_cost(make):
     assert "leads local training by 5.0 points" in both  # over the better one
     # Its one round took one FLOP in these records, FedAvg's eight rounds eight.
     assert both.endswith("Local training ran until it converged, with 0.12 times the computation of fedavg (ACA).")
+    longer = make("local-converged", [0.75] * 8, stopped_by="method")
+    assert judged([fedavg, equal, longer]).endswith("with as much computation as fedavg (ACA).")
     one = judged([fedavg, equal])
     assert "leads local training by 10.0 points" in one
     assert "the same rounds" in one
