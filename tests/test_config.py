@@ -449,16 +449,11 @@ def test_an_override_that_a_later_one_undoes_is_refused(texts: list[str]) -> Non
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("fedavg", "method=fedavg"),
-        ("tiny", "data=tiny"),
-        ("mlp", "model=mlp"),
-        ("iid", "partition=iid"),
-        ("fedavg,fedprox", "--methods fedavg,fedprox"),
         ("kdia-cifar", "'kdia-cifar10.toml'"),
         ("nothing-like-it", ""),
     ],
 )
-def test_a_name_in_the_place_of_a_file_is_told_what_to_write(
+def test_a_file_that_does_not_exist_is_answered_with_the_nearest(
     name: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "kdia-cifar10.toml").touch()

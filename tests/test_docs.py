@@ -30,7 +30,7 @@ from fedalloy.data.partition import partitions
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 from fedalloy.nets.models import models
-from fedalloy.report.listing import KINDS, listing, one_method
+from fedalloy.report.listing import KINDS, THINGS, listing, nameless
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -180,7 +180,8 @@ def check_command(words: list[str]) -> None:
     if "what" in given and given["what"] in KINDS:
         listing(given["what"], given["filters"])
     elif "what" in given:
-        one_method(given["what"])
+        if not any(given["what"] in things for things in (methods, *THINGS.values())):
+            raise nameless(given["what"])
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:

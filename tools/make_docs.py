@@ -12,10 +12,11 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from fedalloy.base.options import kind, options_of, sections_of, toml
+from fedalloy.base.options import kind, options_of, toml
 from fedalloy.base.text import listed
+from fedalloy.cli.method_page import FOLLOWS, by_variant_of
 from fedalloy.config.sections import CLOSED, Choice, ClientPart, DataPart, Experiment, PartitionPart, PublicPart
 from fedalloy.data import NORMALISATIONS, datasets, files
 from fedalloy.data.partition import partitions
@@ -215,19 +216,6 @@ def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
     if not any(row[-1] for row in rows):
         heading, rows = heading[:-1], [row[:-1] for row in rows]
     return table(heading, rows)
-
-
-FOLLOWS = ("aggregation.weights", "cache.unseen")  # keys that a variant may change, though they are no options of it
-
-
-def by_variant_of(cls: type[Method], key: str) -> tuple[Any, dict[str, Any]]:
-    """A method's usual value of a section's key, and those of its variants that have another."""
-    part, _, name = key.partition(".")
-    words = [word for found in options_of(cls) if found.name == "variant" for word in get_args(found.hint)]
-    if not words or part not in sections_of(cls):
-        return None, {}
-    usual, *others = [getattr(getattr(cls(variant=word), part), name) for word in words]
-    return usual, {word: value for word, value in zip(words[1:], others, strict=True) if value != usual}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,10 @@ def load_file(path: str | Path) -> None:
     name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if not path.is_file() or spec is None or spec.loader is None:
-        raise UsageError(f"the plug-in '{path}' does not exist or is not a Python file")
+        raise UsageError(
+            f"the plug-in '{path}' does not exist or is not a Python file; name an existing FILE.py, or write one "
+            f"with `fedalloy new method {path.stem or 'NAME'}`"
+        )
     module = importlib.util.module_from_spec(spec)
     module.__dict__[DIGEST] = hashlib.sha256(path.read_bytes()).hexdigest()
     sys.modules[name] = module

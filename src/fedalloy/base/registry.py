@@ -28,7 +28,7 @@ class Registry(Mapping[str, T], Generic[T]):
     >>> shapes["sqare"]
     Traceback (most recent call last):
     ...
-    fedalloy.errors.UsageError: there is no shape 'sqare'; did you mean 'square'?
+    fedalloy.errors.UsageError: there is no shape 'sqare'; did you mean 'square'? one of your own needs --plugin FILE.py
     """
 
     def __init__(self, kind: str) -> None:
@@ -56,8 +56,10 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self._things:
             return self._things[name]
         hint = suggest(name, self._things)
-        own = "" if hint.endswith("?") else "; one of your own needs --plugin FILE.py"
-        raise UsageError(f"there is no {self.kind} {name[:LONGEST]!r}; {hint}{own}")
+        own = "one of your own needs --plugin FILE.py"
+        raise UsageError(
+            f"there is no {self.kind} {name[:LONGEST]!r}; {hint}{' ' if hint.endswith('?') else '; '}{own}"
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._things))

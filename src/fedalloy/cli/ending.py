@@ -10,6 +10,7 @@ from typing import NoReturn
 
 import click
 
+from fedalloy.cli.hints import as_option
 from fedalloy.cli.terminal import ENDINGS, orderly_end
 from fedalloy.errors import FedalloyError, InterruptionError, PluginError, Signalled
 
@@ -33,7 +34,7 @@ def carry_out(command: click.Command, given: list[str]) -> NoReturn:
         except click.NoSuchOption as error:
             _fail(_as_override(error, given), 2, debug, error)
         except click.ClickException as error:
-            _fail(error.format_message(), 2, debug, error)
+            _fail(_with_help(error), 2, debug, error)
         except BaseException as error:
             _fail(*_fault(error), debug, error)
     sys.exit(0)
@@ -80,21 +81,21 @@ def _fault(error: BaseException) -> tuple[str, int]:
 
 def _as_override(error: click.NoSuchOption, given: Sequence[str]) -> str:
     """Explain an unknown option; if it is a key of the experiment, say how to write it."""
-    key = error.option_name.lstrip("-")
-    takes_keys = error.ctx is not None and any(param.name == "overrides" for param in error.ctx.command.params)
-    if not takes_keys or key.split(".")[0] not in _keys():
-        return error.format_message()
+    if error.ctx is None or not any(param.name == "overrides" for param in error.ctx.command.params):
+        return _with_help(error)
     words = [*(part for word in given for part in word.split("=", 1)), "..."]
-    value = words[words.index(error.option_name) + 1]
-    return f"{error.option_name} is a key of the experiment, not an option; write {key}={value}"
+    instead = as_option(error.option_name, words[words.index(error.option_name) + 1], error.ctx.command)
+    if instead is None:
+        return _with_help(error)
+    what = "an option of another command" if instead.startswith("--") else "a key of the experiment, not an option"
+    return f"{error.option_name} is {what}; write {instead}"
 
 
-def _keys() -> list[str]:
-    from dataclasses import fields
-
-    from fedalloy.config.sections import Experiment
-
-    return [f.name for f in fields(Experiment)]
+def _with_help(error: click.ClickException) -> str:
+    """The message of a wrong use, and where the right one is shown."""
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    return message if context is None else f"{message}; `{context.command_path} --help` shows how to write it"
 
 
 def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:

@@ -19,6 +19,8 @@ from fedalloy import __version__
 from fedalloy.cli.advise import advise
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
+from fedalloy.cli.hints import NearestGroup, refuse_file, refuse_no_file
+from fedalloy.cli.new import new
 from fedalloy.cli.reproduce import reproduce
 from fedalloy.cli.terminal import (
     as_typed,
@@ -62,20 +64,6 @@ SELECT = click.option(
     show_default=True,
     help="Which round to report: 'last', 'best by amp', 'best by test', 'best by validation' or 'mean of last 10'.",
 )
-
-
-class NearestGroup(click.Group):
-    """A group that suggests the nearest command if a command is unknown."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or raise an error that suggests one."""
-        from fedalloy.base.registry import suggest
-
-        if args and self.get_command(ctx, args[0]) is None:
-            raise UsageError(f"there is no command '{args[0]}'; {suggest(args[0], list(self.commands))}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=NearestGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -247,6 +235,8 @@ def table_command(
     paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
     folder.
     """
+    refuse_no_file(file)
+    parted(file, overrides)
     load_plugins(plugins)
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.build import Shelf, build
@@ -333,29 +323,51 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
 
 
 @cli.command("list")
-@click.argument("what", metavar="[methods|models|data|partitions|METHOD]", default="methods")
-@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Filter methods by their card.")
-@click.option("--privacy", is_flag=True, help="Show for each method what leaves a client, and what the client is sent.")
+@click.argument("what", metavar="[methods|models|data|partitions|NAME]", default="methods")
+@click.option("--where", "filters", multiple=True, metavar="KEY=VALUE", help="Only methods whose card says this.")
+@click.option("--privacy", is_flag=True, help="What leaves a client, and what it is sent, under each method.")
+@click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 @PLUGIN
-def list_command(what: str, filters: tuple[str, ...], privacy: bool, plugins: tuple[str, ...]) -> None:
-    """List methods, models, data sets, partitions, or one method.
+def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bool, plugins: tuple[str, ...]) -> None:
+    """List methods, models, data and partitions, or show one.
 
-    Methods can be filtered: `fedalloy list --where any_network=yes --where distils=generated`. For a text entry, `yes`
-    means that it is not empty, `no` that it is empty, and any other word is a substring search.
+    \b
+      fedalloy list                        all methods, by what they need
+      fedalloy list kdia                   one method: its round, its options, its costs
+      fedalloy list models                 models; also: data, partitions
+      fedalloy list --where any_network=yes --where distils=generated
+
+    --where looks at a method's card. For a text, `yes` means that it is not empty, `no` that it is empty, and any other
+    word is a substring search.
     """
     load_plugins(plugins)
-    from fedalloy.report.listing import KINDS, listing, one_method
+    from fedalloy.report.listing import KINDS, THINGS, chosen, entry, listing, nameless, one_thing
 
-    if what not in KINDS:
-        if filters or privacy:
-            raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
-        screen().print(one_method(what))
+    if what not in KINDS and (filters or privacy):
+        raise UsageError(f"--where and --privacy go with the list of methods, not with {what!r}; leave them out")
+    width = screen().width
+    if what in KINDS:
+        shown = listing(what, filters, privacy=privacy, width=width)
+        names = [*(chosen(filters) if what == "methods" else THINGS[what])]
+        if as_json:
+            say(json.dumps([entry(what, name) for name in names], indent=1))
+        else:
+            say(shown if names else f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
         return
-    table = listing(what, filters, privacy=privacy)
-    if filters and not table.row_count:
-        say(f"no method matches {' and '.join(filters)}; `fedalloy list` shows all methods")
+    from fedalloy.methods import methods
+
+    home = next((kind for kind, things in THINGS.items() if what in things), None)
+    if what in methods:
+        from fedalloy.cli.method_page import method_data, method_page
+
+        if as_json:
+            say(json.dumps([method_data(what)], indent=1))
+        else:
+            screen().print(method_page(what, width), highlight=False)
+    elif home is None:
+        raise nameless(what)
     else:
-        screen().print(table)
+        say(json.dumps([entry(home, what)], indent=1) if as_json else one_thing(what, width))
 
 
 @cli.command()
@@ -492,6 +504,7 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     from fedalloy.config.sections import Choice, Experiment
     from fedalloy.methods import methods
 
+    refuse_file(name)
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
@@ -554,6 +567,7 @@ def bench_attacks(
 
 
 cli.add_command(advise)
+cli.add_command(new)
 cli.add_command(reproduce)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedalloy.base.registry import suggest
+from fedalloy.base.text import listed
 from fedalloy.cli.terminal import as_typed, chosen_seeds, resumable, say, screen
 from fedalloy.errors import DataError, UsageError
 
@@ -61,6 +62,9 @@ def reproduce(
     from fedalloy.reproduce.catalogue import papers
     from fedalloy.reproduce.making import cores
 
+    homes = [one.id for one in papers().values() if paper in {item.id for item in one.items}]
+    if homes and paper not in papers():
+        raise UsageError(f"'{paper}' is not a paper; write fedalloy reproduce {homes[0]} {paper} (or {listed(homes)})")
     chosen = [find(paper)] if paper else list(papers().values())
     if not names and scale is None:
         options = {"--rows": rows, "--columns": columns, "--seeds": seeds, "--processes": processes}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from fedalloy.base.text import printable
+from fedalloy.cli.hints import refuse_strays
 from fedalloy.errors import HangupError, InterruptionError, Signalled, TerminationError, UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 
 
 def parted(file: str | None, overrides: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
-    """Separate the file and the overrides; without a file, the first argument is an override."""
+    """Separate the file and the overrides; without a file, the first argument is an override.
+
+    Other words are refused if it is clear what was meant by them.
+    """
+    refuse_strays([*([file] if file is not None else []), *overrides])
     if file is not None and "=" in file and not file.endswith(".toml"):
         return None, (file, *overrides)
     return file, overrides

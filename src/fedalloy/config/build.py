@@ -255,8 +255,7 @@ def _moved(samples: Samples, device: str) -> Samples:
     except (RuntimeError, AssertionError) as error:  # an unknown name, or no such hardware
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise UsageError(f"device = '{device}', but this machine has no CUDA device; write \"cpu\"") from error
-        reason = str(error).splitlines()[0]
-        raise UsageError(f'device = \'{device}\' cannot be used here: {reason}; write "cpu" or "cuda"') from error
+        raise UsageError(f'device = \'{device}\' cannot be used here; write "cpu" or "cuda"') from error
 
 
 def check_names(exp: Experiment) -> None:

@@ -15,6 +15,7 @@ from fedalloy.base.text import name_fault
 from fedalloy.config.conditions import refuse_unknown_keys
 from fedalloy.config.methods import cache_keys, for_method, given_keys, make_method
 from fedalloy.config.overrides import override, read_toml, table
+from fedalloy.config.places import refuse_misplaced
 from fedalloy.config.sections import CLOSED, OPEN, Choice, ClientPart, Experiment, Published, own_keys, usual_name
 from fedalloy.data.catalogue import AGREED, LISTED, datasets
 from fedalloy.data.own.dataset import Glance, glance, is_own
@@ -31,13 +32,13 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     refuse_unwritable(values, "the experiment")
     values = with_usual({key: value for key, value in values.items() if key != "axes"})
     known = [f.name for f in dataclasses.fields(Experiment)]
-    _refuse_misplaced(values, known)
+    refuse_misplaced(values, known)
     refuse_unknown(values, known, "the experiment")
     built: dict[str, Any] = {}
     for key, value in values.items():
         value = table(key, value)
         if not isinstance(value, Mapping) and (key in OPEN or key in CLOSED or key == "methods"):
-            raise UsageError(f"{key} = {shown(value)} must be a table; write [{key}]")
+            raise UsageError(_not_a_table(key, value))
         if key in OPEN:
             built[key] = _open_section(OPEN[key], {**_default_name(key), **value}, key)
         elif key in CLOSED:
@@ -68,6 +69,12 @@ def experiment(values: Mapping[str, Any]) -> Experiment:
     return exp
 
 
+def _not_a_table(key: str, value: Any) -> str:
+    """Say that a section was given a single value, and which keys it has."""
+    keys = f", or {key}.KEY=VALUE with one of its keys: {', '.join(own_keys(CLOSED[key]))}" if key in CLOSED else ""
+    return f"{key} = {shown(value)} must be a table; write [{key}]{keys}"
+
+
 def _check_clients(exp: Experiment) -> None:
     """Refuse a list of clients that does not go with the data."""
     if exp.data.name == LISTED and not exp.clients:
@@ -87,17 +94,6 @@ def _check_clients(exp: Experiment) -> None:
         raise UsageError(
             f"partition.name = '{exp.partition.name}', but with [[clients]] each client has its own rows; leave it out"
         )
-
-
-def _refuse_misplaced(values: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse a key that belongs in a section, and name that section."""
-    sections: Mapping[str, type] = {**CLOSED, **OPEN}
-    for key in values:
-        homes = [
-            f"{name}.{key}" for name, part in sections.items() if key in {f.name for f in dataclasses.fields(part)}
-        ]
-        if key not in known and homes and key not in ("name", "options"):
-            raise UsageError(f"the experiment has no key {shown(key)}; write {' or '.join(homes)}")
 
 
 def _tables(key: str, value: Any) -> Sequence[Mapping[str, Any]]:
@@ -140,6 +136,9 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
     if listed_clients and data.get("name", LISTED) == LISTED:
         out["data"] = data = {"name": LISTED, **data}
     seen = _glance(data, listed_clients)
+    model = table("model", out.get("model", {}))
+    if (network := _usual_network(data, seen)) and isinstance(model, Mapping) and "name" not in model:
+        out["model"] = {"name": network, **model}
     if seen is None:
         return out
     partition = table("partition", out.get("partition", {}))
@@ -153,10 +152,14 @@ def with_usual(values: Mapping[str, Any]) -> dict[str, Any]:
                 'with partition.name = "dirichlet", "iid", ...'
             )
         out["partition"] = {"name": "natural", **partition}
-    model = table("model", out.get("model", {}))
-    if seen.table and isinstance(model, Mapping) and "name" not in model:
-        out["model"] = {"name": "mlp", **model}
     return out
+
+
+def _usual_network(data: Mapping[str, Any], seen: Glance | None) -> str | None:
+    """The network for this data where an experiment names none, if the usual one does not go with it."""
+    name = data.get("name")
+    small = isinstance(name, str) and name in datasets and datasets[name].small and data.get("size") is None
+    return "mlp" if small or (seen is not None and seen.table) else None
 
 
 def _glance(data: Mapping[str, Any], listed_clients: Any) -> Glance | None:

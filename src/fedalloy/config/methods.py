@@ -9,6 +9,7 @@ from fedalloy.aggregation.cache import Cache
 from fedalloy.aggregation.rule import GROUPS, Aggregation
 from fedalloy.base.checked import construct, shown
 from fedalloy.base.options import options_of, refuse_idle, sections_of, without_effect
+from fedalloy.config.places import refuse_foreign
 from fedalloy.config.sections import CLOSED, Choice, Experiment, own_keys
 from fedalloy.errors import UsageError
 from fedalloy.federation.core import Method, hyper_parameters, methods
@@ -28,13 +29,13 @@ def make_method(exp: Experiment, choice: Choice | None = None) -> Method:
 
     choice = choice or exp.method
     cls = methods[choice.name]
-    _refuse_moved(cls, choice)
+    _refuse_moved(cls, choice, alone=choice is exp.method)
     sections = {name: _own_section(exp, choice, cls, name) for name in sections_of(cls)}
     return construct(cls, choice.options, choice.name, **sections)
 
 
-def _refuse_moved(cls: type[Method], choice: Choice) -> None:
-    """Refuse an option that is a key of a section, and name that section."""
+def _refuse_moved(cls: type[Method], choice: Choice, *, alone: bool) -> None:
+    """Refuse an option that is a key of a section or an option of another method, and name that place."""
     own = [found.name for found in options_of(cls)]
     for section in ("aggregation", "cache"):
         if (given := getattr(choice, section)) and section not in sections_of(cls):
@@ -43,6 +44,7 @@ def _refuse_moved(cls: type[Method], choice: Choice) -> None:
         for key in (f.name for f in dataclasses.fields(CLOSED[section])):
             if key in choice.options and key not in own:
                 raise UsageError(f"{choice.name} has no key {shown(key)}; write {section}.{key}")
+    refuse_foreign(choice.name, choice.options, alone=alone)
 
 
 def _own_section(exp: Experiment, choice: Choice, cls: type[Method], name: str) -> Any:

@@ -15,7 +15,6 @@ from fedalloy.base.options import without_effect
 from fedalloy.config.sections import CLOSED, NAMED_BY, OPEN, own_keys, usual_name
 from fedalloy.data.own.dataset import SUFFIXES
 from fedalloy.errors import UsageError
-from fedalloy.federation.core import methods
 
 LARGEST_FILE = 1_000_000  # bytes; our longest has a few thousand
 SHIPPED = Path(__file__).parents[1] / "experiments"  # the papers' settings, which a command can name without a path
@@ -65,18 +64,7 @@ def _as_data(path: Path) -> str:
 
 
 def _instead(path: Path) -> str:
-    """What to write instead of a file that does not exist: a file nearby, or the key for a name."""
-    import fedalloy.methods  # noqa: F401  # registers the built-in methods
-    from fedalloy.data.catalogue import datasets
-    from fedalloy.data.partition import partitions
-    from fedalloy.nets.models import models
-
-    name = str(path)
-    for kind, things in (("method", methods), ("data", datasets), ("model", models), ("partition", partitions)):
-        if name in things:
-            return f"; to choose a {kind.replace('data', 'data set')}, write {kind}={name}"
-    if "," in name and all(part.strip() in methods for part in name.split(",")):
-        return f"; to choose methods, write --methods {name}"
+    """A file nearby that was probably meant instead of one that does not exist."""
     near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1, cutoff=0.4)
     return f"; did you mean {shown(str(path.with_name(near[0])))}?" if near else ""
 

@@ -48,18 +48,26 @@ class Source:
     licence: str
     clients: bool = False  # whether its rows have natural clients
     table: bool = False
+    small: bool = False  # whether its images are too small for the usual network
 
 
 datasets: Registry[Source] = Registry("data set")
 
 
 def dataset(
-    name: str, *, about: str, source: str, licence: str, clients: bool = False, table: bool = False
+    name: str,
+    *,
+    about: str,
+    source: str,
+    licence: str,
+    clients: bool = False,
+    table: bool = False,
+    small: bool = False,
 ) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
     """Register a function that reads a data set; its keyword arguments are the options of `load`."""
 
     def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
-        datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table))
+        datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table, small))
         return read
 
     return add
@@ -322,6 +330,7 @@ def _fashion_mini(normalise: str = "default") -> Dataset:
     about="800 pieces of clothing, 8 x 8 grey, for tests; comes with fedalloy",
     source="the first 60 training and 20 test images of each class of fashion-mini, downscaled",
     licence="MIT",
+    small=True,
 )
 def _tiny() -> Dataset:
     whole = readers.read_npz(_EMBEDDED)

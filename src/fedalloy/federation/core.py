@@ -304,6 +304,7 @@ class Federation(Protocol):
 class Card:
     """Describes a method for lists, docs and checks; a card contains no code.
 
+    `brief` is the idea in a few words, as lists show it; by default the method's label.
     `quick` holds options with which the method's checks take seconds; they must still exercise everything it does.
     `private` means that clients learn from their samples only through `fit`, with a loss that is a mean of one term per
     sample (plus terms without data), and send nothing else about them but their number: [privacy] then covers
@@ -314,6 +315,7 @@ class Card:
     """
 
     paper: str
+    brief: str = ""
     up: str = ""
     down: str = ""
     distils: str = "no"
@@ -500,14 +502,14 @@ def method(name: str, *, label: str, card: Card) -> Callable[[type[M]], type[M]]
 
 
 def _complete(card: Card, cls: type[Method]) -> Card:
-    """The card, with what travels filled in from the actions' declarations."""
+    """The card, with its idea in a few words, and with what travels filled in from the actions' declarations."""
     declared = [found for name in dir(cls) if (found := travels(cls, name)) is not None]
     try:
         usual: Method | None = cls()
     except (UsageError, TypeError):  # it has an option without a default
         usual = None
     up, down = (in_words((part for found in declared for part in getattr(found, way)), usual) for way in ("up", "down"))
-    return replace(card, up=card.up or up, down=card.down or down)
+    return replace(card, brief=card.brief or cls.label, up=card.up or up, down=card.down or down)
 
 
 def quick(method: type[Method]) -> Method:

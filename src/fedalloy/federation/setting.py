@@ -297,7 +297,7 @@ class Setting:
         if (idle := method.idle(self.participation)) is not None:
             raise UsageError(f"{method.name}.{idle}; leave it out")
         if method.needs_public and self.public is None:
-            raise UsageError(f"{method.name} needs a public set; add one under [public]")
+            raise UsageError(f"{method.name} needs a public set; add one under [public], for instance public=own")
         if method.needs_public == "all" and self.public is not None and self.public.holder == "server":
             raise UsageError(f"{method.name} needs clients that hold the public set; write public.holder = 'all'")
         if not method.card.any_network and not self.same_network:

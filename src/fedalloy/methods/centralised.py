@@ -15,6 +15,7 @@ from fedalloy.train.fit import fit, params
     label="Centralised",
     card=Card(
         role="bound",
+        brief="one model on all clients' data",
         paper="training on pooled data",
         up="all data, once",
         leaves_client="all training data",

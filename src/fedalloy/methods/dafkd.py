@@ -24,6 +24,7 @@ from fedalloy.methods.fedavg import FedAvg
 from fedalloy.train.fit import params
 
 CARD = Card(
+    brief="teachers weighted sample by sample",
     paper="Wang et al., CVPR 2023",
     distils="the active clients' models, weighted sample by sample, on generated images, into their average",
     leaves_client="model weights, a generator of its data, how like its data a sample is, number of samples",

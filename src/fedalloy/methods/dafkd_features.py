@@ -21,7 +21,11 @@ DISTILS = CARD.distils.replace("images", "features")
 QUICK = {name: value for name, value in CARD.quick.items() if name != "generator_width"}
 
 
-@method("dafkd-features", label="DaFKD (features)", card=replace(CARD, role="control", distils=DISTILS, quick=QUICK))
+@method(
+    "dafkd-features",
+    label="DaFKD (features)",
+    card=replace(CARD, brief="DaFKD on generated features", role="control", distils=DISTILS, quick=QUICK),
+)
 class DaFKDFeatures(DaFKD):
     """The generator makes what enters the classifier's head, as the paper suggests for privacy.
 

@@ -19,7 +19,9 @@ LEAVES = CARD.leaves_client.replace("how like its data a sample is, ", "")
 
 
 @method(
-    "dafkd-no-correlation", label="DaFKD (no correlation)", card=replace(CARD, role="control", leaves_client=LEAVES)
+    "dafkd-no-correlation",
+    label="DaFKD (no correlation)",
+    card=replace(CARD, brief="DaFKD without its weights", role="control", leaves_client=LEAVES),
 )
 class DaFKDNoCorrelation(DaFKD):
     """The ablation of the paper's Table 3: the discriminators still train with the classifiers, but weigh nothing.

@@ -22,6 +22,7 @@ from fedalloy.methods.dafkd_scores import DaFKDScores
 OWN = "weighed predictions"
 CARD = replace(
     DAFKD,
+    brief="DaFKD; clients send predictions",
     role="control",
     up=f"model, generator, {OWN}, n",
     leaves_client=DAFKD.leaves_client.replace("how like its data a sample is", OWN),

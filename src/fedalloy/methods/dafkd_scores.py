@@ -17,7 +17,7 @@ from fedalloy.knowledge.game import opinions
 from fedalloy.methods.dafkd import CARD, DaFKD
 
 
-@method("dafkd-scores", label="DaFKD (scores)", card=replace(CARD, role="control"))
+@method("dafkd-scores", label="DaFKD (scores)", card=replace(CARD, brief="DaFKD; clients send scores", role="control"))
 class DaFKDScores(DaFKD):
     """Each client makes the samples itself, from the generator and a number, and sends f for each of them.
 

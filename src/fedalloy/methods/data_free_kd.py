@@ -29,6 +29,7 @@ from fedalloy.train.losses import kl
     label="Data-free KD",
     card=Card(
         role="control",
+        brief="pooled teacher, data-free student",
         paper="Zhou et al., IoT-J 2023, Sec. IV-D",
         up="all data, once",
         down="nothing",

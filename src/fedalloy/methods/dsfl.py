@@ -25,6 +25,7 @@ from fedalloy.train.losses import soft_loss
     label="DS-FL",
     card=replace(
         CARD,
+        brief="sharpened mean of clients' answers",
         paper="Itahara, Nishio, Koda, Morikura and Yamamoto, IEEE TMC 2021",
         distils="the sharpened mean of all active clients' answers, on public samples, into them and a server's model",
         quick={"samples": 8},

@@ -9,7 +9,11 @@ from fedalloy.knowledge.averaged import Averaged
 from fedalloy.train.fit import fit, params
 
 
-@method("fedavg", label="FedAvg", card=Card(paper="McMahan et al., AISTATS 2017", private=True, tasks=TASKS))
+@method(
+    "fedavg",
+    label="FedAvg",
+    card=Card(brief="average of the clients' models", paper="McMahan et al., AISTATS 2017", private=True, tasks=TASKS),
+)
 class FedAvg(Averaged):
     """Average the active clients' models, weighted by their data (Algorithm 1).
 

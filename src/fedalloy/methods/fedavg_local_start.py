@@ -16,7 +16,8 @@ from fedalloy.train.fit import params
     label="FedAvg, local start",
     card=Card(
         role="control",
-        paper="the baseline of FedMD+Global, Shi, Radu and Yang, 2022, after McMahan et al., AISTATS 2017",
+        brief="FedAvg from locally trained models",
+        paper="Shi, Radu and Yang, 2022, as the baseline of FedMD+Global; after McMahan et al., AISTATS 2017",
         tasks=TASKS,
         quick={"pretrain_private": 2, "private_batch": 8},
     ),

@@ -14,7 +14,11 @@ from fedalloy.federation.core import Card, Federation, Message, State, method
 from fedalloy.methods.fedavg import FedAvg
 
 
-@method("fedavgm", label="FedAvgM", card=Card(paper="Hsu et al., 2019", private=True, tasks=TASKS))
+@method(
+    "fedavgm",
+    label="FedAvgM",
+    card=Card(brief="FedAvg with momentum at the server", paper="Hsu et al., 2019", private=True, tasks=TASKS),
+)
 class FedAvgM(FedAvg):
     """FedAvg whose average update D = w^{t-1} - avg passes through a velocity, in one of three forms.
 

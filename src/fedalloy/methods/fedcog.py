@@ -21,6 +21,7 @@ from fedalloy.train.losses import ce, js, kl
     "fedcog",
     label="FedCOG",
     card=Card(
+        brief="images of classes that clients lack",
         paper="Ye et al., ICLR 2024",
         distils="the received model, on images made for the classes a client lacks, into its model",
         remembers="its model as it was at the end of its last training",

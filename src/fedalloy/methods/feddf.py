@@ -27,6 +27,7 @@ from fedalloy.train.scores import WORST, score
     "feddf",
     label="FedDF",
     card=Card(
+        brief="distil all models into the average",
         paper="Lin, Kong, Stich and Jaggi, NeurIPS 2020",
         distils="the mean answer of all active clients' models, on public inputs, into each network's average",
         public=True,

@@ -11,6 +11,7 @@ from fedalloy.methods.fedavg import FedAvg
     "feddisco",
     label="FedDisco",
     card=Card(
+        brief="weights by how even labels are",
         paper="Ye et al., ICML 2023",
         leaves_client="model weights, number of samples, once how far its labels are from uniform",
     ),

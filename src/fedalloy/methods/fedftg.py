@@ -27,6 +27,7 @@ from fedalloy.train.fit import LocalWork, frozen, load, params
     "fedftg",
     label="FedFTG",
     card=Card(
+        brief="data-free tuning of the average",
         paper="Zhang et al., CVPR 2022",
         distils="the active clients' models, on generated images, into their average, at the server",
         leaves_client="model weights, number of samples, how many samples of each class",

@@ -25,6 +25,7 @@ from fedalloy.train.losses import ce, kl
     "fedgen",
     label="FedGen",
     card=Card(
+        brief="generated features train the heads",
         paper="Zhu et al., ICML 2021",
         distils="all clients' heads, on generated features, into each client's head",
         leaves_client="model weights, number of samples, how many samples of each class",

@@ -24,6 +24,7 @@ from fedalloy.train.losses import binary_kl, kl, soft_ce
     "fedgkd",
     label="FedGKD",
     card=Card(
+        brief="learn from the last global models",
         paper="Yao et al., IEEE Transactions on Computers 2023",
         distils="the average of the last global models, on the client's own data, into each client's model",
         tasks=TASKS,

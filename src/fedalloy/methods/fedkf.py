@@ -26,6 +26,7 @@ QUICK = {"noise": 8, "width": 4, "kd_start": 1}
     "fedkf",
     label="FedKF",
     card=Card(
+        brief="the average of all teaches clients",
         paper="Zhou et al., IoT-J 2023",
         distils="the average of all clients' last models, on generated images, into each client's model",
         features=True,

@@ -13,6 +13,7 @@ from fedalloy.methods.fedkf import QUICK, FedKF
     "fedkf-minus",
     label="FedKF-",
     card=Card(
+        brief="FedKF taught by the received model",
         paper="Zhou et al., IoT-J 2023",
         distils="the model of the active clients, on generated images, into each client's model",
         features=True,

@@ -24,6 +24,7 @@ from fedalloy.train.fit import fit, frozen, load, params
     label="FedKF (server's generator)",
     card=Card(
         role="control",
+        brief="FedKF, its generator at the server",
         paper="Zhou et al., IoT-J 2023 (rejected there)",
         distils="the average of all clients' last models, on the server's images, into each client's model",
         features=True,

@@ -22,6 +22,7 @@ from fedalloy.train.fit import Optimiser, fit, params
     "fedmd",
     label="FedMD",
     card=Card(
+        brief="agree on logits of public samples",
         paper="Li and Wang, 2019",
         distils="the mean answer of all active clients, on public samples, into each client's network",
         leaves_client="logits on public samples",

@@ -24,6 +24,7 @@ from fedalloy.train.norms import norms_kept
     "fedmd-global",
     label="FedMD+Global",
     card=Card(
+        brief="FedMD with a model on the server",
         paper="Shi, Radu and Yang, 2022",
         distils="the mean answer of all active clients, on public samples, into the server's and each client's network",
         leaves_client="logits on public samples",

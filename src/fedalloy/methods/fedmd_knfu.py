@@ -19,7 +19,8 @@ from fedalloy.methods.soft_labels import CARD, SoftLabels
     card=replace(
         CARD,
         role="control",
-        paper="the baseline of KnFu, Seyedmohammadi et al., 2024, after Li and Wang, 2019",
+        brief="KnFu with one mixture for all",
+        paper="Seyedmohammadi et al., 2024, as the baseline of KnFu; after Li and Wang, 2019",
         distils="the mean answer of all active clients, on public samples, into each client's network",
     ),
 )

@@ -14,7 +14,11 @@ from fedalloy.train.fit import fit, params
 from fedalloy.train.losses import sq_dist
 
 
-@method("fedprox", label="FedProx", card=Card(paper="Li et al., MLSys 2020", private=True, tasks=TASKS))
+@method(
+    "fedprox",
+    label="FedProx",
+    card=Card(brief="FedAvg, pulled to the global model", paper="Li et al., MLSys 2020", private=True, tasks=TASKS),
+)
 class FedProx(FedAvg):
     """FedAvg plus a pull of mu/2 ||w - w^t||^2 to the received model, over trainable parameters, summed.
 

@@ -29,6 +29,7 @@ from fedalloy.train.losses import kl
     "kdia",
     label="KDIA",
     card=Card(
+        brief="a weighted average of all teaches",
         paper="Ma, preprint submitted to Elsevier",
         distils="a weighted average of all clients' last models, on the client's own data, into each client's model",
         features=True,

@@ -20,6 +20,7 @@ from fedalloy.methods.soft_labels import CARD, SoftLabels
     label="KnFu",
     card=replace(
         CARD,
+        brief="each client mixes what suits it",
         paper="Seyedmohammadi, Atapour, Abouei and Mohammadi, arXiv 2403.11892, 2024",
         distils="a mixture of all active clients' answers, its own for each client, on public samples",
     ),

@@ -29,6 +29,7 @@ class Alone(Method):
     label="Local, equal rounds",
     card=Card(
         role="bound",
+        brief="each alone, for the same rounds",
         paper="no sharing; with a second phase as in KnFu, Seyedmohammadi et al., 2024",
         leaves_client="nothing",
         tasks=TASKS,

@@ -21,6 +21,7 @@ from fedalloy.train.fit import fit, params
     label="Local, converged",
     card=Card(
         role="bound",
+        brief="each alone, as long as it helps",
         paper="no sharing",
         leaves_client="nothing",
         tasks=TASKS,

@@ -20,6 +20,7 @@ from fedalloy.train.fit import fit, frozen, params
     "moon",
     label="MOON",
     card=Card(
+        brief="contrast of representations",
         paper="Li, He and Song, CVPR 2021",
         features=True,
         tasks=TASKS,

@@ -28,6 +28,7 @@ MOST_GUESSES = 50  # times the loss of a model that guesses: no client may repor
     "qffl",
     label="q-FFL",
     card=Card(
+        brief="more weight to clients that lag",
         paper="Li et al., ICLR 2020",
         leaves_client="model weights, mean training loss, number of samples",
         tasks=TASKS,

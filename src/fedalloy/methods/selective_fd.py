@@ -28,6 +28,7 @@ DROPPED = -1  # in place of a label, where there is none
     "selective-fd",
     label="Selective-FD",
     card=Card(
+        brief="clients answer where they know",
         paper="Shao, Wu and Zhang, Nature Communications 2024; as the baseline of KnFu, Seyedmohammadi et al., 2024",
         distils="the mean answer of the active clients that know a public sample, where it is clear",
         leaves_client="soft or hard labels of public samples, and which of them resemble its own",

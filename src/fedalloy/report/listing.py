@@ -1,19 +1,16 @@
-"""Everything that is registered, as tables for the terminal."""
+"""Everything that is registered, as lists for the terminal and as data."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from fedalloy.base.checked import type_hints
-from fedalloy.base.options import kind, options_of, toml
+from fedalloy.base.options import Option, kind, options_of, toml
 from fedalloy.base.registry import LONGEST, suggest
 from fedalloy.data.catalogue import datasets
 from fedalloy.data.partition import partitions
@@ -25,60 +22,126 @@ from fedalloy.nets.models import models
 
 KINDS = ("methods", "models", "data", "partitions")
 NOTHING = ("", "no", "nothing")  # the entries of a card that mean none
+GIVEN = ("classes", "channels", "size", "labels", "clients", "seed", "ids")  # what the experiment says by other keys
+NARROWEST, WIDEST = 60, 100  # columns that lists are written for
+
+# The groups of methods, by what an experiment must have for them.
+GROUPS = {
+    "plain": "Nothing more than clients with the same network",
+    "features": "Networks with features and a head, as all built-in ones are",
+    "public": "Public samples; each client may have its own network",
+    "bound": "To compare with: alone, or pooled",
+    "control": "Changed forms that papers compare a method with",
+}
+MARKS = "* also learns numbers and several labels a sample. `fedalloy list METHOD` is a method's page."
 
 
-def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False) -> Table:
-    """A table of everything registered of one kind; methods can be filtered by their card.
+def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False, width: int = 80) -> str:
+    """A list of everything registered of one kind, one line each; methods can be filtered by their card.
 
-    With `privacy` it says of methods only what leaves a client, by training and by evaluation, and what travels.
+    With `privacy` it says of methods what leaves a client, by training and by evaluation, and what travels.
 
-    >>> listing("methods", ["any_network=yes"]).row_count >= 1
-    True
+    >>> print(listing("methods", ["public=yes", "paper=lin"]))
+    Public samples; each client may have its own network
+      feddf *              Lin 2020            distil all models into the average
+    * also learns numbers and several labels a sample. `fedalloy list METHOD` is a method's page.
     """
     if filters and what != "methods":
         raise UsageError("--where filters methods by their card; leave it out for other lists")
     if privacy and what != "methods":
         raise UsageError("--privacy is about methods; leave it out for other lists")
-    makers: dict[str, Callable[[], Table]] = {
-        "methods": lambda: _privacy(filters) if privacy else _methods(filters),
-        "models": _models,
-        "data": _data,
-        "partitions": _partitions,
-    }
-    return makers[what]()
+    room = min(max(width, NARROWEST), WIDEST)
+    if what == "methods":
+        found = chosen(filters)
+        return _privacy(found, room) if privacy else _methods(found, room)
+    lines = [(name, _idea(what, name)) for name in THINGS[what]]
+    longest = max(len(name) for name, _ in lines) + 2
+    told = [f"  {name:<{longest}}{_cut(idea, room - longest - 2)}" for name, idea in lines]
+    return "\n".join([*told, f"`fedalloy list NAME`, for instance `fedalloy list {lines[0][0]}`, shows its options."])
 
 
-def one_method(name: str) -> Group:
-    """All there is to say of one method: its card, and its options with their meanings.
+def one_thing(name: str, width: int = 80) -> str:
+    """All there is to say of one model, data set or partition: what it is, and its options.
 
-    >>> len(one_method("fedprox").renderables)
-    2
+    >>> print(one_thing("mlp"))
+    mlp, a model: Hidden layers with ReLU and an output layer; the feature is the last hidden layer.
+      Options: model.KEY=VALUE
+        hidden = [64]
+      fedalloy run model=mlp
     """
-    if name not in methods:
-        raise UsageError(f"there is no list or method {name[:LONGEST]!r}; {suggest(name, [*KINDS, *methods])}")
-    cls = methods[name]
-    card = cls.card
-    facts = [
-        f"{cls.label}: {card.paper}",
-        _first_line(cls),
-        f"up: {card.up}; down: {card.down}",
-        f"leaves the client: {card.leaves_client}",
-        _needs(card),
-        f"learns: {', '.join(card.tasks)}",
-        *([f"distils: {card.distils}"] if card.distils != "no" else []),
-        f"a client remembers: {card.remembers}",
-        f"uses of [aggregation]: {used(cls)}",
+    what = next(what for what in ("models", "data", "partitions") if name in THINGS[what])
+    key = {"models": "model", "data": "data", "partitions": "partition"}[what]
+    about = f"{name}, a {key.replace('data', 'data set')}: {_idea(what, name)}"
+    lines = textwrap.wrap(about, max(width, NARROWEST))
+    if what == "data":
+        source = datasets[name]
+        lines += textwrap.wrap(f"Source: {source.source}", width, initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(f"Its licence: {source.licence}", width, initial_indent="  ", subsequent_indent="    ")
+    options = arguments(THINGS[what][name].read if what == "data" else THINGS[what][name], GIVEN)
+    lines += (
+        [f"  Options: {key}.KEY=VALUE", *(f"    {line}" for line in options)] if options else ["  It has no options."]
+    )
+    needed = "".join(f" {key}.{option.partition(' ')[0]}=..." for option in options if "must be given" in option)
+    return "\n".join([*lines, f"  fedalloy run {key}={name}{needed}"])
+
+
+def nameless(name: str) -> UsageError:
+    """The error for a name that no list and nothing registered has."""
+    every = [*KINDS, *methods, *(thing for things in THINGS.values() for thing in things)]
+    hint = suggest(name, every)
+    if not hint.endswith("?"):
+        hint = f"`fedalloy list` shows the methods, other lists are: {', '.join(KINDS[1:])};"
+    return UsageError(
+        f"there is no list, method, model, data set or partition {name[:LONGEST]!r}; {hint} one of your own needs "
+        "--plugin FILE.py"
+    )
+
+
+def entry(what: str, name: str) -> dict[str, Any]:
+    """What is registered under a name, as data.
+
+    >>> entry("models", "mlp")["options"]
+    ['hidden = [64]']
+    """
+    if what == "methods":
+        cls = methods[name]
+        return {
+            "name": name,
+            "label": cls.label,
+            "group": GROUPS[group(cls.card)],
+            "card": dataclasses.asdict(cls.card),
+            "evaluated": evaluated(cls),
+            "aggregation": used(cls),
+            "options": [_option(found) for found in options_of(cls)],
+        }
+    thing = THINGS[what][name]
+    more = {"source": thing.source, "licence": thing.licence} if what == "data" else {}
+    options = arguments(thing.read if what == "data" else thing, GIVEN)
+    return {"name": name, "about": _idea(what, name), **more, "options": options}
+
+
+def group(card: Card) -> str:
+    """What an experiment must have for a method: the key of a group.
+
+    >>> group(methods["fedavg"].card), group(methods["kdia"].card), group(methods["local"].card)
+    ('plain', 'features', 'bound')
+    """
+    if card.role != "method":
+        return card.role
+    return "public" if card.public else "features" if card.features else "plain"
+
+
+def needs(card: Card) -> list[str]:
+    """What a method needs of an experiment, and what it does not.
+
+    >>> needs(methods["feddf"].card)
+    ['a public set', 'clients may have different networks']
+    """
+    return [
+        *(["a public set" + (" that clients hold too" if card.clients_hold_public else "")] if card.public else []),
+        *(["networks with features and a head"] if card.features else []),
+        "clients may have different networks" if card.any_network else "all clients have the same network",
     ]
-    options = options_of(cls)
-    if not options:
-        return Group(Text("\n".join([*facts, "It has no options of its own."])))
-    table = Table("Option", "Recommended", "Values", "Meaning", box=SIMPLE_HEAD)
-    for found in options:
-        variants = "".join(f"\n{word}: {toml(value)}" for word, value in found.variants.items())
-        table.add_row(Text(found.name, style="bold"), toml(found.default) + variants, kind(found.hint), found.meaning)
-    table.columns[0].no_wrap = True  # a name must not be cut
-    table.columns[0].min_width = max(len(found.name) for found in options)
-    return Group(Text("\n".join(facts)), table)
 
 
 def used(cls: type[Method]) -> str:
@@ -93,55 +156,54 @@ def used(cls: type[Method]) -> str:
     return ", ".join([*named, "cap", "max_distance"])
 
 
-def _methods(filters: Sequence[str]) -> Table:
-    table = _table()
-    for name, cls in _chosen(filters):
-        _add(table, name, f"{cls.label}: {cls.card.paper}", _first_line(cls), _needs(cls.card), "")
-    table.caption = Text(
-        "`fedalloy list METHOD` describes one method and its options. All learn classes; `--where tasks=numbers` shows "
-        "those that also learn numbers (regression), `tasks=labels` several labels a sample."
-    )
-    table.caption_justify = "left"
-    return table
+def short_paper(paper: str) -> str:
+    """The first author of a paper, and its year.
+
+    >>> short_paper("Lin, Kong, Stich and Jaggi, NeurIPS 2020"), short_paper("no sharing")
+    ('Lin 2020', '')
+    """
+    author, year = re.match(r"[A-Z][\w-]+", paper), re.search(r"\b(19|20)\d\d\b", paper)
+    return " ".join(found[0] for found in (author, year) if found) if author else ""
 
 
-def _needs(card: Card) -> str:
-    return "; ".join(
-        [
-            "clients may have different networks" if card.any_network else "all clients have the same network",
-            *(["needs a public set"] if card.public else []),
-            *(["needs networks with features and a head"] if card.features else []),
-            *([f"also learns {' and '.join(card.tasks[1:])}"] if len(card.tasks) > 1 else []),
-        ]
-    )
+def _methods(found: Mapping[str, type[Method]], width: int) -> str:
+    lines = []
+    for key, heading in GROUPS.items():
+        members = {name: cls for name, cls in found.items() if group(cls.card) == key}
+        if members:
+            lines.append(heading)
+        for name, cls in members.items():
+            mark = f"{name}{' *' if len(cls.card.tasks) > 1 else ''}"
+            lines.append(_cut(f"  {mark:<21}{short_paper(cls.card.paper):<20}{cls.card.brief}", width))
+    return "\n".join([*lines, *textwrap.wrap(MARKS, width)])
 
 
-def _privacy(filters: Sequence[str]) -> Table:
-    chosen = _chosen(filters)
-    headings = ("Method", "Leaves a client in training", "Sent up", "Sent down", "Models it evaluates")
-    table = Table(*headings, box=SIMPLE_HEAD, caption_justify="left")
-    for name, cls in chosen:
+def _privacy(found: Mapping[str, type[Method]], width: int) -> str:
+    """What leaves a client, said once of all methods of which the same is to be said."""
+    told: dict[tuple[str, ...], list[str]] = {}
+    for name, cls in found.items():
         card = cls.card
-        table.add_row(Text(name, style="bold"), card.leaves_client, card.up, card.down, evaluated(cls))
-    table.columns[0].no_wrap = True
-    said = always()
-    if any("weights" in cls.takes for _, cls in chosen):
-        said.append(
+        told.setdefault((card.leaves_client, card.up, card.down, evaluated(cls)), []).append(name)
+    lines = []
+    for (leaves, up, down, evaluates), names in sorted(told.items(), key=lambda each: -len(each[1])):
+        lines += textwrap.wrap(", ".join(names), width, break_on_hyphens=False)
+        said = f"leaves: {leaves}. Up: {up}. Down: {down}. It evaluates {evaluates}."
+        lines += textwrap.wrap(said, width, initial_indent="  ", subsequent_indent="  ")
+    more = always()
+    if any("weights" in cls.takes for cls in found.values()):
+        more.append(
             'With aggregation.weights = "disco", every method that averages models also sends, once, how far the '
             "labels of a client are from uniform."
         )
-    table.caption = Text("\n".join(said))
-    return table
+    return "\n".join([*lines, *(line for sentence in more for line in textwrap.wrap(sentence, width))])
 
 
-def _chosen(filters: Sequence[str]) -> list[tuple[str, type[Method]]]:
+def chosen(filters: Sequence[str] = ()) -> dict[str, type[Method]]:
     """The methods whose cards pass all filters."""
     wanted = [_filter(text) for text in filters]
-    return [
-        (name, cls)
-        for name, cls in methods.items()
-        if all(_fits(getattr(cls.card, key), value) for key, value in wanted)
-    ]
+    return {
+        name: cls for name, cls in methods.items() if all(_fits(getattr(cls.card, key), value) for key, value in wanted)
+    }
 
 
 def _filter(text: str) -> tuple[str, str]:
@@ -165,42 +227,20 @@ def _fits(have: Any, want: str) -> bool:
     return _yes(there) == want if isinstance(have, bool) or want in ("yes", "no") else want in str(have).lower()
 
 
-def _models() -> Table:
-    table = _table()
-    for name, factory in models.items():
-        _add(table, name, _first_line(factory), _options(factory, skip=("classes", "channels", "size")))
-    return table
+THINGS: Mapping[str, Mapping[str, Any]] = {"models": models, "data": datasets, "partitions": partitions}
 
 
-def _data() -> Table:
-    table = _table()
-    for name, source in datasets.items():
-        _add(table, name, source.about, f"{source.source}; licence: {source.licence}", _options(source.read))
-    return table
+def _idea(what: str, name: str) -> str:
+    """What a model, a data set or a partition is."""
+    return str(datasets[name].about) if what == "data" else _first_line(THINGS[what][name])
 
 
-def _partitions() -> Table:
-    table = _table()
-    for name, function in partitions.items():
-        _add(table, name, _first_line(function), _options(function, skip=("labels", "clients", "seed", "ids")))
-    return table
-
-
-def _add(table: Table, name: str, *lines: str) -> None:
-    """A name with its description, and its options last, if it has any."""
-    *said, options = lines
-    body = Text("\n".join(said))
-    if options:
-        body.append(f"\noptions: {options}", style="dim")
-    table.add_row(Text(name, style="bold"), body)
-
-
-def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
-    """The options of a function or class, as they are written on the command line.
+def arguments(maker: Callable[..., Any], skip: Iterable[str] = ()) -> list[str]:
+    """The options of a function or class, as they are written in a file.
 
     >>> def ring(*, classes: int, width: int | None = None, kind: Literal["flat", "round"] = "flat", thin=True): ...
-    >>> _options(ring, skip=["classes"])
-    'width (unset), kind="flat" (or round), thin=true'
+    >>> arguments(ring, skip=["classes"])
+    ['width (unset)', 'kind = "flat" (or round)', 'thin = true']
     """
     hints = type_hints(maker)
     shown = []
@@ -214,8 +254,21 @@ def _options(maker: Callable[..., Any], skip: Iterable[str] = ()) -> str:
         elif value is None:
             shown.append(f"{name} (unset{others and f'; or {others}'})")
         else:
-            shown.append(f"{name}={toml(value)}{others and f' (or {others})'}")
-    return ", ".join(shown)
+            shown.append(f"{name} = {toml(value)}{others and f' (or {others})'}")
+    return shown
+
+
+def _option(found: Option) -> dict[str, Any]:
+    values = {"default": found.default, **found.variants}
+    written = {key: None if value is dataclasses.MISSING else value for key, value in values.items()}
+    variants = {key: value for key, value in written.items() if key != "default"}
+    return {
+        "name": found.name,
+        "default": written["default"],
+        "values": kind(found.hint),
+        "meaning": found.meaning,
+        "variants": variants,
+    }
 
 
 def _words(hint: Any) -> list[str]:
@@ -227,12 +280,17 @@ def _first_line(thing: object) -> str:
     return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
+def _cut(text: str, width: int) -> str:
+    """A text on one line of this width: as far as a semicolon in it, else as far as a word ends.
+
+    >>> _cut("one two; three", 20), _cut("one two; three", 10), _cut("one two three", 10)
+    ('one two; three', 'one two', 'one two …')
+    """
+    if len(text) <= width:
+        return text
+    first = text[: width + 1].rpartition(";")[0]
+    return first or f"{text[: width - 1].rpartition(' ')[0]} …"
+
+
 def _yes(flag: bool) -> str:
     return "yes" if flag else "no"
-
-
-def _table() -> Table:
-    table = Table.grid(padding=(0, 2, 1, 0))
-    table.add_column(no_wrap=True)
-    table.add_column()
-    return table

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedalloy.base.text import MISSING
 from fedalloy.report.tables import Table
@@ -33,17 +32,18 @@ def known(papers: Sequence[Paper], folder: Path) -> tuple[dict[str, Told], bool]
 
     Also whether any verdict but "not tested" is the library's and rests on runs that are not in the folder.
     """
-    shipped = {name: Told(**values) for name, values in _shipped().items()}
+    others_told = shipped()
     told: dict[str, Told] = {}
     for paper in papers if folder.is_dir() else ():
         results = {item.id: reached(item, folder) for item in paper.items}
         for claim in paper.claims:
-            if results[claim.item].runs or claim.name not in shipped:
+            if results[claim.item].runs or claim.name not in others_told:
                 told[claim.name] = told_of(claim, results[claim.item])
-    here = {name for name, found in told.items() if found.verdict != "not tested" or name not in shipped}
+    here = {name for name, found in told.items() if found.verdict != "not tested" or name not in others_told}
     names = {claim.name for paper in papers for claim in paper.claims} - here
-    others = any(shipped[name].scale and shipped[name].verdict != "not tested" for name in names & shipped.keys())
-    return {name: told[name] if name in here else shipped[name] for name in here | shipped.keys()}, others
+    come = [others_told[name] for name in names & others_told.keys()]
+    others = any(verdict.scale and verdict.verdict != "not tested" for verdict in come)
+    return {name: told[name] if name in here else others_told[name] for name in here | others_told.keys()}, others
 
 
 def told_of(claim: Claim, results: Results) -> Told:
@@ -54,8 +54,10 @@ def told_of(claim: Claim, results: Results) -> Told:
     return Told(found.verdict, found.scale, found.reason)
 
 
-def _shipped() -> Mapping[str, Any]:
-    return json.loads(SHIPPED.read_text(encoding="utf-8")) if SHIPPED.is_file() else {}
+def shipped() -> dict[str, Told]:
+    """The verdicts that come with the library."""
+    values = json.loads(SHIPPED.read_text(encoding="utf-8")) if SHIPPED.is_file() else {}
+    return {name: Told(**parts) for name, parts in values.items()}
 
 
 def judged(paper: Paper, folder: Path) -> list[Judgement]:
