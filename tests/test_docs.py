@@ -33,8 +33,9 @@ from fedalloy.nets.models import models
 from fedalloy.report.listing import KINDS, THINGS, listing, nameless
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+FOLDERS = ("*.md", "guides/*.md", "methods/*.md")
+PAGES = [ROOT / "README.md", *(page for each in FOLDERS for page in sorted((ROOT / "docs").glob(each)))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\w+=\S+ )?(?:\.venv/bin/)?fedalloy (.+)$", re.MULTILINE)
@@ -53,18 +54,25 @@ def prose(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def make_docs() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))  # as if it were run: the other tools are beside it
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = made  # dataclasses look it up there
     spec.loader.exec_module(made)
+    sys.path.remove(str(ROOT / "tools"))
     return made
 
 
 def test_generated_pages_are_up_to_date(make_docs: Any) -> None:
     stale = [path.name for path, text in make_docs.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"{', '.join(stale)} is out of date; run `python tools/make_docs.py`"
+
+
+@pytest.fixture(scope="module")
+def method_options(make_docs: Any) -> Any:
+    return sys.modules["method_options"]
 
 
 @dataclass
@@ -81,13 +89,13 @@ def lines_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
-def test_the_options_of_a_method_say_whose_values_they_are(make_docs: Any) -> None:
+def test_the_options_of_a_method_say_whose_values_they_are(method_options: Any) -> None:
     runs = [
-        make_docs.Compared("FedKF", "", {"variant": "reference", "steps": 10, "aggregation.weights": "uniform"}),
-        make_docs.Compared("KDIA", "", {"variant": "kdia"}),  # what the variant says is not said again
-        make_docs.Compared("DaFKD", "twice", {"steps": 5}),
+        method_options.Compared("FedKF", "", {"variant": "reference", "steps": 10, "aggregation.weights": "uniform"}),
+        method_options.Compared("KDIA", "", {"variant": "kdia"}),  # what the variant says is not said again
+        method_options.Compared("DaFKD", "twice", {"steps": 5}),
     ]
-    heading, _, variant, steps, pace, weights = lines_of(make_docs.options_table(Walk, runs))
+    heading, _, variant, steps, pace, weights = lines_of(method_options.options_table(Walk, runs))
     assert heading == [
         *("Option", "Meaning", "Recommended", "Paper", "Its authors' code", "As the five papers compared it")
     ]
@@ -98,14 +106,14 @@ def test_the_options_of_a_method_say_whose_values_they_are(make_docs: Any) -> No
     assert (weights[0], weights[-1]) == ("`aggregation.weights`", 'FedKF: `"uniform"`')
 
 
-def test_columns_without_a_value_are_left_out(make_docs: Any) -> None:
-    heading, *_ = lines_of(make_docs.options_table(methods["moon"], []))
+def test_columns_without_a_value_are_left_out(method_options: Any) -> None:
+    heading, *_ = lines_of(method_options.options_table(methods["moon"], []))
     assert heading == ["Option", "Meaning", "Recommended"]
-    assert make_docs.options_table(methods["fedavg"], []) == ""
+    assert method_options.options_table(methods["fedavg"], []) == ""
 
 
 def test_experiments_tell_how_their_papers_compared_other_methods(
-    make_docs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    method_options: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     published = '[[published]]\nsource = "x"\nmetrics = ["amp"]\nrows = []\n'
     (tmp_path / "kdia-small.toml").write_text(
@@ -114,11 +122,11 @@ def test_experiments_tell_how_their_papers_compared_other_methods(
     )
     (tmp_path / "knfu-search.toml").write_text("[methods.fedprox]\nmu = 7\n")  # publishes nothing
     (tmp_path / "other.toml").write_text(f"[methods.fedprox]\nmu = 8\n{published}")
-    monkeypatch.setattr(make_docs, "EXPERIMENTS", tmp_path)
-    assert make_docs.compared() == {
+    monkeypatch.setattr(method_options, "EXPERIMENTS", tmp_path)
+    assert method_options.compared() == {
         "fedprox": [
-            make_docs.Compared("KDIA", "", {"mu": 0.5, "aggregation.weights": "uniform"}),
-            make_docs.Compared("KDIA", "mild", {"mu": 0.1}),
+            method_options.Compared("KDIA", "", {"mu": 0.5, "aggregation.weights": "uniform"}),
+            method_options.Compared("KDIA", "mild", {"mu": 0.1}),
         ]
     }
 
@@ -128,7 +136,8 @@ def test_experiments_tell_how_their_papers_compared_other_methods(
 
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)"', text))
 
 
 def broken_links(page: Path, text: str) -> list[str]:
