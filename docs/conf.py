@@ -36,6 +36,7 @@ html_static_path = ["site"]
 html_css_files = ["site.css"]
 templates_path = ["site"]
 
+LINKED = ("README", "bench/RESULTS", "chaos/", "docs/readings/", "docs/reproduction/", "results/flower")
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 
 
@@ -65,7 +66,14 @@ class FoldersOfTheRepository(Transform):
                 link.replace_self(link.children)
 
 
+def reached_by_links(app: Sphinx, docname: str, _: object) -> None:
+    """Pages that the menu leaves out are no mistake."""
+    if docname.startswith(LINKED):
+        app.env.metadata[docname]["orphan"] = True
+
+
 def setup(app: Sphinx) -> None:
-    """Add the transforms."""
+    """Add what is above."""
+    app.connect("source-read", reached_by_links)
     app.add_transform(AnchorsOfPages)
     app.add_transform(FoldersOfTheRepository)

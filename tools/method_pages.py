@@ -57,7 +57,7 @@ def method_page(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
             "What the paper writes, and the lines that do it:",
             table(("In the paper", "In the code", "File"), rows),
         ]
-    parts += [f"[{file}](../../src/{file}):", f"```{{literalinclude}} ../../src/{file}\n:start-at: "@method("\n```"]
+    parts += [f"[{file}](../../src/{file}):", f"```{{literalinclude}} ../../src/{file}\n:start-at: '@method('\n```"]
     return "\n\n".join([*parts, "## Read more", *more(name, cls)]) + "\n"
 
 
