@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+SPHINX := $(VENV)/.sphinx
 
-.PHONY: demo test lint campaign bench bench-peers flower chaos chaos-flower chaos-hosts clean help
+.PHONY: demo test lint docs campaign bench bench-peers flower chaos chaos-flower chaos-hosts clean help
 
 help:
 	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
+	@echo "make docs    the documentation as a site, in build/site (offline, half a minute)"
 	@echo "make campaign  the papers' items on real data, in order of value, niced and resumable (days; FEDALLOY_DATA)"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
 	@echo "make bench-peers  the same rounds in pfl and in Flower's simulation, which it installs (a few minutes)"
@@ -30,6 +32,9 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(SPHINX)
+	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -d build/doctrees -c docs . build/site
 
 campaign: $(TOOLS)
 	$(BIN)/python tools/campaign.py
@@ -89,5 +94,9 @@ $(TOOLS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy,flower,files]'
 	touch $(TOOLS)
 
+$(SPHINX): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $(SPHINX)
+
 clean:
-	rm -rf $(VENV) fedalloy-demo*
+	rm -rf $(VENV) build fedalloy-demo*

@@ -25,6 +25,9 @@ suppress_warnings = ["myst.header"]  # pages that begin at a lower level read we
 default_role = "literal"  # docstrings write names in single backquotes
 autodoc_typehints = "none"  # signatures of one line; mypy checks the types
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+highlight_language = "none"  # a block without a language is commands
+smartquotes = False
 myst_heading_anchors = 4
 
 html_theme = "furo"

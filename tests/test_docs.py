@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Literal
 import click
 import pytest
 
+import fedalloy
+
 from fedalloy.base.options import Count, by_variant, option
 from fedalloy.cli.main import cli
 from fedalloy.config.experiment import experiment
@@ -294,3 +296,41 @@ runpy.run_path(sys.argv[1] + "/own_data.py", run_name="__main__")
     assert len(accuracies) == 5
     assert accuracies[-1] > 0.5
     assert "Local training ran until it" in done.stdout
+
+
+# --- packaging --------------------------------------------------------------------------------------------------------
+
+
+def extras_named(text: str) -> set[str]:
+    """The extras in a text's `pip install`."""
+    groups = re.findall(r"pip install [^\n`]*?\[([\w, -]+)\]", text)
+    return {extra.strip() for group in groups for extra in group.split(",")}
+
+
+def test_extras_that_are_named_exist() -> None:
+    files = [*PAGES, ROOT / "CHANGELOG.md", *ROOT.glob("examples/**/*.py"), *ROOT.glob("src/**/*.py")]
+    named = {extra for file in files for extra in extras_named(file.read_text(encoding="utf-8"))}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert named <= project["optional-dependencies"].keys() | {"{extra}"}
+    assert {"flower", "files"} <= named
+
+
+def test_extras_are_found() -> None:
+    assert extras_named('pip install ".[flower, files]"\n`pip install "x[y]"`, [z](w)') == {"flower", "files", "y"}
+
+
+def test_the_citation_has_this_version() -> None:
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", cited, re.MULTILINE) == [fedalloy.__version__]
+
+
+def test_what_language_models_read_has_working_links() -> None:
+    assert broken_links(ROOT / "llms.txt", (ROOT / "llms.txt").read_text(encoding="utf-8")) == []
+
+
+def test_workflows_call_targets_that_exist() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    called = re.findall(r"run: make (\S+)", workflow)
+    assert set(called) >= {"test", "docs"}
+    assert set(called) <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
