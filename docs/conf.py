@@ -19,7 +19,7 @@ release = version = fedalloy.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
 include_patterns = ["docs/**.md", "*.md", "results/*.md", "bench/*.md", "chaos/*.md"]
-exclude_patterns = [".*", "build", "dist", "src", "tests", "results/runs", "results/cpu", "results/full", "results/smoke"]
+exclude_patterns = [".*", "build", "dist", "src", "tests", "results/*/**"]
 suppress_warnings = ["myst.header"]  # pages that begin at a lower level read well on their own
 
 default_role = "literal"  # docstrings write names in single backquotes

@@ -19,7 +19,6 @@ import click
 import pytest
 
 import fedalloy
-
 from fedalloy.base.options import Count, by_variant, option
 from fedalloy.cli.main import cli
 from fedalloy.config.experiment import experiment
