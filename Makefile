@@ -91,7 +91,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 $(TOOLS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy,flower,files]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy,flower,files,optuna]'
 	touch $(TOOLS)
 
 $(SPHINX): $(READY)

@@ -32,6 +32,8 @@ from fedalloy.errors import UsageError
 from fedalloy.federation.core import methods
 from fedalloy.nets.models import models
 from fedalloy.report.listing import KINDS, THINGS, listing, nameless
+from fedalloy.run.comparison import chosen
+from fedalloy.tuning.space import parted_words, space_of, touched
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("*.md", "guides/*.md", "methods/*.md")
@@ -189,9 +191,8 @@ def check_command(words: list[str]) -> None:
         assert set(given["methods"].split(",")) <= set(methods)
     if "what" in given and given["what"] in KINDS:
         listing(given["what"], given["filters"])
-    elif "what" in given:
-        if not any(given["what"] in things for things in (methods, *THINGS.values())):
-            raise nameless(given["what"])
+    elif "what" in given and not any(given["what"] in things for things in (methods, *THINGS.values())):
+        raise nameless(given["what"])
 
 
 def _experiment_of(given: dict[str, Any]) -> Experiment:
@@ -201,7 +202,12 @@ def _experiment_of(given: dict[str, Any]) -> Experiment:
     if file is not None and "=" in file:
         file, changes = None, [file, *changes]
     there = file is not None and (ROOT / file).is_file()
-    return experiment(override(read_toml(ROOT / file) if there else {}, changes))
+    space: dict[str, str] = {}
+    if "budget" in given:  # `tune` also takes ranges
+        changes, space = parted_words(changes)
+    exp = experiment(override(read_toml(ROOT / file) if there else {}, changes))
+    touched(exp, chosen(exp), space_of(space))
+    return exp
 
 
 def check_parts(exp: Experiment) -> None:
@@ -234,6 +240,7 @@ def test_there_are_commands_to_check() -> None:
         "partition data=minst",
         "list --where colour=red",
         "list fedporx",
+        "tune examples/experiment.toml --budget 3 fedprox.nu=0.001..1",
         "report",
     ],
 )

@@ -368,3 +368,42 @@ def test_a_selection_that_cannot_work_is_refused_before_anything_runs(
     assert table_of(tmp_path, text, "--select", word) == 2
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_method_that_no_axis_touches_runs_once_and_the_folder_can_be_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        """
+        rounds = 1
+        data = "tiny"
+        model = "mlp"
+        partition = {clients = 2, alpha = 5.0}
+        [methods.fedavg]
+        [methods.fedprox]
+        [[axes]]
+        name = "mu"
+        values = [{label = "0", set = {"methods.fedprox.mu" = 0.0}}, {label = "9", set = {"methods.fedprox.mu" = 9.0}}]
+        [[axes]]
+        name = "lr"
+        values = [{label = "slow", set = {"training.lr" = 0.01}}, {label = "fast", set = {"training.lr" = 0.1}}]
+        """
+    )
+    words = ["table", str(file), "--seeds", "2", "--out", str(tmp_path / "out")]
+    for _ in range(2):  # the second time, everything is there
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0
+        made = sorted(str(one.parent.relative_to(tmp_path / "out")) for one in tmp_path.glob("out/**/run.json"))
+        fedprox = [f"{cell}/fedprox-seed{s}" for cell in ("0-fast", "0-slow", "9-fast", "9-slow") for s in (0, 1)]
+        assert made == sorted([f"0-{lr}/fedavg-seed{seed}" for lr in ("slow", "fast") for seed in (0, 1)] + fedprox)
+    lines = [line.split("|")[1:-1] for line in (tmp_path / "out" / "table.md").read_text().splitlines() if "|" in line]
+    cells = {tuple(text.strip() for text in line[:2]): [text.strip() for text in line[2:]] for line in lines[2:]}
+    assert cells["0", "slow"][:2] == cells["9", "slow"][:2] != cells["0", "fast"][:2]  # FedAvg is in every cell
+    assert all(len(cell) == len(cells["0", "slow"]) and MISSING not in cell for cell in cells.values())
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(["report", str(tmp_path / "out"), "--out", str(tmp_path / "report.html")])
+    assert end.value.code == 0
+    assert "FedProx, " in capsys.readouterr().out

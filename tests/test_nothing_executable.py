@@ -406,7 +406,9 @@ def test_labels_of_a_comparison_stay_in_its_folder(inside: Path) -> None:
 
 def test_cells_of_a_table_stay_in_its_folder(inside: Path) -> None:
     before = outside(inside)
-    values = ", ".join(f"{{label = {json.dumps(name)}, set = {{seed = 1}}}}" for name in ("../../escape", "/x", "-rf"))
+    names = ("../../escape", "/x", "-rf")
+    cells = (f"{{label = {json.dumps(name)}, set = {{seed = {seed}}}}}" for seed, name in enumerate(names))
+    values = ", ".join(cells)
     text = 'data = "tiny"\nmodel = "mlp"\nrounds = 1\nmethod = "fedavg"\npartition = {name = "iid", clients = 2}\n'
     (inside / "t.toml").write_text(f'{text}[[axes]]\nname = "../up"\nvalues = [{values}]\n')
     assert call("table", str(inside / "t.toml"), "--out", str(inside / "table")) == 0

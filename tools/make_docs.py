@@ -189,6 +189,7 @@ TOPICS = {
     "nets": "Networks",
     "federation": "Methods",
     "check": "Checks",
+    "tuning": "Fair tuning",
     "storage": "Finished runs",
     "report": "Results and reports",
     "errors": "Errors",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedalloy.run.runner import resume, simulate
     from fedalloy.storage.results import Run
     from fedalloy.storage.rows import rows
+    from fedalloy.tuning.tune import tune
 
 __version__ = "0.1.0"
 
@@ -47,6 +48,7 @@ _HOMES = {
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
     "fedalloy.run.runner": ("resume", "simulate"),
+    "fedalloy.tuning.tune": ("tune",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -85,6 +87,7 @@ __all__ = [
     "resume",
     "rows",
     "simulate",
+    "tune",
     "write_report",
 ]
 

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -41,6 +41,7 @@ from fedalloy.cli.terminal import (
     words_of,
     write_page,
 )
+from fedalloy.cli.tune import tune
 from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
@@ -274,17 +275,23 @@ def table_command(
             refuse_select(select, exp, tried.values())
     comparison.refuse(refused)
     make_folder(folder)
-    runs = sum(len(choices) for _, _, choices, _ in plan) * len(chosen)
+    made: dict[str, list[Run]] = {}  # by what they compute: a method that an axis does not touch runs once
+    runs = len({comparison.computed_by(exp, *pair) for _, exp, some, _ in plan for pair in some.items()}) * len(chosen)
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     words += selecting(select)
     lines = []
     with Display(runs, experiments[0].rounds) as display, resumable(*words, "--out", str(folder)):
         for cell, exp, choices, place in plan:
             begin = partial(_begin_cell, display.begin, cell.name)
+            asked = {key: comparison.computed_by(exp, key, choice) for key, choice in choices.items()}
+            lacking = {key: choice for key, choice in choices.items() if asked[key] not in made}
             # Split again: the networks and partitions of all cells might not fit into memory at once.
-            built = {seed: build(one, given=shelf.take(one)) for seed in chosen for one in [replace(exp, seed=seed)]}
-            done = comparison.run_methods(exp, choices, built, folder=place, begin=begin, say=say)
-            lines.append((cell.labels, with_published(done, exp.to_dict().get("published", []))))
+            ones = [replace(exp, seed=seed) for seed in chosen] if lacking else []
+            built = {one.seed: build(one, given=shelf.take(one)) for one in ones}
+            done = comparison.run_methods(exp, lacking, built, folder=place, begin=begin, say=say)
+            made |= {asked[key]: done[i :: len(lacking)] for i, key in enumerate(lacking)}
+            here = [run for key in choices for run in made[asked[key]]]
+            lines.append((cell.labels, with_published(here, exp.to_dict().get("published", []))))
     result = grid(axes, lines, selection=select)
     screen().print(result.table())
     for note in result.notes:
@@ -569,6 +576,7 @@ def bench_attacks(
 cli.add_command(advise)
 cli.add_command(new)
 cli.add_command(reproduce)
+cli.add_command(tune)
 cli.add_command(
     NearestGroup("deploy", DEPLOY, help="Run an experiment at real sites with Flower. Each site keeps its data.")
 )

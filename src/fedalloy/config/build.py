@@ -156,7 +156,7 @@ def build(
     data, pools, statistics = given.data, given.pools, None
     aside, held = _set_aside(data, exp)
     rows = np.setdiff1d(np.arange(len(data.y)), np.concatenate([aside, held]))
-    part = _divide(data, rows, exp.partition, exp.partition.seed if exp.partition.seed is not None else exp.seed)
+    part = _divide(data, rows, exp.partition, _split_seed(exp))
     if pools is None:
         statistics = statistics_of(exp, data, [rows[mine] for mine in part.train])
         data = data.prepared(statistics.preparation)
@@ -484,9 +484,15 @@ def _set_aside(data: Dataset, exp: Experiment) -> tuple[NDArray[np.int64], NDArr
             f"{keys} leaves nothing of the {len(data.y)} rows for the clients; write fewer, for example "
             f"{largest} = {max(1, len(data.y) // 10)}"
         )
-    aside = _from_each_class(data, np.arange(len(data.y)), own, rng.numpy_generator(exp.seed, "public rows"))
+    aside = _from_each_class(data, np.arange(len(data.y)), own, rng.numpy_generator(_split_seed(exp), "public rows"))
     rest = np.setdiff1d(np.arange(len(data.y)), aside)
-    return aside, _from_each_class(data, rest, part.task_samples, rng.numpy_generator(exp.seed, "server's rows"))
+    stream = rng.numpy_generator(_split_seed(exp), "server's rows")
+    return aside, _from_each_class(data, rest, part.task_samples, stream)
+
+
+def _split_seed(exp: Experiment) -> int:
+    """The seed that decides who owns which row of the private data, the public set and the server included."""
+    return exp.seed if exp.partition.seed is None else exp.partition.seed
 
 
 def _from_each_class(

@@ -87,7 +87,7 @@ def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, A
         key, sign, raw = text.partition("=")
         if not sign or not key:
             raise UsageError(f"'{text}' is not an override; write key=value, for instance training.lr=0.01")
-        put(out, key, _value(raw))
+        put(out, key, read_value(raw))
         done.pop(key, None)
         for earlier in (one for name, (one, was) in done.items() if at(out, name) != was):
             raise UsageError(f"{text} undoes {earlier}; leave one of them out, or write {earlier} after it")
@@ -155,10 +155,10 @@ def table(key: str, value: Any) -> Any:
     return {NAMED_BY.get(key, "name"): value} if key in OPEN and isinstance(value, str) else value
 
 
-def _value(raw: str) -> Any:
+def read_value(raw: str) -> Any:
     """Read a value as TOML; a bare word is a string, and so are bare words in a list, whose quotes a shell removes.
 
-    >>> _value("0.5"), _value("fedprox"), _value("[age, 3, patient id]"), _value("[")
+    >>> read_value("0.5"), read_value("fedprox"), read_value("[age, 3, patient id]"), read_value("[")
     (0.5, 'fedprox', ['age', 3, 'patient id'], '[')
     """
     try:
@@ -166,5 +166,5 @@ def _value(raw: str) -> Any:
     except (ValueError, RecursionError):
         bare = raw.strip()
         if bare.startswith("[") and bare.endswith("]") and not any(sign in bare[1:-1] for sign in "[]{}\"'"):
-            return [_value(word.strip()) for word in bare[1:-1].split(",") if word.strip()]
+            return [read_value(word.strip()) for word in bare[1:-1].split(",") if word.strip()]
         return raw  # anything unreadable is refused as a string

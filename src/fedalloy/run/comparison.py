@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from fedalloy.federation.core import Method, Network
 from fedalloy.federation.core import methods as registered
 from fedalloy.run.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
 from fedalloy.storage.results import Run
-from fedalloy.storage.store import Say, begun
+from fedalloy.storage.store import FREE, Say, begun
 from fedalloy.train.fit import one_thread
 
 Begin = Callable[[str, int], Watch]
@@ -139,6 +140,19 @@ def key_of(exp: Experiment) -> str:
 def label_of(key: str, choice: Choice) -> str:
     """The label of a method in tables: its own, or its key if that is not its name."""
     return registered[choice.name].label if key == choice.name else key
+
+
+def computed_by(exp: Experiment, key: str, choice: Choice) -> str:
+    """A text that is equal for two methods if their runs would be: the key, and the experiment that a run would record.
+
+    In a sweep, a method that an axis does not touch computes the same in several cells.
+
+    >>> one, other = (experiment({"methods": {"fedavg": {}, "fedprox": {"mu": mu}}}) for mu in (0.01, 1.0))
+    >>> [computed_by(one, key, one.methods[key]) == computed_by(other, key, other.methods[key]) for key in one.methods]
+    [True, False]
+    """
+    told = naming(for_method(exp, choice), make_method(exp, choice)).to_dict()
+    return json.dumps([key, {name: value for name, value in told.items() if name not in FREE - {"rounds"}}])
 
 
 def planned(exp: Experiment) -> list[Run]:
