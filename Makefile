@@ -34,7 +34,7 @@ lint: $(TOOLS)
 	$(BIN)/lint-imports --no-cache
 
 docs: $(SPHINX)
-	$(BIN)/python -m sphinx -b html -n -W --keep-going -q -d build/doctrees -c docs . build/site
+	$(BIN)/python -m sphinx -b html -n -W -E -a --keep-going -q -d build/doctrees -c docs . build/site
 
 campaign: $(TOOLS)
 	$(BIN)/python tools/campaign.py
