@@ -25,7 +25,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import read_toml
 from fedalloy.config.sections import Experiment, PartitionPart
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.data.samples import Dataset
 from fedalloy.engine.malloc import tune_malloc
 from fedalloy.engine.serial import Serial
@@ -65,9 +65,9 @@ def small(exp: Experiment) -> tuple[Experiment, Dataset]:
     """Return the experiment with a few clients, each with as many rows as before, and all of them active."""
     part, options = exp.partition, dict(exp.data.options)
     try:
-        data = load(exp.data.name, **options)
+        data = load_data(exp.data.name, **options)
     except FedalloyError:
-        data = load(STAND_IN)
+        data = load_data(STAND_IN)
     share = CLIENTS / part.clients
     if share < 1:
         order = rng.numpy_generator(0, "bench").permutation(len(data.y))

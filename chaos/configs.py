@@ -29,7 +29,7 @@ from fedalloy.config import build
 from fedalloy.config import experiment as config
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
-from fedalloy.data import Dataset, load
+from fedalloy.data import Dataset, load_data
 from fedalloy.engine.base import Round
 from fedalloy.engine.serial import Serial
 from fedalloy.engine.threads import Threads
@@ -77,14 +77,14 @@ BUILT_IN = ("tiny", OTHER)
 @contextmanager
 def read_once() -> Iterator[None]:
     """Unpack the built-in data once: it takes longer than a trial."""
-    other = load(OTHER)
+    other = load_data(OTHER)
     few = replace(other, x=other.x[::10], y=other.y[::10], x_test=None, y_test=None)  # only used as a public set
-    held = {"tiny": load("tiny"), OTHER: few}
+    held = {"tiny": load_data("tiny"), OTHER: few}
 
     def loaded(name: str, **given: Any) -> Dataset:
-        return held[name] if name in held and not given else load(name, **given)
+        return held[name] if name in held and not given else load_data(name, **given)
 
-    with patch.object(build, "load", loaded):
+    with patch.object(build, "load_data", loaded):
         yield
 
 

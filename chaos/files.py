@@ -39,7 +39,7 @@ from specimens import (
 from fedalloy.base import tree
 from fedalloy.base.files import read_weights
 from fedalloy.check import doctor
-from fedalloy.data import from_arrays, load, readers
+from fedalloy.data import from_arrays, load_data, readers
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import FedalloyError
 from fedalloy.report.export import export_model
@@ -169,7 +169,7 @@ KINDS: dict[str, Kind] = {
     "rounds.jsonl": of_a_run("rounds.jsonl"),
     "weights": Kind(weights, use_weights),
     "message": Kind(message, use_message),
-    "npz": Kind(users_own, lambda path: load(str(path)), "mine.npz"),
+    "npz": Kind(users_own, lambda path: load_data(str(path)), "mine.npz"),
     "idx": Kind(lambda hurt: hurt(idx(2, 28, 28)), published(_pictures_and_labels)),
     "idx.gz": Kind(lambda hurt: gzip.compress(hurt(idx(2, 28, 28))), published(_pictures_and_labels)),
     "emnist": Kind(letters, published(readers.read_emnist_letters)),

@@ -35,7 +35,7 @@ from fedalloy import (
     export_model,
     from_arrays,
     from_torch,
-    load,
+    load_data,
     method,
     reply,
     resume,
@@ -258,4 +258,4 @@ def test_an_experiment_can_be_made_of_its_parts() -> None:
     )
     by_name = simulate({**SMALL, "data": "tiny"}, method=FedProx(mu=0.5))
     assert [r["views"] for r in simulate(exp).rounds] == [r["views"] for r in by_name.rounds]
-    assert load("tiny").classes == 10
+    assert load_data("tiny").classes == 10

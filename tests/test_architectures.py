@@ -7,7 +7,7 @@ import torch
 
 from fedalloy.config.build import build, check_names, networks_of
 from fedalloy.config.experiment import experiment
-from fedalloy.data import load, tensors
+from fedalloy.data import load_data, tensors
 from fedalloy.errors import UsageError
 from fedalloy.federation.setting import SERVER
 from fedalloy.nets.architectures import Budget, ModelPart, assign
@@ -169,7 +169,7 @@ def test_an_unknown_key_of_one_of_them_is_refused(key, meant, look):
 def test_flops_are_counted_where_the_data_lies_and_draw_nothing():
     models = [*HIDDEN, {"name": "resnet8", "width": 8}]
     exp = experiment({**TINY, "models": models, "budget": {"unit": "flops", "limits": [600, 1200]}})
-    data = load("tiny")
+    data = load_data("tiny")
     pool, _ = tensors(data)
     before = torch.get_rng_state()
     here, there = (networks_of(exp, data, at, 10, 4) for at in (pool, pool.to("meta")))

@@ -21,7 +21,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import override
 from fedalloy.config.sections import Choice, Experiment
-from fedalloy.data import from_arrays, load, tensors
+from fedalloy.data import from_arrays, load_data, tensors
 from fedalloy.errors import DataError, FedalloyError, UsageError
 from fedalloy.federation.core import Card, Method, method, methods
 from fedalloy.federation.setting import Setting
@@ -34,9 +34,9 @@ TINY: dict[str, Any] = {"data": "tiny", "model": "mlp", "partition": {"name": "i
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 
@@ -74,7 +74,7 @@ def test_equal_experiments_have_equal_digests_and_others_do_not() -> None:
     assert one.digests == same.digests
     assert one.digests["data"] == other.digests["data"]
     assert one.digests["partition"] != other.digests["partition"]
-    scaled = dataclasses.replace(load("tiny"), mean=(0.0,))
+    scaled = dataclasses.replace(load_data("tiny"), mean=(0.0,))
     assert built(dataset=scaled).digests["data"] != one.digests["data"]
 
 
@@ -162,7 +162,7 @@ VALUES = [
 
 def test_whatever_stands_in_a_section_is_built_or_refused_in_a_sentence() -> None:
     dice = random.Random(0)
-    data, done = load("tiny"), 0
+    data, done = load_data("tiny"), 0
     for _ in range(400):
         values = copy.deepcopy({**TINY, "public": {"samples": 5}, "participation": {}})
         section = dice.choice(sorted(KEYS))
@@ -380,7 +380,7 @@ def test_rows_of_the_task_are_the_servers_alone(public: str) -> None:
 
 def test_whose_classes_the_public_labels_are() -> None:
     """By their names, if both data sets have some: 'tiny' holds clothes, as fashion-mini does."""
-    private = load("tiny")
+    private = load_data("tiny")
     digits = dataclasses.replace(private, label_names=tuple("0123456789"), x=private.x[:, :, ::-1].copy())
     words = ("public=fashion-mini", "public.samples=50", "public.labelled=true")
     for data, more, shared in ((private, (), True), (digits, (), False), (private, ("public.classes=added",), False)):
@@ -412,8 +412,8 @@ def test_another_data_set_as_public_is_scaled_like_the_private_one() -> None:
     assert setting.public is not None
     assert len(setting.public) == 40
     assert setting.public.inputs.shape == (40, 1, 8, 8)
-    private = load("tiny")
-    scaled, _ = tensors(dataclasses.replace(load("fashion-mini"), mean=private.mean, std=private.std), size=8)
+    private = load_data("tiny")
+    scaled, _ = tensors(dataclasses.replace(load_data("fashion-mini"), mean=private.mean, std=private.std), size=8)
     assert torch.equal(setting.public.inputs, scaled.inputs[setting.public.samples.index])
     assert (
         built("public=fashion-mini", "public.samples=40").digests
@@ -429,7 +429,7 @@ def test_a_public_set_of_other_channels_is_refused(own_file: Callable[..., Path]
 
 
 def test_a_file_of_the_private_samples_is_no_public_set(own_file: Callable[..., Path]) -> None:
-    private = load("tiny")
+    private = load_data("tiny")
     for labels, classes in ((private.y, "shared"), (private.y % 3, "added")):
         copied = own_file(x=private.x, y=labels, client=None)
         with pytest.raises(UsageError, match=r"holds the same samples as the private data 'tiny'.* = \"own\""):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -27,10 +28,10 @@ from fedalloy.config import overrides
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import override, read_toml
 from fedalloy.config.sections import Experiment
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.federation import core
 from fedalloy.methods import FedAvg
-from fedalloy.report import html
+from fedalloy.report import html, progress
 from fedalloy.storage.results import read
 
 TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "partition.alpha=1.0", "rounds=2")
@@ -39,10 +40,16 @@ TINY = ("data=tiny", "model=mlp", "model.hidden=[8]", "partition.clients=4", "pa
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
+
+
+@pytest.fixture(autouse=True)
+def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that takes half a minute tells of its progress on stderr; here, only errors are looked for."""
+    monkeypatch.setattr(progress, "SELDOM", math.inf)
 
 
 @dataclass(frozen=True)
@@ -158,11 +165,10 @@ def test_a_folder_with_a_run_is_not_overwritten(quick: Command, run: Path) -> No
 
 def test_resume_goes_on(quick: Command, run: Path) -> None:
     answer = quick("resume", str(run))
-    assert (answer.code, answer.err) == (0, "")
-    assert "already finished" in answer.out
-    answer = quick("resume", str(run), "--rounds", "3")
     assert answer.code == 0
-    assert "3/3" in answer.out
+    assert answer.err == "FedAvg, seed 0: already finished\n"
+    answer = quick("resume", str(run), "--rounds", "3")
+    assert (answer.code, answer.err) == (0, "")
     assert len(read(run).rounds) == 3
     assert (run / "report.html").exists()
     answer = quick("resume", str(run), "--rounds", "1")
@@ -177,7 +183,7 @@ def test_resume_goes_on(quick: Command, run: Path) -> None:
 def test_run_saves_a_method_of_the_file_under_its_label(quick: Command, tmp_path: Path) -> None:
     (tmp_path / "my.toml").write_text('[methods.strong]\nname = "fedprox"\nmu = 1.0\n[methods.fedprox]\n')
     words = ("run", "my.toml", *TINY, "rounds=1")
-    assert quick(*words, "method=strong").out.startswith("strong, seed 0")
+    assert "\nstrong " in quick(*words, "method=strong").out
     quick(*words, "method=fedprox")
     quick(*words, "method=strong", "method.mu=2.0")
     labels = {folder.name: read(folder).label for folder in (tmp_path / "runs").iterdir()}
@@ -210,7 +216,7 @@ def test_compare_shows_means_over_seeds_and_goes_on(fed: Command, tmp_path: Path
     ]
     shutil.rmtree(tmp_path / "out" / "runs" / "fedavg-seed1")
     again = fed(*words)
-    assert "already finished" in again.out
+    assert again.err.count("already finished") == 3
     assert json.loads((tmp_path / "out" / "table.json").read_text())[1]["amp"] == table[1]["amp"]
     # Another experiment does not touch what is there.
     before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -367,9 +373,11 @@ def test_report_tells_runs_of_one_method_apart(fed: Command, run: Path, tmp_path
     sentence = "not comparable: training.lr is 0.05 (FedAvg), 0.5 (FedProx)."
     assert sentence in fed("report", str(run), "2").out
     assert sentence in Path("report.html").read_text()
-    answer = fed("report", str(run), "1", "1")
+    assert fed("report", str(run), "1", "1").code == 0  # it is one run, however often it is named
+    shutil.copytree("1", "copy")
+    answer = fed("report", str(run), "1", "copy")
     assert answer.code == 2
-    assert "have the same experiment and the seed 0 ('1' and '1'); leave one of them out" in answer.err
+    assert "have the same experiment and the seed 0 ('1' and 'copy'); leave one of them out" in answer.err
 
 
 @pytest.mark.parametrize("word", ["best by validation", "best", "mean of last 1"])

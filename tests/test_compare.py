@@ -16,7 +16,7 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
 from fedalloy.config.sections import Choice
-from fedalloy.data import from_arrays, load
+from fedalloy.data import from_arrays, load_data
 from fedalloy.errors import CheckpointError, UsageError
 from fedalloy.report.gains import REFERENCES, gains
 from fedalloy.report.table import comparison_table
@@ -40,9 +40,9 @@ TINY: dict[str, Any] = {
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 
@@ -212,7 +212,7 @@ def test_another_experiment_in_the_same_folder_is_refused_before_anything_runs(
 def test_other_data_of_ones_own_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    data = load("tiny")
+    data = load_data("tiny")
     compare(tiny("rounds=1"), ["local"], folder=tmp_path, dataset=data)
     other = replace(data, x=data.x // 2)
     with pytest.raises(CheckpointError, match="data has changed"):

@@ -28,7 +28,7 @@ from fedalloy.config.build import Built, build
 from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import make_method
 from fedalloy.config.overrides import override
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import CheckpointError, HangupError, SecurityError, Signalled, StorageError, UsageError
 from fedalloy.report import html
@@ -62,9 +62,9 @@ METHODS = ("fedavg", "local")  # a server with a cache of clients' models; clien
 @pytest.fixture(autouse=True, scope="module")
 def built() -> Iterator[Built]:
     """The data, and what is known before a run begins, once: reading and checking it takes longer than the rounds."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         for name in ("experiment", "make_method", "describe"):
             patch.setattr(runner, name, remembered(getattr(runner, name)))
         yield build(experiment(TINY))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fedalloy.base import tree
 from fedalloy.base.rng import generator
-from fedalloy.data import load, tensors
+from fedalloy.data import load_data, tensors
 from fedalloy.errors import DataError, UsageError
 from fedalloy.knowledge.density import (
     Ratio,
@@ -46,7 +46,7 @@ def rank_correlation(a, b):
 @pytest.fixture(scope="module")
 def fashion():
     """Embedded Fashion-MNIST: training images and labels, test images and labels (30 of each class)."""
-    train, test = tensors(load("fashion-mini"))
+    train, test = tensors(load_data("fashion-mini"))
     x_test, y_test = test.take(torch.cat([(test.y == label).nonzero().flatten()[:30] for label in range(10)]))
     return train.x, train.y, x_test, y_test
 

@@ -20,7 +20,7 @@ from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.errors import DataError, UsageError
 from fedalloy.federation.core import methods
 from fedalloy.federation.setting import SERVER
@@ -48,9 +48,9 @@ Make = Callable[..., Path]
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data = load("tiny")
+    data = load_data("tiny")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data)
+        patch.setattr(build_module, "load_data", lambda name, **given: data)
         yield
 
 
@@ -137,7 +137,7 @@ def test_real_averages_are_those_of_all_training_data(
 ) -> None:
     folder = run("method=fedkf", *SMALL)
     draw(folder, out=tmp_path)
-    data, split = load("tiny"), build_module.build(experiment(override(TINY, ["method=fedkf", *SMALL]))).partition
+    data, split = load_data("tiny"), build_module.build(experiment(override(TINY, ["method=fedkf", *SMALL]))).partition
     rows = np.concatenate(split.train)
     coats = data.x[rows[data.y[rows] == 4]]
     assert given["averages_picture"][1][4].numpy() == pytest.approx(coats.mean(0) / 255, abs=1e-6)
@@ -184,7 +184,7 @@ def test_what_has_no_generator_says_so(run: Make, tmp_path: Path) -> None:
 
 
 def test_other_data_is_refused(run: Make, tmp_path: Path) -> None:
-    data = load("tiny")
+    data = load_data("tiny")
     with pytest.raises(DataError, match="'tiny'"):
         draw(run("method=fedkf", *SMALL), out=tmp_path, dataset=replace(data, x=255 - data.x))
 
@@ -282,7 +282,7 @@ def test_importance_beside_the_clients_data(run: Make, given: dict[str, tuple[An
     state = restored(folder)[0]
     assert importance.tolist() == state["importance"].tolist()
     assert importance.any(1).tolist() == [False, True, True]  # client 0 was not there in the last round
-    labels, split = load("tiny").y, build_module.build(experiment(override(TINY, DAFKD))).partition
+    labels, split = load_data("tiny").y, build_module.build(experiment(override(TINY, DAFKD))).partition
     assert counts.tolist() == [np.bincount(labels[rows], minlength=10).tolist() for rows in split.train]
     assert classes[0] == "T-shirt/top"
 

@@ -16,7 +16,7 @@ from fedalloy.check.probe import small_settings, without_features
 from fedalloy.cli.main import cli
 from fedalloy.config import build as build_module
 from fedalloy.config.overrides import override
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.data.samples import Samples
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError, FedalloyError, UsageError
@@ -41,9 +41,9 @@ UNLABELLED = {**TINY, "public": {"data": "own", "samples": 40, "labelled": False
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

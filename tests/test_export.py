@@ -16,7 +16,7 @@ from fedalloy.base import tree
 from fedalloy.base.files import read_weights
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.errors import DataError, StorageError, UsageError
 from fedalloy.report.export import export_model
 from fedalloy.run.opened import open_run
@@ -75,8 +75,8 @@ def test_the_exported_model_is_that_of_the_checkpoint(averaged: Path, monkeypatc
     assert tree.equal(read_weights(path), saved[0]["model"])
     with safetensors.safe_open(path, "pt") as file:
         about = file.metadata()
-    scale = {name: json.dumps(list(getattr(load("tiny"), name))) for name in ("mean", "std")}
-    names = json.dumps(list(load("tiny").label_names))
+    scale = {name: json.dumps(list(getattr(load_data("tiny"), name))) for name in ("mean", "std")}
+    names = json.dumps(list(load_data("tiny").label_names))
     assert about == {"method": "fedavg", "view": "aca", "round": "2", "model": "mlp", "outputs": names, **scale}
     net = run_lines(lines, path, monkeypatch)
     assert not net.training
@@ -88,7 +88,7 @@ def test_the_lines_normalise_as_the_run_did(averaged: Path, monkeypatch: pytest.
     monkeypatch.chdir(averaged)
     Path("paste.py").write_text(lines)
     probabilities = runpy.run_path("paste.py")["probabilities"]
-    data = load("tiny")
+    data = load_data("tiny")
     assert data.x_test is not None
     assert data.y_test is not None
     answers = probabilities(torch.from_numpy(data.x_test).float() / 255)

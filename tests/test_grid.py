@@ -275,7 +275,7 @@ def test_the_command_runs_every_cell_and_goes_on_where_it_stopped(tmp_path: Path
     assert (lines[0], lines[2]) == ("AMP %: last", "| alpha | Local, equal rounds | FedAvg (ACA) | FedAvg (OCA) |")
     assert len(lines) == 6
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["1", "9", "table.md"]
-    assert "already finished" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().err
 
 
 def test_skipped_rounds_are_told_cell_by_cell(tmp_path: Path, capsys: Any) -> None:

@@ -34,7 +34,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(where, name, counted)
 
-    count(build, "load", "loaded")
+    count(build, "load_data", "loaded")
     count(build, "split", "split")
     count(build, "_answers", "tried")
     return found

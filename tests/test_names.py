@@ -143,11 +143,11 @@ def test_an_error_names_the_client():
 
 
 def test_a_file_of_arrays_may_name_its_clients(tmp_path):
-    from fedalloy import load
+    from fedalloy import load_data
 
     data, path = hospitals(), tmp_path / "mine.npz"
     np.savez(path, x=data.x[:, :, 0, 0], y=data.y, client=data.client_ids, client_names=np.array(NAMES))
-    assert load(str(path)).client_names == NAMES
+    assert load_data(str(path)).client_names == NAMES
 
 
 def test_a_deployment_keeps_its_sites_names(tmp_path):

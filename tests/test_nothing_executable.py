@@ -26,7 +26,7 @@ from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
 from fedalloy.config.experiment import experiment
 from fedalloy.config.sections import Choice
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.errors import DataError, SecurityError, UsageError
 from fedalloy.methods import FedAvg
 from fedalloy.report import html
@@ -337,9 +337,9 @@ SAFE = re.compile(r"[a-z0-9][a-z0-9.-]{0,63}")
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         patch.setattr(html, "write_report", lambda _, path, **__: path)
         yield
 

@@ -163,7 +163,7 @@ def test_what_goes_wrong_in_a_file_is_said_with_its_line(tmp_path: Path, content
 
 def test_an_error_in_our_own_words_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "bad.py"
-    path.write_text("from fedalloy import load\nload('missing.npz')\n")
+    path.write_text("from fedalloy import load_data\nload_data('missing.npz')\n")
     with pytest.raises(DataError, match=r"'missing\.npz'"):
         load_file(path)
 

@@ -415,7 +415,7 @@ def test_a_rehearsal_is_labelled_wherever_its_epsilon_is_shown() -> None:
     assert "(rehearsal)" not in page
     assert str(escape(WHY)) not in page
     stream = StringIO()
-    with Display(1, 1, Console(file=stream, width=120)) as display:
+    with Display(1, 1, Console(file=stream, width=120, force_terminal=True)) as display:
         display.begin("FedAvg", 0)(done.rounds[-1])
     assert "(rehearsal)" in stream.getvalue()
 

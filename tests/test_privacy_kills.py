@@ -19,7 +19,7 @@ from fedalloy import resume, simulate
 from fedalloy.config import build as build_module
 from fedalloy.config.build import Built, build
 from fedalloy.config.experiment import experiment
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.engine.serial import Serial
 from fedalloy.federation.core import Method
 from fedalloy.storage.results import Run, read
@@ -48,9 +48,9 @@ class KilledError(BaseException):
 
 @pytest.fixture(autouse=True, scope="module")
 def built() -> Iterator[Built]:
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield build(experiment(TINY))
 
 

@@ -21,8 +21,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def display(runs: int, rounds: int) -> Display:
-    return Display(runs, rounds, Console(file=io.StringIO(), width=120))
+def display(runs: int | list[str], rounds: int) -> Display:
+    return Display(runs, rounds, terminal())
+
+
+def terminal(screen: io.StringIO | None = None) -> Console:
+    return Console(file=screen or io.StringIO(), width=120, force_terminal=True)
+
+
+def no_terminal() -> Console:
+    return Console(file=io.StringIO(), width=120)
 
 
 def line(shown: Display, task: int = -1) -> Any:
@@ -112,7 +120,7 @@ def test_views_without_a_value_show_no_score(clock: list[float]) -> None:
 
 def test_a_label_is_shown_as_it_is(clock: list[float]) -> None:
     screen = io.StringIO()
-    with Display(1, 1, Console(file=screen, width=120)) as shown:
+    with Display(1, 1, terminal(screen)) as shown:
         passes(clock, 1.0, shown.begin("mu [/bold] [1]", 3), 1, aca=0.5)
     assert "mu [/bold] [1], seed 3" in screen.getvalue()
     assert "1/1" in screen.getvalue()
@@ -122,10 +130,106 @@ def test_what_was_refused_before_its_first_round_leaves_no_bar(clock: list[float
     screen = io.StringIO()
 
     def refused() -> None:
-        with Display(1, 1, Console(file=screen, width=120)) as shown:
+        with Display(1, 1, terminal(screen)) as shown:
             shown.begin("FedAvg", 0)
             raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
         refused()
-    assert "FedAvg" not in screen.getvalue()
+    assert "FedAvg" not in screen.getvalue().rsplit("\x1b[2K", 1)[-1]  # what is left when the display ends
+
+
+# --- an honest estimate -----------------------------------------------------------------------------------------------
+
+
+def test_the_runs_of_another_seed_are_estimated_by_those_of_their_method(clock: list[float]) -> None:
+    shown = display(["FedAvg", "KDIA"] * 3, 1)
+    passes(clock, 1.0, shown.begin("FedAvg", 0), 1)
+    assert shown.seconds_left() == 5 * 1.0
+    assert "other method" in line(shown, 0).fields["left"]  # it says what it rests on
+    passes(clock, 50.0, shown.begin("KDIA", 0), 1)
+    assert "other method" not in line(shown).fields["left"]
+    shown.begin("FedAvg", 1)
+    assert shown.seconds_left() == 2 * 1.0 + 2 * 50.0
+
+
+# --- without a terminal -----------------------------------------------------------------------------------------------
+
+
+def record(round: int, amp: float | None = 0.5, sent: int = 1_000_000, **more: Any) -> dict[str, Any]:
+    views = {"aca": {"amp": amp, "wlp": amp and amp / 2}, "oca": {"amp": amp and amp / 5, "wlp": 0.0}}
+    return {"round": round, "views": views, "bytes": {"up": {"weights": sent}, "down": {"weights": sent}}, **more}
+
+
+def test_without_a_terminal_there_is_one_line_for_each_long_round(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(2, 3, no_terminal()) as shown:
+        watch = shown.begin("FedAvg", 7)
+        for round in (1, 2):
+            clock[0] += 45.0
+            watch(record(round))
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second = err.splitlines()
+    head, tail = "round 1 of 3, FedAvg, seed 7 (run 1 of 2): ", "AMP 50.0 %, WLP 25.0 %, 2.00 MB so far, "
+    assert first == f"{head}{tail}about 3.8 min left in total"
+    assert "round 2 of 3" in second
+    assert "4.00 MB so far" in second
+
+
+def test_of_short_rounds_there_is_a_line_every_thirty_seconds(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(1, 100, no_terminal()) as shown:
+        watch = shown.begin("FedAvg", 0)
+        for round in range(1, 101):
+            clock[0] += 1.0
+            watch(record(round))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"round {n} of 100" for n in (30, 60, 90)]
+    assert all("run 1" not in line for line in lines)  # there is one only
+
+
+def test_a_line_is_flushed_and_a_log_that_is_gone_does_not_stop_the_run(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stream(io.StringIO):
+        flushed = 0
+
+        def flush(self) -> None:
+            self.flushed += 1
+
+    stream = Stream()
+    monkeypatch.setattr(progress.sys, "stderr", stream)
+    with Display(1, 3, no_terminal()) as shown:
+        watch = shown.begin("FedAvg", 0)
+        clock[0] += 40.0
+        watch(record(1))
+        assert stream.flushed
+        stream.close()
+        clock[0] += 40.0
+        watch(record(2))
+
+
+def test_a_line_shows_the_last_score_that_was_measured_and_what_was_sent_since_the_run_was_resumed(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(1, 9, no_terminal()) as shown:
+        watch = shown.begin("mu\x1b[2J", 0)
+        clock[0] += 40.0
+        watch(record(5))
+        clock[0] += 40.0
+        watch({**record(6), "views": {}})
+    first, second = capsys.readouterr().err.splitlines()
+    assert "\x1b" not in first
+    assert "AMP 50.0 %" in second
+    assert "2.00 MB since it was resumed" in first
+
+
+def test_a_round_without_a_score_has_none(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(1, 2, no_terminal()) as shown:
+        watch = shown.begin("FedAvg", 0)
+        clock[0] += 40.0
+        watch(record(1, amp=None))
+    assert "AMP" not in capsys.readouterr().err

@@ -21,7 +21,7 @@ from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
 from fedalloy.config.sections import Choice, Stop
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.errors import CheckpointError, DataError, UsageError
 from fedalloy.federation.core import (
     Card,
@@ -57,9 +57,9 @@ OURS = [name for name, cls in methods.items() if cls.__module__.startswith(fedal
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 
@@ -140,7 +140,7 @@ def test_run_json_says_what_was_run(tmp_path: Path) -> None:
     assert meta["model"]["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert meta["model"]["flops_per_sample"] == 2 * (64 * 16 + 16 * 10)
     assert meta["model"]["input"] == [1, 8, 8]
-    scale = {name: list(getattr(load("tiny"), name)) for name in ("mean", "std")}
+    scale = {name: list(getattr(load_data("tiny"), name)) for name in ("mean", "std")}
     assert meta["data"] == {"name": "tiny", "note": "", "rows": 600, **scale}
     assert set(meta["digests"]) == {"data", "partition", "initial model"}
 
@@ -473,7 +473,7 @@ def test_what_has_changed_since_is_said(tmp_path: Path, part: str, key: str, sen
 
 
 def test_changed_data_weights_and_partitions_are_noticed(tmp_path: Path) -> None:
-    data = load("tiny")
+    data = load_data("tiny")
     folder = killed(tmp_path / "run", 1, dataset=data)
     darker = dataclasses.replace(data, x=data.x // 2)
     with pytest.raises(CheckpointError, match="data has changed"):

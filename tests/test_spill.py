@@ -22,7 +22,7 @@ from fedalloy.config import build as build_module
 from fedalloy.config import sections
 from fedalloy.config.experiment import experiment
 from fedalloy.config.overrides import override
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.engine import arena
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import StorageError, UsageError
@@ -50,9 +50,9 @@ TINY: dict[str, Any] = {
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data, real = load("tiny"), build_module.load
+    data, real = load_data("tiny"), build_module.load_data
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data if name == "tiny" else real(name, **given))
+        patch.setattr(build_module, "load_data", lambda name, **given: data if name == "tiny" else real(name, **given))
         yield
 
 

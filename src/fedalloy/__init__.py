@@ -16,14 +16,18 @@ if TYPE_CHECKING:
     from fedalloy.check.method import check_method
     from fedalloy.config.experiment import experiment
     from fedalloy.config.sections import Choice, Experiment
-    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load
-    from fedalloy.errors import CheckpointError, DataError, FedalloyError, StorageError, UsageError
+    from fedalloy.data import Dataset, Samples, dataset, from_arrays, from_torch, load_data
+    from fedalloy.errors import CheckpointError, DataError, FedalloyError, ObserverWarning, StorageError, UsageError
     from fedalloy.federation.core import Card, Client, Federation, Message, Method, Reply, State, action, method, reply
     from fedalloy.methods import *  # noqa: F403  # every method of the library, as `__getattr__` finds them
     from fedalloy.nets.models import FeatureNet, model
     from fedalloy.report.export import export_model
     from fedalloy.report.html import write_report
+    from fedalloy.report.results import Results, load
+    from fedalloy.report.trackers import MLflow, TensorBoard, Trackio, WandB
     from fedalloy.run.comparison import compare
+    from fedalloy.run.cost import Cost, cost_of
+    from fedalloy.run.observer import Observer
     from fedalloy.run.runner import resume, simulate
     from fedalloy.storage.results import Run
     from fedalloy.storage.rows import rows
@@ -40,13 +44,20 @@ _HOMES = {
         *("Card", "Client", "Federation", "Message", "Method", "Reply", "State"),
         *("action", "method", "reply"),
     ),
-    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load"),
-    "fedalloy.errors": ("CheckpointError", "DataError", "FedalloyError", "StorageError", "UsageError"),
+    "fedalloy.data": ("Dataset", "Samples", "dataset", "from_arrays", "from_torch", "load_data"),
+    "fedalloy.errors": (
+        *("CheckpointError", "DataError", "FedalloyError", "ObserverWarning"),
+        *("StorageError", "UsageError"),
+    ),
     "fedalloy.report.export": ("export_model",),
     "fedalloy.nets.models": ("FeatureNet", "model"),
     "fedalloy.report.html": ("write_report",),
+    "fedalloy.report.results": ("Results", "load"),
+    "fedalloy.report.trackers": ("MLflow", "TensorBoard", "Trackio", "WandB"),
     "fedalloy.storage.results": ("Run",),
     "fedalloy.storage.rows": ("rows",),
+    "fedalloy.run.cost": ("Cost", "cost_of"),
+    "fedalloy.run.observer": ("Observer",),
     "fedalloy.run.runner": ("resume", "simulate"),
     "fedalloy.tuning.tune": ("tune",),
 }
@@ -57,30 +68,40 @@ __all__ = [
     "CheckpointError",
     "Choice",
     "Client",
+    "Cost",
     "DataError",
     "Dataset",
     "Experiment",
     "FeatureNet",
     "FedalloyError",
     "Federation",
+    "MLflow",
     "Message",
     "Method",
+    "Observer",
+    "ObserverWarning",
     "Reply",
+    "Results",
     "Run",
     "Samples",
     "State",
     "StorageError",
+    "TensorBoard",
+    "Trackio",
     "UsageError",
+    "WandB",
     "__version__",
     "action",
     "check_method",
     "compare",
+    "cost_of",
     "dataset",
     "experiment",
     "export_model",
     "from_arrays",
     "from_torch",
     "load",
+    "load_data",
     "method",
     "model",
     "reply",

@@ -67,3 +67,7 @@ class Signalled(KeyboardInterrupt):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class ObserverWarning(UserWarning):
+    """An observer of a run failed; the run goes on without it."""

@@ -10,7 +10,7 @@ import pytest
 
 from fedalloy.config.build import build
 from fedalloy.config.experiment import experiment
-from fedalloy.data import from_arrays, load, tensors
+from fedalloy.data import from_arrays, load_data, tensors
 from fedalloy.errors import DataError, FedalloyError
 from fedalloy.report import facts
 from fedalloy.run.runner import simulate
@@ -135,7 +135,7 @@ def test_columns_are_standardised_with_what_clients_tell_of_their_training_rows(
     [
         from_arrays(X, Y, mean=[5.0] * 3, std=[2.0] * 3),
         from_arrays(np.random.default_rng(0).random((60, 4, 4)), Y),
-        load("tiny"),
+        load_data("tiny"),
     ],
     ids=["constants", "images", "tiny"],
 )

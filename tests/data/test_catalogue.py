@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedalloy.data import Dataset, Samples, catalogue, datasets, from_arrays, from_torch, load, readers, tensors
+from fedalloy.data import Dataset, Samples, catalogue, datasets, from_arrays, from_torch, load_data, readers, tensors
 from fedalloy.data.arrays import statistics
 from fedalloy.data.catalogue import drawn_per_class, first_per_class, only_classes
 from fedalloy.data.columns import Recipe
@@ -277,23 +277,23 @@ def test_from_torch() -> None:
 def test_a_users_own_file(tmp_path: Path) -> None:
     path = tmp_path / "wards.npz"
     np.savez_compressed(path, x=np.eye(4), y=[0, 1, 0, 1], client=[2, 2, 5, 5])
-    data = load(path)
+    data = load_data(path)
     assert data.name == "wards"
     assert data.x.shape == (4, 4, 1, 1)
     assert data.x_test is None
     assert data.client_ids is not None
     assert data.client_ids.tolist() == [2, 2, 5, 5]
-    assert load(str(path), classes=7).classes == 7
+    assert load_data(str(path), classes=7).classes == 7
     with pytest.raises(UsageError, match=r"'clases'.*'classes'"):
-        load(path, clases=7)
+        load_data(path, clases=7)
     with pytest.raises(DataError, match=r"absent\.npz"):
-        load(tmp_path / "absent.npz")
+        load_data(tmp_path / "absent.npz")
 
 
 @pytest.mark.parametrize("name", ["data.csv", "folder/data", "./tiny"])
 def test_a_path_where_nothing_is_is_told_what_could_be_there(name: str) -> None:
     with pytest.raises(DataError, match=rf"'{Path(name)}'.*\.csv.*\.npz.*folder"):
-        load(name)
+        load_data(name)
 
 
 def test_the_catalogue_is_complete() -> None:
@@ -303,7 +303,7 @@ def test_the_catalogue_is_complete() -> None:
         assert source.source
         assert source.licence
     with pytest.raises(UsageError, match=r"'cifar-10'.*'cifar10'"):
-        load("cifar-10")
+        load_data("cifar-10")
 
 
 def test_every_normalisation_belongs_to_a_data_set_and_fits_it() -> None:
@@ -318,7 +318,7 @@ def test_every_normalisation_belongs_to_a_data_set_and_fits_it() -> None:
 
 
 def test_fashion_mini_is_balanced_and_unchanged() -> None:
-    data = load("fashion-mini")
+    data = load_data("fashion-mini")
     assert data.x.shape == (6000, 1, 28, 28)
     assert data.x_test is not None
     assert data.y_test is not None
@@ -326,11 +326,11 @@ def test_fashion_mini_is_balanced_and_unchanged() -> None:
     assert np.bincount(data.y_test).tolist() == [100] * 10
     assert int(data.x.sum(dtype=np.int64)) + int(data.x_test.sum(dtype=np.int64)) == 401134185
     assert data.y[:8].tolist() == [9, 0, 0, 3, 0, 2, 7, 2]  # how Fashion-MNIST begins
-    assert load("fashion-mini", normalise="dafkd").mean == (0.5,)
+    assert load_data("fashion-mini", normalise="dafkd").mean == (0.5,)
 
 
 def test_tiny_is_the_mean_of_blocks() -> None:
-    tiny, mini = load("tiny"), load("fashion-mini")
+    tiny, mini = load_data("tiny"), load_data("fashion-mini")
     assert tiny.x.shape == (600, 1, 8, 8)
     assert tiny.x_test is not None
     assert tiny.x_test.shape == (200, 1, 8, 8)
@@ -344,11 +344,11 @@ def test_tiny_is_the_mean_of_blocks() -> None:
 
 def test_options_are_checked_before_anything_is_fetched() -> None:
     with pytest.raises(UsageError, match='write "fine"'):
-        load("cifar100", labels="course")
+        load_data("cifar100", labels="course")
     with pytest.raises(UsageError, match=r"'cinic10'.*'kdai'.*'kdia'"):
-        load("cinic10", normalise="kdai")
+        load_data("cinic10", normalise="kdai")
     with pytest.raises(UsageError, match=r"'svhn'.*'per_class'.*normalise"):
-        load("svhn", per_class=3)
+        load_data("svhn", per_class=3)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "emnist-letters", "cifar10", "cifar100"])
@@ -364,7 +364,7 @@ def test_options_are_checked_before_anything_is_fetched() -> None:
 )
 def test_a_pick_without_effect_is_refused(name: str, options: dict[str, object], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        load(name, **options)
+        load_data(name, **options)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
@@ -373,16 +373,18 @@ def test_some_digits_and_clothes_of_each_class(name: str, monkeypatch: pytest.Mo
     x = np.arange(400, dtype=np.uint16).view(np.uint8).reshape(400, 1, 1, 2)  # every image says which row it is
     monkeypatch.setattr(catalogue, "fetch", lambda file: Path(file.name))
     monkeypatch.setattr(readers, "read_mnist", lambda _: readers.Arrays(x, y, x[:10], y[:10]))
-    first = load(name, per_class=7)
-    assert load(name, per_class=7, pick="first").x.tolist() == first.x.tolist() == x[first_per_class(y, 7)].tolist()
-    drawn = load(name, per_class=7, pick="random", pick_seed=5)
+    first = load_data(name, per_class=7)
+    assert (
+        load_data(name, per_class=7, pick="first").x.tolist() == first.x.tolist() == x[first_per_class(y, 7)].tolist()
+    )
+    drawn = load_data(name, per_class=7, pick="random", pick_seed=5)
     assert drawn.x.tolist() == x[drawn_per_class(y, 7, 5)].tolist()
     assert drawn.y.tolist() == y[drawn_per_class(y, 7, 5)].tolist()
     assert (first.note, drawn.note) == ("the first 7 of each class", "random 7 of each class")
     assert drawn.x_test is not None
     assert len(drawn.x_test) == 10
     with pytest.raises(UsageError, match="pick_seed = -1"):
-        load(name, per_class=7, pick="random", pick_seed=-1)
+        load_data(name, per_class=7, pick="random", pick_seed=-1)
 
 
 PUBLISHED = {  # training rows, test rows, classes, mean of the first channel: of the whole sets
@@ -402,7 +404,7 @@ COMPACT = {"emnist-letters": (10_000, 1_924), "svhn": (15_000, 5_000), "cifar100
 def test_real_sets_are_what_was_published(name: str) -> None:
     if name == "fashion-mnist" and find(FASHION_MNIST[0]) is None:
         pytest.skip("Debian's package dataset-fashion-mnist is not installed, and FEDALLOY_DATA has no such set")
-    data = load(name)
+    data = load_data(name)
     train, test, classes, mean = PUBLISHED[name]
     assert data.x_test is not None
     assert (len(data.x), len(data.x_test)) == (COMPACT[name] if data.note else (train, test))
@@ -415,7 +417,7 @@ def test_real_sets_are_what_was_published(name: str) -> None:
 @real
 @pytest.mark.real
 def test_real_cifar100_has_twenty_coarse_classes() -> None:
-    data = load("cifar100", labels="coarse", normalise="kdia")
+    data = load_data("cifar100", labels="coarse", normalise="kdia")
     assert data.classes == 20
     assert len(set(np.bincount(data.y))) == 1
 
@@ -423,20 +425,20 @@ def test_real_cifar100_has_twenty_coarse_classes() -> None:
 @real
 @pytest.mark.real
 def test_real_classes_of_fedmd() -> None:
-    data = load("cifar100", only=[0, 2, 20, 63, 71, 82], per_class=30)
+    data = load_data("cifar100", only=[0, 2, 20, 63, 71, 82], per_class=30)
     assert data.label_names == ("apple", "baby", "chair", "porcupine", "sea", "sunflower")
     assert np.bincount(data.y).tolist() == [30] * 6
     assert data.y_test is not None
     assert len(np.bincount(data.y_test)) == data.classes == 6
     assert data.note.startswith("6 classes of the first 30 of each class")
-    letters = load("emnist-letters", only=[0, 1, 2, 3, 4, 5])
+    letters = load_data("emnist-letters", only=[0, 1, 2, 3, 4, 5])
     assert letters.label_names == tuple("abcdef")
 
 
 @real
 @pytest.mark.real
 def test_real_photographs_per_class() -> None:
-    data = load("cifar10", per_class=20, only=[3, 5])
+    data = load_data("cifar10", per_class=20, only=[3, 5])
     assert data.label_names == ("cat", "dog")
     assert np.bincount(data.y).tolist() == [20, 20]
     assert data.y_test is not None
@@ -446,7 +448,7 @@ def test_real_photographs_per_class() -> None:
 @real
 @pytest.mark.real
 def test_real_letters_per_class() -> None:
-    whole, few = load("emnist-letters"), load("emnist-letters", per_class=480, normalise="fedkf")
+    whole, few = load_data("emnist-letters"), load_data("emnist-letters", per_class=480, normalise="fedkf")
     assert np.bincount(few.y).tolist() == np.minimum(np.bincount(whole.y), 480).tolist()
     train, _ = tensors(few, size=32)
     assert isinstance(train, Samples)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedalloy.data import load, partitioners
+from fedalloy.data import load_data, partitioners
 from fedalloy.data.catalogue import drawn_per_class
 from fedalloy.data.partition import local_split, partitions, split
 from fedalloy.data.partition_fixed import class_priors, dirichlet_fixed, draw_tests
@@ -170,10 +170,10 @@ def test_letters_drawn_and_split_are_fedkfs_draw_for_draw(seed):
 @pytest.mark.skipif("FEDALLOY_DATA" not in os.environ, reason="FEDALLOY_DATA names no folder")
 @pytest.mark.parametrize(("order", "first"), [("appearance", [502, 614, 637, 418]), ("label", [631, 518, 370, 588])])
 def test_real_letters_are_split_as_in_fedkfs_code(order, first):
-    letters = load("emnist-letters")
+    letters = load_data("emnist-letters")
     if len(letters.y) != 10_000:
         pytest.skip("these are the sizes for the 10,000 letters of the compact file")
-    for y in (letters.y, load("emnist-letters", per_class=480, pick="random", pick_seed=123456).y):
+    for y in (letters.y, load_data("emnist-letters", per_class=480, pick="random", pick_seed=123456).y):
         rows = dirichlet_dominant(y, 20, seed=123456, alpha=0.1, order=order)
         assert sizes(rows)[:4] == first
 

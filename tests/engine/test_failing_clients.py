@@ -13,7 +13,7 @@ from fedalloy.check.probe import small_settings
 from fedalloy.cli.ending import WHOLE
 from fedalloy.cli.main import main
 from fedalloy.config import build as build_module
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.engine.serial import Serial
 from fedalloy.errors import DataError, FedalloyError, Signalled
 from fedalloy.federation import core
@@ -88,9 +88,9 @@ Command = Callable[..., tuple[int, str]]
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data = load("tiny")
+    data = load_data("tiny")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda *_, **__: data)
+        patch.setattr(build_module, "load_data", lambda *_, **__: data)
         yield
 
 

@@ -123,8 +123,13 @@ def test_p_values_are_those_of_scipy():
 
 def test_p_values_without_spread():
     assert paired_p([0.0, 0.0, 0.0]) == 1.0
-    assert paired_p([2.0, 2.0, 2.0]) == 0.0
     assert math.isnan(paired_p([2.0]))
+
+
+@pytest.mark.parametrize(("n", "p"), [(2, 0.5), (3, 0.25), (6, 0.03125)])
+def test_differences_that_agree_are_judged_by_their_signs(n, p):
+    assert paired_p([0.1] * n) == p
+    assert paired_p([0.8 - 0.7, *[0.9 - 0.8] * (n - 1)]) == p  # equal but for rounding
 
 
 def test_holm_by_hand():

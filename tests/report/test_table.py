@@ -1,4 +1,5 @@
 import io
+import json
 import re
 from dataclasses import replace
 
@@ -6,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedalloy.base.text import TIMES
-from fedalloy.report.table import cells, comparison_table, markdown, records
+from fedalloy.report.table import cells, comparison, comparison_table, note_on_marks, records
 from fedalloy.storage.rows import Leads
 
 FM = f"FM {TIMES}10³"
@@ -55,10 +56,19 @@ def test_long_labels_stay_apart(make_row):
     assert all("…" in line[0].text for line in body)
 
 
+def over_seeds(make_row, label="FedAvg", view="oca", **values):
+    """Three seeds, whose values differ by a hundredth of the given ones, or by nothing where there is no value."""
+    steps = (0.99, 1.0, 1.01)
+    return [
+        make_row(label, view, seed, **{name: value and value * step for name, value in values.items()})
+        for seed, step in enumerate(steps)
+    ]
+
+
 def test_the_best_value_of_each_column(make_row):
     rows = [
-        make_row("A", amp=0.80, fm=0.002, wlp=0.70, bottom10=0.7, test=None),
-        make_row("B", amp=0.85, fm=0.003, wlp=0.60, bottom10=0.6, test=None),
+        *over_seeds(make_row, "A", amp=0.80, fm=0.002, wlp=0.70, bottom10=0.7, test=None),
+        *over_seeds(make_row, "B", amp=0.90, fm=0.003, wlp=0.60, bottom10=0.6, test=None),
     ]
     headings, body = cells(rows)
     assert "Test %" not in headings  # nobody has one
@@ -66,17 +76,46 @@ def test_the_best_value_of_each_column(make_row):
     assert best == {("B", "AMP %"), ("A", FM), ("A", "WLP %"), ("A", "Low 10 %")}
 
 
+def test_ties_are_marked_alike_and_the_note_names_the_test(make_row):
+    rows = [
+        *over_seeds(make_row, "A", amp=0.9, wlp=0.5),
+        *(make_row("B", seed=seed, amp=amp, wlp=0.5) for seed, amp in enumerate((0.9, 0.88, 0.92))),
+        *over_seeds(make_row, "C", amp=0.5, wlp=0.5),
+    ]
+    headings, body = cells(rows)
+    assert [line[headings.index("AMP %")].best for line in body] == [True, True, False]
+    assert [line[headings.index("WLP %")].best for line in body] == [False, False, False]  # all alike
+    said = note_on_marks(rows)
+    assert all(word in said for word in ("paired t-test", "3 seeds", "Holm"))
+
+
+def test_with_one_seed_nothing_is_marked_and_the_note_says_why(make_row):
+    rows = [make_row("A", amp=0.9), make_row("B", amp=0.1)]
+    assert not any(cell.best for line in cells(rows)[1] for cell in line)
+    assert "one seed" in note_on_marks(rows)
+    assert note_on_marks(rows[:1]) == ""
+    lines, _ = drawn(comparison_table(rows, width=120), 120)
+    assert "one seed" in "".join(lines)
+
+
 def test_what_is_written_alike_is_equally_good(make_row):
-    _, body = cells([make_row("A", amp=0.800001), make_row("B", amp=0.800002), make_row("C", amp=0.79)])
-    assert [line[2].best for line in body] == [True, True, False]
+    tiny = [0.800001, 0.800002]  # a clear difference over seeds, which nobody can see
+    rows = [
+        make_row(label, seed=s, amp=amp + s / 1000) for label, amp in zip("AB", tiny, strict=True) for s in range(3)
+    ]
+    assert not any(line[2].best for line in cells(rows)[1])
+    rows += [make_row("C", seed=s, amp=0.5 + s / 900) for s in range(3)]
+    assert [line[2].best for line in cells(rows)[1]] == [True, True, False]
 
 
-def test_pooled_data_does_not_compete(make_row):
-    rows = [make_row("A", amp=0.7), make_row("B", amp=0.6), make_row("Centralised", "global", amp=0.9)]
-    assert [line[2].best for line in cells(rows)[1]] == [True, False, False]
-    rows[2] = make_row("pooled", "global", amp=0.9)
-    assert [line[2].best for line in cells(rows)[1]] == [False, False, True]
-    assert [line[2].best for line in cells(rows, {"pooled": "centralised"})[1]] == [True, False, False]
+def test_pooled_data_and_stages_of_models_do_not_compete(make_row):
+    rows = [row for label, amp in (("A", 0.7), ("B", 0.6)) for row in over_seeds(make_row, label, amp=amp)]
+    bounds = over_seeds(make_row, "Centralised", "global", amp=0.9)
+    stages = over_seeds(make_row, "A", "initial", amp=0.8)
+    assert [line[2].best for line in cells([*rows, *bounds, *stages])[1]] == [True, False, False, False]
+    pooled = over_seeds(make_row, "pooled", "global", amp=0.9)
+    assert [line[2].best for line in cells([*rows, *pooled])[1]] == [False, False, True]
+    assert [line[2].best for line in cells([*rows, *pooled], {"pooled": "centralised"})[1]] == [True, False, False]
 
 
 def test_seeds_are_averaged_and_their_worst_clients_listed(make_row):
@@ -93,9 +132,10 @@ def test_two_selections_are_two_lines_and_named(make_row):
 
 
 def test_bold_in_the_terminal(make_row):
-    _, styled = drawn(comparison_table([make_row("A", wlp=0.5), make_row("B", amp=0.7)], width=120), 120)
-    assert {text.strip() for text in bold(styled)} >= {"80.00", "60.00"}
-    assert "70.00" not in " ".join(bold(styled))
+    rows = [*over_seeds(make_row, "A", amp=0.8), *over_seeds(make_row, "B", amp=0.7)]
+    _, styled = drawn(comparison_table(rows, width=120), 120)
+    assert "80.00 ± 0.80" in " ".join(bold(styled))
+    assert "70.00 ± 0.70" not in " ".join(bold(styled))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
@@ -130,14 +170,62 @@ def test_markup_in_a_label_is_text(make_row):
     assert "[red]A[/red]" in lines[3]
 
 
-def test_markdown(make_row):
-    text = markdown([make_row("A|B", bytes_total=None, test=None), make_row("C", amp=0.9, bytes_total=None, test=None)])
-    assert text == (
-        f"| Method | View | AMP % | {FM} | WLP % | Worst | Low 10 % | Time | Round |\n"
-        "|:--|:--|--:|--:|--:|--:|--:|--:|--:|\n"
-        "| A\\|B | OCA | 80.00 | **2.00** | **60.00** | 7 | **65.00** | 3.2 s | 30 |\n"
-        "| C | OCA | **90.00** | **2.00** | **60.00** | 7 | **65.00** | 3.2 s | 30 |\n"
+def small(make_row):
+    absent = dict.fromkeys(("worst_client", "bottom10", "test", "bytes_total", "seconds", "round"))
+    return comparison(
+        [
+            row
+            for label, amp in (("A|B_1", 0.7), ("C & D", 0.9))
+            for row in over_seeds(make_row, label, amp=amp, fm=0.002, wlp=0.5, **absent)
+        ]
     )
+
+
+NOTE = (
+    "Bold: the best value and all that cannot be told from it, where another line is worse beyond noise (paired "
+    "t-tests between all lines over 3 seeds, Holm's correction, 5 %)."
+)
+
+
+def test_the_comparison_as_markdown(make_row):
+    assert small(make_row).markdown() == (
+        "**Scores from the last round**\n\n"
+        f"| Method | View | AMP % | {FM} | WLP % |\n"
+        "| :-- | :-- | --: | --: | --: |\n"
+        "| A\\|B\\_1 | OCA | 70.00 ± 0.70 | 2.00 ± 0.02 | 50.00 ± 0.50 |\n"
+        "| C & D | OCA | **90.00 ± 0.90** | 2.00 ± 0.02 | 50.00 ± 0.50 |\n"
+        f"\n- {NOTE}\n"
+    )
+
+
+def test_the_comparison_as_latex(make_row):
+    assert small(make_row).latex() == (
+        "\\begin{table}\n"
+        "  \\centering\n"
+        "  \\caption{Scores from the last round}\n"
+        "  \\begin{tabular}{@{}llrrr@{}}\n"
+        "    \\toprule\n"
+        "    Method & View & AMP \\% & FM $\\times$10$^3$ & WLP \\% \\\\\n"
+        "    \\midrule\n"
+        "    A$|$B\\_1 & OCA & 70.00 $\\pm$ 0.70 & 2.00 $\\pm$ 0.02 & 50.00 $\\pm$ 0.50 \\\\\n"
+        "    C \\& D & OCA & \\textbf{90.00 $\\pm$ 0.90} & 2.00 $\\pm$ 0.02 & 50.00 $\\pm$ 0.50 \\\\\n"
+        "    \\bottomrule\n"
+        "  \\end{tabular}\n"
+        f"  \\par\\smallskip\\footnotesize {NOTE.replace('%', chr(92) + '%')}\n"
+        "\\end{table}\n"
+    )
+
+
+def test_the_comparison_as_csv_json_and_html(make_row):
+    table = small(make_row)
+    assert table.csv() == (
+        f"Method,View,AMP %,{FM},WLP %\n"
+        "A|B_1,OCA,70.00 ± 0.70,2.00 ± 0.02,50.00 ± 0.50\n"
+        "C & D,OCA,90.00 ± 0.90,2.00 ± 0.02,50.00 ± 0.50\n"
+    )
+    assert json.loads(table.json())["best"] == [{"row": 1, "column": 2}]
+    assert table.html().count('class="best"') == 1
+    assert '<td class="best">90.00 ± 0.90</td>' in table.html()
 
 
 def test_records_keep_every_digit(make_row):

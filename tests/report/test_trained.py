@@ -82,8 +82,11 @@ def test_the_table_and_the_report_mark_it(make):
 
 
 def test_what_is_marked_is_not_the_best(make):
-    runs = [make(label, [amp] * 8, balanced) for label, amp, balanced in (("a", 0.9, 0.18), ("b", 0.5, 0.6))]
-    runs.append(make("c", [0.4] * 8, 0.6))
+    runs = [
+        make(label, [amp + shift] * 8, balanced, seed=seed)
+        for label, amp, balanced in (("a", 0.9, 0.18), ("b", 0.5, 0.6), ("c", 0.4, 0.6))
+        for seed, shift in enumerate((0.0, amp / 100, -amp / 100))
+    ]
     assert kinds(runs) == {"a": "near chance"}
     _, body = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
     assert [line[2].best for line in body] == [False, True, False]

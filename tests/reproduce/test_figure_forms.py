@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from fedalloy.config import build as build_module
 from fedalloy.config.methods import for_method
-from fedalloy.data import load
+from fedalloy.data import load_data
 from fedalloy.errors import DataError
 from fedalloy.federation.metrics import METRICS
 from fedalloy.report import draw as drawing
@@ -41,9 +41,9 @@ CLIENTS = 20
 @pytest.fixture(autouse=True, scope="module")
 def read_once() -> Iterator[None]:
     """Unpacking the built-in data takes longer than a round on it."""
-    data = load("tiny")
+    data = load_data("tiny")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "load", lambda name, **given: data)
+        patch.setattr(build_module, "load_data", lambda name, **given: data)
         yield
 
 

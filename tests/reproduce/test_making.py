@@ -60,7 +60,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
         if record["round"] == rounds:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(making, "simulate", functools.partial(making.simulate, watch=watch))
+    monkeypatch.setattr(making, "watched", lambda *_: watch)
 
 
 def test_a_run_that_several_items_need_is_there_once(tmp_path: Path) -> None:

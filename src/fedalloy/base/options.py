@@ -55,11 +55,12 @@ class Option:
     variants: Mapping[str, Any]
 
 
-def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None) -> Any:
+def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None, repeats: bool = False) -> Any:
     """Declare an option with its default (MISSING: it must be given) and its meaning in one line.
 
     `only_with` names another option and the values with which this one has an effect; it is refused otherwise. Without
-    any value, the other one must only be given; None among the values stands for one that is not chosen yet.
+    any value, the other one must only be given; None among the values stands for one that is not chosen yet. An option
+    that `repeats` says how often something is done in a round: twice the number takes twice the time.
 
     >>> @dataclass
     ... class Walk:
@@ -76,10 +77,12 @@ def option(default: Any, meaning: str, *, only_with: tuple[Any, ...] | None = No
     ...
     fedalloy.errors.UsageError: walk.breaths has no effect without pace = 'fast'; leave it out
     """
-    return field(default=default, metadata={"meaning": meaning, "only_with": only_with})
+    return field(default=default, metadata={"meaning": meaning, "only_with": only_with, "repeats": repeats})
 
 
-def by_variant(usual: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None, **others: Any) -> Any:
+def by_variant(
+    usual: Any, meaning: str, *, only_with: tuple[Any, ...] | None = None, repeats: bool = False, **others: Any
+) -> Any:
     """Declare an option whose default depends on `variant`.
 
     >>> @dataclass
@@ -91,7 +94,8 @@ def by_variant(usual: Any, meaning: str, *, only_with: tuple[Any, ...] | None = 
     >>> Walk().steps, Walk(variant="paper").steps, Walk(variant="paper", steps=5).steps
     (10, 20, 5)
     """
-    return field(default=ByVariant(usual, others), metadata={"meaning": meaning, "only_with": only_with})
+    about = {"meaning": meaning, "only_with": only_with, "repeats": repeats}
+    return field(default=ByVariant(usual, others), metadata=about)
 
 
 def section(make: Callable[[], T]) -> T:
@@ -147,6 +151,19 @@ def options_of(thing: Any) -> list[Option]:
         )
         for f in _options(thing)
     ]
+
+
+def repeated(thing: Any) -> list[str]:
+    """The options of a dataclass that say how often something is done in a round.
+
+    >>> @dataclass
+    ... class Walk:
+    ...     steps: Count = option(10, "how far", repeats=True)
+    ...     pace: Positive = option(1.0, "how fast")
+    >>> repeated(Walk)
+    ['steps']
+    """
+    return [f.name for f in _options(thing) if f.metadata.get("repeats")]
 
 
 def without_effect(cls: Any, values: Mapping[str, Any]) -> list[str]:

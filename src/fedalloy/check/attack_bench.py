@@ -290,15 +290,16 @@ def report_attacks(
     out: Path | None,
     console: Console,
     say: Callable[[str], None],
-) -> None:
-    """Run the benchmark with a live display, print its table, and write its figures if requested."""
+) -> dict[str, Any]:
+    """Run the benchmark with a live display, print its table, and return its figures, or also write them."""
     lines = sum(len(defences(choice, 1, 10, exp)) for choice in chosen(exp, methods).values())
     columns = 1 + len(ATTACKS if attacks is None else attacks)
     with Display(lines * len(seeds), columns, console) as display:
         scores = bench_attacks(exp, methods, attacks, fraction, seeds=seeds, begin=display.begin, say=say)
     console.print()
     console.print(attack_table(scores, f"; {fraction:.0%} of the clients attack"))
+    found = {"fraction": fraction, "experiment": exp.to_dict(), "scores": [asdict(score) for score in scores]}
     if out is not None:
-        found = {"fraction": fraction, "experiment": exp.to_dict(), "scores": [asdict(score) for score in scores]}
         write_json(out, found)
         say(f"written: {out}")
+    return found

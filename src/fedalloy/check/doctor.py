@@ -25,7 +25,7 @@ import torch
 from fedalloy.base import plugins
 from fedalloy.base.text import human_bytes, listed
 from fedalloy.config.sections import Experiment
-from fedalloy.data import datasets, fetch, files, load
+from fedalloy.data import datasets, fetch, files, load_data
 from fedalloy.data.catalogue import LISTED
 from fedalloy.data.fetch import RemoteFile
 from fedalloy.data.own.dataset import is_own
@@ -225,7 +225,7 @@ def data(folder: Path | None = None) -> list[Finding]:
 
 def _built_in() -> Finding:
     try:
-        load("fashion-mini")
+        load_data("fashion-mini")
     except (DataError, OSError) as error:
         return _wrong("fashion-mini", DataError(f"{error}; install fedalloy again"))
     return Finding("ok", "fashion-mini", "it comes with fedalloy, and so do tiny and hospitals")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedalloy.cli.answers import answers
 from fedalloy.cli.terminal import (
     as_typed,
     chosen_seeds,
@@ -36,9 +37,10 @@ ROUNDS = 20  # if the experiment does not say
 @click.option("--seeds", "-s", default="3", show_default=True, help="A number of seeds (3), or a list (0,1,7).")
 @click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file with your own methods.")
+@answers
 def advise(
     data: str, overrides: tuple[str, ...], minutes: float, seeds: str, out: str | None, plugins: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Advise whether to federate, and how.
 
     DATA is what `data=` takes: the path of a file or folder, or the name of a data set. An experiment file works too.
@@ -52,6 +54,7 @@ def advise(
     from fedalloy.base.files import make_folder, write_atomically
     from fedalloy.config.experiment import experiment
     from fedalloy.config.overrides import override, read_toml
+    from fedalloy.report.tables import parts_of
 
     if not 0 < minutes < 7 * 24 * 60:
         raise UsageError(f"--minutes {minutes:g} must be above 0 and at most a week; write for example --minutes 5")
@@ -65,7 +68,7 @@ def advise(
     make_folder(folder)
     try:
         with resumable(*words, "--out", str(folder)):
-            trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60), say)
+            trial = tried(exp, chosen, minutes * 60, folder / "runs", _progress(minutes * 60, exp.rounds), say)
     except FedalloyError:
         if ours and not any(folder.iterdir()):
             folder.rmdir()  # nothing was written, since the files or the keys are not right yet
@@ -89,15 +92,25 @@ def advise(
     for what, lines in told.items():
         say("\n".join([f"\n{what}:", *(f"  {line}" for line in lines)]))
     say(f"\nadvice: {folder / 'advice.html'}")
+    tables = {"clients": advised.clients, "gains": advised.gains}
+    return {
+        **{name: getattr(advised, name) for name in ("verdict", "chosen", "compared")},
+        **{name: getattr(advised, name) for name in ("data", "method", "costs", "leaves", "sure", "untried")},
+        **{name: one and parts_of(one) for name, one in tables.items()},
+        "commands": told,
+        "files": [folder / "advice.html", folder / "report.html", file],
+    }
 
 
-def _progress(seconds: float) -> Begin:
-    """Print a line when a run begins: how much of the time is used, and which run it is."""
+def _progress(seconds: float, rounds: int) -> Begin:
+    """Print a line when a run begins: how much of the time is used, and which run it is; in a log, also on its way."""
+    from fedalloy.report.progress import watched
+
     start = time.monotonic()
 
     def begin(label: str, seed: int) -> Any:
         say(f"[{time.monotonic() - start:4.0f} of {seconds:.0f} s] {label}, seed {seed}")
-        return lambda _: None
+        return watched(label, seed, rounds) or (lambda _: None)
 
     return begin
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.terminal import as_typed, load_plugins, parted, resumable, say, screen, show, write_page
 from fedalloy.errors import UsageError
 
@@ -89,16 +90,18 @@ def up_command(folder: str, local: int) -> None:
 
 @click.command("run")
 @FOLDER
-def run_command(folder: str) -> None:
+@answers
+def run_command(folder: str) -> dict[str, Any]:
     """Run the experiment at the sites and show progress and results; an interrupted run is resumed."""
     from fedalloy.deploy.folder import read_deployment
 
-    _conduct(read_deployment(folder), "run", folder)
+    return _conduct(read_deployment(folder), "run", folder)
 
 
 @click.command("resume")
 @FOLDER
-def resume_command(folder: str) -> None:
+@answers
+def resume_command(folder: str) -> dict[str, Any]:
     """Restart processes that have died on this machine, and resume the run from its last round."""
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
@@ -109,22 +112,24 @@ def resume_command(folder: str) -> None:
     if not begun(deployment.run):
         raise UsageError(f"'{folder}' has no run to resume; start one with `fedalloy deploy run {folder}`")
     revive(deployment, say)
-    _conduct(deployment, "resume", folder)
+    return _conduct(deployment, "resume", folder)
 
 
 @click.command("status")
 @FOLDER
-def status_command(folder: str) -> None:
+@answers
+def status_command(folder: str) -> dict[str, Any]:
     """Show the state of the link and of each site, the round, and the last error."""
     from rich.table import Table
 
     from fedalloy.deploy.control import status
     from fedalloy.deploy.folder import read_deployment
 
-    table = Table(show_header=False)
-    for what, how in status(read_deployment(folder)):
+    table, found = Table(show_header=False), status(read_deployment(folder))
+    for what, how in found:
         table.add_row(what, how)
     screen().print(table, highlight=False, markup=False)
+    return {"status": [{"what": what, "state": how} for what, how in found]}
 
 
 @click.command("down")
@@ -174,40 +179,38 @@ def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bo
 
 @click.command("audit")
 @click.argument("path", metavar="PATH", default=".")
-@click.option("--json", "as_text", is_flag=True, help="Print JSON instead of a table.")
 @click.option("--head", "heads", multiple=True, metavar="LINE:HASH", help="A head that you have noted earlier.")
-def audit_command(path: str, as_text: bool, heads: tuple[str, ...]) -> None:
+@answers
+def audit_command(path: str, heads: tuple[str, ...]) -> Answer:
     """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
 
     The exit status is 1 if a line was changed, removed or inserted, or if a noted head is not in the log.
     """
-    import json
-
     from fedalloy.deploy.audit import audited, rows, site_label, site_names, table
     from fedalloy.errors import FedalloyError
 
     found = audited(Path(path), heads)
     names = site_names(Path(path))
     called = {key: site_label(names, *key) for key in found}
-    if as_text:
-        told = [
-            {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
-             "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
-            for (folder, number), one in found.items()
-        ]  # fmt: skip
-        click.echo(json.dumps(told, indent=1))
-    else:
-        for (folder, number), one in found.items():
-            name = called[folder, number]
-            beside = "" if name == folder.name else f"{folder.name}, "
-            screen().print(table(f"{name} ({beside}client {number})", one).rich())
-            if one.fault is None:
-                say(f"head of {name}: {one.head}")  # in one piece, to be copied
+    for (folder, number), one in found.items():
+        name = called[folder, number]
+        beside = "" if name == folder.name else f"{folder.name}, "
+        screen().print(table(f"{name} ({beside}client {number})", one).rich())
+        if one.fault is None:
+            say(f"head of {name}: {one.head}")  # in one piece, to be copied
     if not found:
         say("no site here has an audit log yet; it begins with the first message")
-    for key, one in found.items():
-        if one.fault is not None:
-            raise FedalloyError(f"the audit log of {called[key]} is not intact: {one.fault}")
+    told = [
+        {"site": folder.name, "name": called[folder, number], "client": number, "intact": one.fault is None,
+         "fault": one.fault, "head": one.head, "notes": one.notes, "rows": rows(one.entries)}
+        for (folder, number), one in found.items()
+    ]  # fmt: skip
+    broken = (
+        FedalloyError(f"the audit log of {called[key]} is not intact: {one.fault}")
+        for key, one in found.items()
+        if one.fault is not None
+    )
+    return Answer(told, next(broken, None))
 
 
 @click.command("report")
@@ -226,7 +229,7 @@ def report_command(path: str, out: str, alone: bool) -> None:
         say(f"written: {page}")
 
 
-def _conduct(deployment: Deployment, command: str, folder: str) -> None:
+def _conduct(deployment: Deployment, command: str, folder: str) -> dict[str, Any]:
     """Submit the app, or follow the run in progress, and show the results at the end."""
     from fedalloy.base.plugins import load_file, load_installed
     from fedalloy.config.experiment import read
@@ -246,10 +249,10 @@ def _conduct(deployment: Deployment, command: str, folder: str) -> None:
         run = submitted(deployment, say)
         with Display(1, exp.rounds) as display, resumable("deploy", "resume", folder):
             follow(deployment, run, display.begin(make_method(exp).label, exp.seed), say)
-    show([read_run(deployment.run)])
-    write_page(
-        [read_run(deployment.run)], deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name)
-    )
+    runs = [read_run(deployment.run)]
+    answer = show(runs)
+    page = write_page(runs, deployment.run / "report.html", as_typed("deploy", command, deployment.folder.name))
+    return answer | {"report": page}
 
 
 COMMANDS: dict[str, click.Command] = {

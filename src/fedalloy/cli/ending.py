@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 import click
 
 from fedalloy.cli.hints import as_option
 from fedalloy.cli.terminal import ENDINGS, orderly_end
-from fedalloy.errors import FedalloyError, InterruptionError, PluginError, Signalled
+from fedalloy.errors import FedalloyError, InterruptionError, ObserverWarning, PluginError, Signalled
 
 DEBUG = "--debug"
 WHOLE = "--debug shows the full traceback"
@@ -21,7 +22,7 @@ WHOLE = "--debug shows the full traceback"
 def carry_out(command: click.Command, given: list[str]) -> NoReturn:
     """Run a command with the given arguments, and exit."""
     debug = DEBUG in given  # before the command or after it
-    with orderly_end():
+    with orderly_end(), _warnings_in_one_line():
         try:
             command.main([word for word in given if word != DEBUG], prog_name="fedalloy", standalone_mode=False)
         except FedalloyError as error:
@@ -38,6 +39,22 @@ def carry_out(command: click.Command, given: list[str]) -> NoReturn:
         except BaseException as error:
             _fail(*_fault(error), debug, error)
     sys.exit(0)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Print warnings of fedalloy as one line, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, ObserverWarning):
+                click.echo(f"fedalloy: {_printable(str(message))}", err=True)
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _refusal(error: FedalloyError) -> str:

@@ -1,4 +1,4 @@
-"""The command line: demo, run, compare, tune, reproduce, resume, list, partition, report, draw, export, check, doctor.
+"""The command line: demo, run, compare, tune, reproduce, list, report, export-table, check, doctor and the others.
 
 Heavy imports stay inside the commands, so that `fedalloy --help` is fast.
 """
@@ -17,6 +17,7 @@ import click
 
 from fedalloy import __version__
 from fedalloy.cli.advise import advise
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.deploy import COMMANDS as DEPLOY
 from fedalloy.cli.ending import carry_out
 from fedalloy.cli.hints import NearestGroup, refuse_file, refuse_no_file
@@ -38,6 +39,7 @@ from fedalloy.cli.terminal import (
     screen,
     selecting,
     show,
+    tracked,
     words_of,
     write_page,
 )
@@ -46,6 +48,8 @@ from fedalloy.errors import FedalloyError, UsageError
 
 if TYPE_CHECKING:
     from fedalloy.config.sections import Experiment
+    from fedalloy.report.results import Form
+    from fedalloy.run.observer import Observer
     from fedalloy.storage.results import Run
 
 FILE = click.argument("file", metavar="[EXPERIMENT.toml]", required=False)
@@ -58,6 +62,13 @@ PLUGIN = click.option(
     help="A Python file that registers your own methods, models, data sets or partitions.",
 )
 OUT = click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
+TRACK = click.option(
+    "--track",
+    "tracks",
+    multiple=True,
+    metavar="TRACKER=FOLDER",
+    help="Also write each round's numbers for tensorboard, mlflow, wandb or trackio. May be repeated.",
+)
 SELECT = click.option(
     "--select",
     metavar="ROUND",
@@ -135,12 +146,19 @@ What next?
 @OVERRIDES
 @OUT
 @PLUGIN
+@TRACK
 @click.option(
     "--profile", is_flag=True, help="Show where the time was spent: clients, server, evaluation, checkpoints."
 )
+@answers
 def run_command(
-    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...], profile: bool
-) -> None:
+    file: str | None,
+    overrides: tuple[str, ...],
+    out: str | None,
+    plugins: tuple[str, ...],
+    tracks: tuple[str, ...],
+    profile: bool,
+) -> dict[str, Any]:
     """Run one method.
 
     Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
@@ -151,10 +169,13 @@ def run_command(
     from fedalloy.config.build import build
     from fedalloy.config.methods import make_method
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.comparison import key_of, label_of, slug
+    from fedalloy.run.cost import shock
     from fedalloy.run.runner import resume as go_on
     from fedalloy.run.runner import settled, simulate
 
+    observers = [tracker(text) for text in tracks]
     key = key_of(exp)
     label = label_of(key, exp.method)
     folder = Path(out) if out else fresh(Path("runs"), f"{slug(key)}-seed{exp.seed}")
@@ -163,18 +184,22 @@ def run_command(
     begun = _begun(settled(exp, built, method), folder)
     for sentence in built.dataset.said:
         say(sentence)
-    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins)):
+    if not begun and (told := shock(label, method, built.setting, rounds=exp.rounds, prefix="method.")):
+        say(told)
+    with Display(1, exp.rounds) as display, resumable("resume", str(folder), *plugged(plugins), *tracked(tracks)):
         watch = display.begin(label, exp.seed)
         if begun:
-            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, say=say)
+            run = go_on(folder, rounds=exp.rounds, built=built, watch=watch, observers=observers, say=say)
         else:
-            run = simulate(exp, folder, label=label, built=built, watch=watch, say=say)
-    show([run])
+            run = simulate(exp, folder, label=label, built=built, watch=watch, observers=observers, say=say)
+    answer = show([run])
     if profile:
-        from fedalloy.report.profile import profile_table
+        from fedalloy.report.profile import phases, profile_table
 
         screen().print(profile_table(run))
-    write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+        answer["profile"] = phases(run)
+    page = write_page([run], folder / "report.html", as_typed("run", *words_of(file, overrides, plugins)))
+    return answer | {"report": page}
 
 
 @cli.command()
@@ -187,6 +212,8 @@ def run_command(
 @SELECT
 @OUT
 @PLUGIN
+@TRACK
+@answers
 def compare(
     file: str | None,
     overrides: tuple[str, ...],
@@ -195,17 +222,20 @@ def compare(
     select: str,
     out: str | None,
     plugins: tuple[str, ...],
-) -> None:
+    tracks: tuple[str, ...],
+) -> dict[str, Any]:
     """Compare methods on one experiment.
 
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
     """
+    from fedalloy.report.trackers import tracker
     from fedalloy.storage.results import check_word
 
     check_word(select, "--select")
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
+    observers = [tracker(text) for text in tracks]
     names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
@@ -214,8 +244,8 @@ def compare(
         names = list(dict.fromkeys([beside[0], exp.method.name, *beside[1:]]))
     folder = Path(out) if out else fresh(Path("runs"), f"compare-{Path(file).stem if file else 'defaults'}")
     words = [*words_of(file, overrides, plugins), *(["--methods", methods] if methods else []), "--seeds", seeds]
-    words += selecting(select)
-    _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words)
+    words += [*selecting(select), *tracked(tracks)]
+    return _compare(exp, names, chosen_seeds(seeds, exp.seed), folder, select, "compare", *words, observers=observers)
 
 
 @cli.command("table")
@@ -227,9 +257,10 @@ def compare(
 @SELECT
 @OUT
 @PLUGIN
+@answers
 def table_command(
     file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
-) -> None:
+) -> dict[str, Any]:
     """Run an experiment in every cell of its [[axes]].
 
     The result is a table like a paper's, with the published figures next to ours, which are from the round that the
@@ -247,6 +278,7 @@ def table_command(
     from fedalloy.report.grid_table import grid
     from fedalloy.report.progress import Display
     from fedalloy.report.published import holding, with_published
+    from fedalloy.report.tables import parts_of
     from fedalloy.run import comparison
     from fedalloy.storage.results import check_word
 
@@ -276,7 +308,12 @@ def table_command(
     comparison.refuse(refused)
     make_folder(folder)
     made: dict[str, list[Run]] = {}  # by what they compute: a method that an axis does not touch runs once
-    runs = len({comparison.computed_by(exp, *pair) for _, exp, some, _ in plan for pair in some.items()}) * len(chosen)
+    runs: list[str] = []
+    before: set[str] = set()
+    for cell, exp, choices, _ in plan:
+        labels = {comparison.computed_by(exp, *pair): comparison.label_of(*pair) for pair in choices.items()}
+        runs += [f"{cell.name}: {label}" for _ in chosen for key, label in labels.items() if key not in before]
+        before |= labels.keys()
     words = ["table", *words_of(file, overrides, plugins), "--seeds", seeds]
     words += selecting(select)
     lines = []
@@ -298,6 +335,7 @@ def table_command(
         say(note)
     write_atomically(folder / "table.md", result.markdown().encode())
     say(f"written: {folder / 'table.md'}")
+    return parts_of(result) | {"file": folder / "table.md"}
 
 
 def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: int) -> Any:
@@ -308,13 +346,16 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 @click.argument("folder", metavar="RUN")
 @click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
 @PLUGIN
-def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
+@TRACK
+@answers
+def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> dict[str, Any]:
     """Resume an interrupted run.
 
     The result has the same bits as if the run had never stopped.
     """
     load_plugins(plugins)
     from fedalloy.report.progress import Display
+    from fedalloy.report.trackers import tracker
     from fedalloy.run.runner import completed
     from fedalloy.run.runner import resume as go_on
     from fedalloy.storage.store import described
@@ -323,10 +364,13 @@ def resume(folder: str, rounds: int | None, plugins: tuple[str, ...]) -> None:
     if rounds is not None and 0 < rounds < (done := completed(folder)):
         raise UsageError(f"'{folder}' has completed {done} rounds; write --rounds {done} or more")
     total = rounds or before["experiment"]["rounds"]
-    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins)):
-        run = go_on(folder, rounds=rounds, watch=display.begin(before["label"], before["seed"]), say=say)
-    show([run])
-    write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    observers = [tracker(text) for text in tracks]
+    with Display(1, total) as display, resumable("resume", folder, *plugged(plugins), *tracked(tracks)):
+        watch = display.begin(before["label"], before["seed"])
+        run = go_on(folder, rounds=rounds, watch=watch, observers=observers, say=say)
+    answer = show([run])
+    page = write_page([run], Path(folder) / "report.html", as_typed("resume", folder, *plugged(plugins)))
+    return answer | {"report": page}
 
 
 @cli.command("list")
@@ -382,7 +426,10 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bo
 @OVERRIDES
 @OUT
 @PLUGIN
-def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]) -> None:
+@answers
+def partition(
+    file: str | None, overrides: tuple[str, ...], out: str | None, plugins: tuple[str, ...]
+) -> dict[str, Any]:
     """Show how an experiment's data is split among clients.
 
     It prints statistics and draws figures.
@@ -405,6 +452,7 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
             save(draw(built.card.counts, names), folder / f"{name}.{kind}")
     write_json(folder / "partition.json", built.card.to_json(indices=True))
     say(f"written: {folder}/bubbles.png, heatmap.png (and .svg), partition.json")
+    return built.card.to_json()
 
 
 @cli.command()
@@ -423,7 +471,10 @@ def partition(file: str | None, overrides: tuple[str, ...], out: str | None, plu
     help="Take the published tables from this file, instead of those that the runs recorded.",
 )
 @click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
-def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str) -> None:
+@answers
+def report(
+    folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str
+) -> dict[str, Any]:
     """Write a report on finished runs.
 
     A folder that contains several runs stands for all of them.
@@ -440,8 +491,42 @@ def report(folders: tuple[str, ...], select: str, targets: tuple[str, ...], publ
     if published is not None:
         runs = with_published(runs, read_published(published))
         words += ["--published", published]
-    show(runs, select, wanted)
-    write_page(runs, Path(out), as_typed(*words), select, wanted)
+    answer = show(runs, select, wanted)
+    return answer | {"report": write_page(runs, Path(out), as_typed(*words), select, wanted)}
+
+
+@cli.command("export-table")
+@click.argument("folders", metavar="RUN...", nargs=-1, required=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["latex", "csv", "md", "json"]),
+    default="latex",
+    show_default=True,
+    help="latex needs \\usepackage{booktabs}; csv and json have every digit.",
+)
+@SELECT
+@click.option("--out", "-o", metavar="FILE", help="Where to write. Default: print it.")
+def export_table(folders: tuple[str, ...], form: Form, select: str, out: str | None) -> None:
+    """Write a table of finished runs, for example in LaTeX.
+
+    It has the comparison of the methods, for a paper, a page or a program.
+
+    RUN is a run, a folder that contains runs, or a quoted pattern ("runs/*").
+    """
+    from fedalloy.report.results import load
+    from fedalloy.storage.results import check_word
+
+    check_word(select, "--select")
+    text = load(folders).exported(form, select)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    from fedalloy.base.files import make_folder, write_atomically
+
+    make_folder(Path(out).parent)
+    write_atomically(Path(out), text.encode())
+    say(f"written: {out}")
 
 
 @cli.command("draw")
@@ -500,7 +585,8 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @cli.command()
 @click.argument("name", metavar="METHOD")
 @PLUGIN
-def check(name: str, plugins: tuple[str, ...]) -> None:
+@answers
+def check(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Check that a method keeps the contract.
 
     Exactness and resuming depend on it.
@@ -515,14 +601,17 @@ def check(name: str, plugins: tuple[str, ...]) -> None:
     options = methods[name].card.quick
     if options:
         say(f"with {', '.join(f'{key} = {value}' for key, value in options.items())}")
-    for line in checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options)))):
+    passed = checks_passed(make_method(Experiment(), Choice(name=name, options=dict(options))))
+    for line in passed:
         say(f"ok  {line}")
+    return {"method": name, "options": dict(options), "passed": passed}
 
 
 @cli.command()
 @click.argument("paths", metavar="[FOLDER]...", nargs=-1)
 @PLUGIN
-def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
+@answers
+def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> Answer:
     """Check this machine and its data, or folders.
 
     A folder may contain a run, several runs or data sets. Nothing is written.
@@ -535,7 +624,8 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     findings = examine(paths)
     for finding in findings:
         say(str(finding))
-    sys.exit(exit_code(findings))
+    found = [{"level": one.level, "what": one.what, "sentence": one.sentence} for one in findings]
+    return Answer({"findings": found}, SystemExit(exit_code(findings)))
 
 
 @cli.command("bench-attacks")
@@ -548,6 +638,7 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> None:
     "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
 )
 @click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
+@answers
 def bench_attacks(
     file: str | None,
     overrides: tuple[str, ...],
@@ -556,7 +647,7 @@ def bench_attacks(
     fraction: float,
     seeds: str,
     out: str | None,
-) -> None:
+) -> dict[str, Any]:
     """Measure how much accuracy methods keep under attack.
 
     Each method runs with and without the options that limit an attacker, once without attackers and once under each
@@ -568,7 +659,7 @@ def bench_attacks(
     exp = bench_experiment(file, overrides)
     some = [[part.strip() for part in text.split(",")] if text else None for text in (methods, attacks)]
     refuse_idle_method(exp, overrides, some[0])
-    report_attacks(
+    return report_attacks(
         exp, some[0], some[1], fraction, chosen_seeds(seeds, exp.seed), Path(out) if out else None, screen(), say
     )
 
@@ -588,16 +679,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _compare(
-    exp: Experiment, names: list[str] | None, seeds: list[int], folder: Path, select: str, *words: str
-) -> list[Run]:
+    exp: Experiment,
+    names: list[str] | None,
+    seeds: list[int],
+    folder: Path,
+    select: str,
+    *words: str,
+    observers: Sequence[Observer] = (),
+) -> dict[str, Any]:
     from fedalloy.base.files import make_folder, write_json
+    from fedalloy.base.plain import plain
+    from fedalloy.report.compared import compared
+    from fedalloy.report.improvement_plot import improvement_picture
+    from fedalloy.report.leads import leads_table
     from fedalloy.report.partition_plot import bubble_plot
     from fedalloy.report.plots import save
     from fedalloy.report.progress import Display
     from fedalloy.report.published import with_published
-    from fedalloy.report.table import records
     from fedalloy.run import comparison
-    from fedalloy.storage.rows import rows
 
     choices = comparison.chosen(exp, names)
     refused, built = comparison.examined(exp, choices, seeds, folder / "runs")
@@ -608,13 +707,21 @@ def _compare(
     make_folder(folder)
     save(bubble_plot(first.card.counts, first.dataset.label_names), folder / "split.png")
     say(f"figure of the split: {folder / 'split.png'}\n")
-    with Display(len(seeds) * len(choices), exp.rounds) as display, resumable(*words, "--out", str(folder)):
-        runs = comparison.run_methods(exp, choices, built, folder=folder / "runs", begin=display.begin, say=say)
+    for told in comparison.shocks(exp, choices, first, folder / "runs"):
+        say(told)
+    labels = [comparison.label_of(key, choice) for key, choice in choices.items()] * len(seeds)
+    with Display(labels, exp.rounds) as display, resumable(*words, "--out", str(folder)):
+        runs = comparison.run_methods(
+            exp, choices, built, folder=folder / "runs", begin=display.begin, observers=observers, say=say
+        )
     runs = with_published(runs, exp.to_dict().get("published", []))  # as the file has them now
-    show(runs, select)
-    write_json(folder / "table.json", records([row for run in runs for row in rows(run, select)]))
-    write_page(runs, folder / "report.html", as_typed(*words), select)
-    return runs
+    answer = show(runs, select)
+    write_json(folder / "table.json", plain(answer["table"]))
+    rivals = compared(runs, select).rivals()
+    if leads_table(rivals) is not None:
+        save(improvement_picture(rivals), folder / "improvement.png")
+        say(f"probability of improvement: {folder / 'improvement.png'}")
+    return answer | {"report": write_page(runs, folder / "report.html", as_typed(*words), select)}
 
 
 def _begun(exp: Experiment, folder: Path) -> bool:

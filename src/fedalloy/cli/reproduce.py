@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 
 from fedalloy.base.registry import suggest
 from fedalloy.base.text import listed
+from fedalloy.cli.answers import Answer, answers
 from fedalloy.cli.terminal import as_typed, chosen_seeds, resumable, say, screen
 from fedalloy.errors import DataError, UsageError
 
@@ -40,6 +42,7 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
     help="With another than serial, one run at a time. flower: on a Ray cluster. All have the same bits.",
 )
 @click.option("--estimate", is_flag=True, help="Say how long it would take, and stop.")
+@answers
 def reproduce(
     paper: str | None,
     names: tuple[str, ...],
@@ -51,7 +54,7 @@ def reproduce(
     processes: int | None,
     engine: str,
     estimate: bool,
-) -> None:
+) -> Answer:
     """Reproduce the papers' tables, figures and claims.
 
     Without arguments, it lists the papers and the verdicts on their claims; with a paper (kdia), its tables, figures
@@ -71,8 +74,7 @@ def reproduce(
         for name, given in {**options, "--estimate": estimate, "--engine": engine != "serial"}.items():
             if given:
                 raise UsageError(f"{name} has no effect on a list; name a table or figure, or add --scale cpu")
-        _list(chosen, Path(out), alone=paper is not None)
-        return
+        return Answer(_list(chosen, Path(out), alone=paper is not None))
     items = [chosen[0].item(name) for name in names] if names else [item for one in chosen for item in one.items]
     parts = [("--rows", rows), ("--columns", columns), ("--seeds", seeds)]
     words = [word for name, given in parts if given for word in (name, given)]
@@ -80,10 +82,10 @@ def reproduce(
     with resumable(*again):
         at_once = processes or (1 if scale == "smoke" or engine != "serial" else cores())
         how = {"processes": at_once, "engine": engine, "only_estimate": estimate}
-        failed = _make(items, scale or "cpu", rows, columns, seeds, Path(out), how, show=bool(names))
-    if failed:
-        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again")
+        failed, made = _make(items, scale or "cpu", rows, columns, seeds, Path(out), how, show=bool(names))
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    error = DataError(f"a run failed: {failed[0]}{more}; {as_typed(*again)} tries again") if failed else None
+    return Answer({"items": made, "failed": failed}, error)
 
 
 def _make(
@@ -95,14 +97,17 @@ def _make(
     out: Path,
     how: dict[str, Any],
     show: bool,
-) -> list[str]:
-    """Make what is missing of each item, and write it; show its tables, too, if it was named."""
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Make what is missing of each item, and write it; show its tables, too, if it was named.
+
+    Returns the runs that failed, and what was made of each item.
+    """
     from fedalloy.base.files import make_folder
     from fedalloy.reproduce.catalogue import paper
     from fedalloy.reproduce.making import make_item
     from fedalloy.reproduce.outputs import write_item, write_pages
 
-    failed = []
+    failed, made = [], []
     wanted = [_wanted(item, scale, rows, columns) for item in items]  # mistakes are found before anything runs
     chosen = [chosen_seeds(seeds, item.scale(scale).seeds[0]) if seeds else None for item in items]
     if not how["only_estimate"]:
@@ -123,13 +128,17 @@ def _make(
             shown, told, files = write_item(item, scale, out, numbers)
             for part in (part for table in shown if show for part in table.fitted(screen().width)):
                 screen().print(part.rich())
+            claims = [claim for claim in paper(item.paper).claims if claim.name in told]
             if show:
-                _print_claims([claim for claim in paper(item.paper).claims if claim.name in told], told)
+                _print_claims(claims, told)
+            tables = [table.parts() for table in shown]
+            made.append({"paper": item.paper, "item": item.id, "title": item.title, "tables": tables,
+                         "claims": _as_records(claims, told), "files": files})  # fmt: skip
             say(f"written: {files[0]}{f' and {len(files) - 1} more' if len(files) > 1 else ''}")
     if not how["only_estimate"]:
         for file in write_pages(sorted({item.paper for item in items}), out, scale):
             say(f"written: {file}")
-    return failed
+    return failed, made
 
 
 def _wanted(item: Item, scale: str, rows: str | None, columns: str | None) -> Callable[[Job], bool]:
@@ -157,19 +166,34 @@ def _named(option: str, text: str | None, item: Item, known: Sequence[str]) -> S
     return wanted
 
 
-def _list(papers: Sequence[Paper], out: Path, alone: bool) -> None:
-    """Print the papers' verdicts; of a single paper, all items and claims."""
+def _list(papers: Sequence[Paper], out: Path, alone: bool) -> dict[str, Any]:
+    """Print the papers' verdicts; of a single paper, all items and claims. Returns them as plain values."""
     from fedalloy.reproduce.verdicts import items_table, known, papers_table
 
     found, others = known(papers, out / "runs")
+    tables = [papers_table(papers, found)]
     if alone:
-        screen().print(items_table(papers[0], out / "runs").rich())
+        tables.insert(0, items_table(papers[0], out / "runs"))
+        screen().print(tables[0].rich())
         _print_claims(papers[0].claims, found)
-    screen().print(papers_table(papers, found).rich())
+    screen().print(tables[-1].rich())
     if others:
         say(f"Where {out / 'runs'} has no runs, the verdict is the one that comes with fedalloy.")
     words = ["reproduce", papers[0].id, "ITEM"] if alone else ["reproduce", "PAPER"]
     say(f"{as_typed(*words)} {'makes one' if alone else 'lists a paper'}; --scale cpu makes all that is missing")
+    claims = [claim for paper in papers for claim in paper.claims]
+    return {"tables": [table.parts() for table in tables], "claims": _as_records(claims, found)}
+
+
+def _as_records(claims: Sequence[Claim], told: Mapping[str, Told]) -> list[dict[str, Any]]:
+    """Each claim with its verdict, as plain values."""
+    from fedalloy.reproduce.verdicts import told_or_not_tested
+
+    return [
+        {"paper": claim.paper, "id": claim.id, "item": claim.item, "ours": claim.ours, "says": claim.says}
+        | asdict(told_or_not_tested(claim, told))
+        for claim in claims
+    ]
 
 
 def _print_claims(claims: Sequence[Claim], found: Mapping[str, Told]) -> None:

@@ -21,6 +21,8 @@ from fedalloy.errors import HangupError, InterruptionError, Signalled, Terminati
 if TYPE_CHECKING:
     from fedalloy.config.build import Built
     from fedalloy.config.sections import Experiment
+    from fedalloy.report.gains_table import Listing
+    from fedalloy.report.published import Beside
     from fedalloy.report.targets import Target
     from fedalloy.storage.results import Run
 
@@ -160,60 +162,57 @@ def refuse_select(select: str, exp: Experiment, built: Iterable[Built]) -> None:
         raise UsageError(f"--select '{select}' cannot select a round: {NEEDS[select]}")
 
 
-def show(runs: list[Run], select: str = "last", targets: Sequence[Target] = ()) -> None:
-    """Print the comparison of runs, with published figures and each client's gain."""
-    from fedalloy.report.facts import warnings
-    from fedalloy.report.gains import gains
+def show(runs: list[Run], select: str = "last", targets: Sequence[Target] = ()) -> dict[str, Any]:
+    """Print the comparison of runs, with published figures and each client's gain; returns it as plain values."""
+    from fedalloy.report.compared import compared, sentences
     from fedalloy.report.gains_table import ALL, each_client, summary
+    from fedalloy.report.leads import leads_table
     from fedalloy.report.published import beside
     from fedalloy.report.table import comparison_table
+    from fedalloy.report.tables import parts_of
     from fedalloy.report.targets import targets_table
-    from fedalloy.report.trained import doubts, told
-    from fedalloy.report.verdict import verdict
-    from fedalloy.storage.differences import told_apart, unequal
-    from fedalloy.storage.rows import check_selection, rows, too_few
 
-    runs = [run for run in runs if run.views]
-    check_selection(runs, select)
-    differences = unequal(runs, select)
-    runs = told_apart(runs, select)
-    table = [row for run in runs for row in rows(run, select)]
-    names = {run.label: run.name for run in runs}
+    found = compared(runs, select)
     console = screen()
     console.print()
-    doubted = doubts(runs, select)
-    console.print(comparison_table(table, width=console.width, names=names, doubts=doubted))
-    for sentence in [*told(doubted), *too_few(runs, select), *warnings(runs), *differences]:
+    console.print(comparison_table(found.rows, width=console.width, names=found.names, doubts=found.doubts))
+    for sentence in sentences(found):
         say(sentence)
-    others = [targets_table(runs, targets).table()] if targets else []
-    for other in [*others, *(found.table() for found in beside(runs))]:
+    answer = found.answer()
+    if (lead := leads_table(found.rivals())) is not None:
+        console.print()
+        console.print(lead.rich())
+    reached = [targets_table(found.runs, targets)] if targets else []
+    published = beside(found.runs)
+    for other in (*(one.table() for one in reached), *(one.table() for one in published)):
         console.print()
         console.print(other)
-    if len(names) > 1:
-        found = gains(runs, select)
-        for listing in [summary(found), each_client(found, ALL)] if found else []:
-            console.print()
-            console.print(listing.table())
+    clients = found.gains()
+    listings = [summary(clients), each_client(clients)] if clients else []
+    for listing in [*listings[:1], each_client(clients, ALL)] if clients else []:
         console.print()
-        console.print(verdict(table, names=names, clients=found, doubts=doubted), highlight=False, markup=False)
+        console.print(listing.table())
+    if answer["verdict"]:
+        console.print()
+        console.print(answer["verdict"], highlight=False, markup=False)
+    others: dict[str, Sequence[Listing | Beside]] = {"targets": reached, "published": published, "gains": listings}
+    return answer | {name: [parts_of(one) for one in several] for name, several in others.items()}
 
 
-def write_page(runs: list[Run], path: Path, command: str, select: str = "last", targets: Sequence[Target] = ()) -> None:
-    """Write the report on runs, and say where."""
+def write_page(runs: list[Run], path: Path, command: str, select: str = "last", targets: Sequence[Target] = ()) -> Path:
+    """Write the report on runs, say where, and return its path."""
     from fedalloy.report.html import write_report
 
-    say(f"report: {write_report(runs, path, command=command, selection=select, targets=targets)}")
+    written = write_report(runs, path, command=command, selection=select, targets=targets)
+    say(f"report: {written}")
+    return written
 
 
 def read_runs(folders: Sequence[str]) -> list[Run]:
     """Read the runs in folders; a folder that contains several runs stands for all of them."""
-    from fedalloy.storage.results import read
+    from fedalloy.report.results import load
 
-    found: list[Path] = []
-    for folder in map(Path, folders):
-        inside = sorted(file.parent for file in folder.glob("**/run.json"))
-        found += inside or [folder]
-    return [read(folder) for folder in found]
+    return list(load(folders))
 
 
 def fresh(parent: Path, name: str) -> Path:
@@ -233,6 +232,11 @@ def words_of(file: str | None, overrides: Sequence[str], plugins: Sequence[str])
 def plugged(plugins: Sequence[str]) -> list[str]:
     """Return the --plugin options."""
     return [word for file in plugins for word in ("--plugin", file)]
+
+
+def tracked(tracks: Sequence[str]) -> list[str]:
+    """Return the --track options."""
+    return [word for text in tracks for word in ("--track", text)]
 
 
 def as_typed(*words: str) -> str:

@@ -23,7 +23,7 @@ from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart
 from fedalloy.data.augment import augmentation
 from fedalloy.data.card import PartitionCard, card, fingerprint
 from fedalloy.data.catalogue import GIVEN as OWN_GIVEN
-from fedalloy.data.catalogue import LISTED, load, reader
+from fedalloy.data.catalogue import LISTED, load_data, reader
 from fedalloy.data.columns import Preparation, Recipe, agree, summarise, without_few
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.own.dataset import is_own, own_dataset
@@ -240,7 +240,8 @@ def setting_of(
 def _refuse_other_kinds(dataset: object, network: object) -> None:
     if dataset is not None and not isinstance(dataset, Dataset):
         raise UsageError(
-            f"dataset is a {type(dataset).__name__}; write dataset=from_arrays(x, y), from_torch(pairs) or load(name)"
+            f"dataset is a {type(dataset).__name__}; write dataset=from_arrays(x, y), from_torch(pairs) or "
+            "load_data(name)"
         )
     if network is not None and (isinstance(network, nn.Module) or not callable(network)):
         raise UsageError(
@@ -307,7 +308,7 @@ def _load(exp: Experiment) -> Dataset:
 
 def _read(name: str, options: Mapping[str, Any]) -> Dataset:
     try:
-        return load(name, **options)
+        return load_data(name, **options)
     except OSError as error:
         raise UsageError(f"the data set '{name}' cannot be read: {error.strerror}") from error
 

@@ -5,7 +5,7 @@ May import base.
 
 from fedalloy.data.arrays import from_arrays, from_torch
 from fedalloy.data.augment import augmentation
-from fedalloy.data.catalogue import dataset, datasets, load
+from fedalloy.data.catalogue import dataset, datasets, load_data
 from fedalloy.data.normalisation import NORMALISATIONS, normalisation
 from fedalloy.data.public import PublicSet, assert_disjoint
 from fedalloy.data.samples import Dataset, Samples, tensors
@@ -21,7 +21,7 @@ __all__ = [
     "datasets",
     "from_arrays",
     "from_torch",
-    "load",
+    "load_data",
     "normalisation",
     "tensors",
 ]

@@ -64,7 +64,7 @@ def dataset(
     table: bool = False,
     small: bool = False,
 ) -> Callable[[Callable[..., Dataset]], Callable[..., Dataset]]:
-    """Register a function that reads a data set; its keyword arguments are the options of `load`."""
+    """Register a function that reads a data set; its keyword arguments are the options of `load_data`."""
 
     def add(read: Callable[..., Dataset]) -> Callable[..., Dataset]:
         datasets.register(name, by=read)(Source(name, read, about, source, licence, clients, table, small))
@@ -73,13 +73,13 @@ def dataset(
     return add
 
 
-def load(name_or_path: str | Path, **options: Any) -> Dataset:
+def load_data(name_or_path: str | Path, **options: Any) -> Dataset:
     """Load a data set by its name, or your own files by their path.
 
-    >>> data = load("tiny")
+    >>> data = load_data("tiny")
     >>> data.x.shape, data.classes
     ((600, 1, 8, 8), 10)
-    >>> load("tiny", normalise="kdia")
+    >>> load_data("tiny", normalise="kdia")
     Traceback (most recent call last):
     ...
     fedalloy.errors.UsageError: data set 'tiny' has no option 'normalise'; it has no options
@@ -95,7 +95,7 @@ def load(name_or_path: str | Path, **options: Any) -> Dataset:
 
 
 def reader(name: str) -> Callable[..., Dataset]:
-    """Return the function that reads a data set or own files; its keyword arguments are the options of `load`."""
+    """Return the function that reads a data set or own files; its keyword arguments are the options of `load_data`."""
     if name in datasets:
         return datasets[name].read
     if name == AGREED:

@@ -57,7 +57,7 @@ class FeatureConsensus(Averaged):
     generator_lr: Positive = by_variant(1e-4, "learning rate of the generator's Adam", dafkd=1e-3)
     generator_lr_decay: Positive = by_variant(1.0, "factor of this rate from round to round", reference=0.98)
     generator_weight_decay: NotNegative = by_variant(0.0, "weight decay of the generator's Adam", reference=0.01)
-    generator_steps: Count = option(50, "steps of the generator in a round")
+    generator_steps: Count = option(50, "steps of the generator in a round", repeats=True)
     generator_batch: Several = by_variant(64, "features of a step of the generator", reference=32)
 
     def taught(self, s: State, replies: Sequence[Message], fed: Federation) -> dict[str, Any]:

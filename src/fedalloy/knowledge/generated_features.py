@@ -38,8 +38,10 @@ class GeneratedFeatures(Method):
     generator_batch: Even = option(64, "features in a step of the generator; its two halves are compared")
     generator_lr: Positive = option(1e-3, "learning rate of the generator's Adam")
     generator_weight_decay: NotNegative = option(1e-5, "weight decay of the generator's Adam")
-    generator_epochs: Count = by_variant(10, "passes of the generator over its labels in a round", reference=20)
-    generator_batches: Count = by_variant(200, "steps of the generator in a pass", reference=100)
+    generator_epochs: Count = by_variant(
+        10, "passes of the generator over its labels in a round", repeats=True, reference=20
+    )
+    generator_batches: Count = by_variant(200, "steps of the generator in a pass", repeats=True, reference=100)
     heads: Literal["sum", "mean"] = by_variant(
         "sum", "the heads' logits weighted by p_k, or divided by their number K as well (Eq. 3)", paper="mean"
     )

@@ -27,7 +27,7 @@ class Teaching(Method):
     """How the average learns from the clients' models, for methods that distil at the server."""
 
     distil_batch: Several = option(32, "samples of a step of distillation")
-    distil_steps: Number = by_variant(200, "steps of distillation; 0: none", reference=1600)
+    distil_steps: Number = by_variant(200, "steps of distillation; 0: none", repeats=True, reference=1600)
     distil_optimiser: Literal["sgd", "adam"] = by_variant("sgd", "optimiser of the distillation", reference="adam")
     distil_lr: Positive = by_variant(0.01, "learning rate of the distillation", reference=1e-4)
     max_share: Share = option(1.0, "largest weight that one client can have for a sample")

@@ -51,7 +51,7 @@ class DSFL(SoftLabels):
     variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours, or the paper's")
     samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", paper=1000)
     tune_epochs: Number = by_variant(
-        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0), paper=5
+        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0), repeats=True, paper=5
     )
     tune_batch: Count | None = by_variant(None, "batch size of fine-tuning; unset: that of the local work", paper=50)
     tune_lr: Positive | None = by_variant(

@@ -66,7 +66,7 @@ class FedCOG(FedAvg):
     )
     start_round: Count = by_variant(1, "first round with images", reference=51, kdia=51)
     images: Several = option(256, "most images that a client makes in a round")
-    generation_steps: Count = option(500, "steps of Adam on the pixels")
+    generation_steps: Count = option(500, "steps of Adam on the pixels", repeats=True)
     generation_lr: Positive = option(0.01, "learning rate of Adam on the pixels")
 
     @action

@@ -61,7 +61,7 @@ class FedDF(Validated):
         "mean logits, logits less the client's mean over the samples, or probabilities; or these by certainty",
         dafkd="probabilities",
     )
-    steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group")
+    steps: Number = option(10_000, "steps of distillation in a round; 0 is FedAvg in each group", repeats=True)
     batch: Count = by_variant(128, "public inputs in a step", reference=64)
     drop_last: bool = by_variant(True, "leave out the last, smaller batch of a pass", reference=False)
     optimiser: Literal["adam", "sgd"] = by_variant("adam", "optimiser of the distillation", dafkd="sgd")

@@ -55,7 +55,7 @@ class FedFTG(FedAvg):
     variant: Literal["recommended", "paper", "reference", "dafkd"] = option(
         "recommended", "whose choices: ours, the paper's, its code's or DaFKD's"
     )
-    iterations: Number = option(10, "iterations of fine-tuning in a round; 0 is FedAvg")
+    iterations: Number = option(10, "iterations of fine-tuning in a round; 0 is FedAvg", repeats=True)
     generator_steps: Count = option(1, "steps of the generator in an iteration")
     student_steps: Count = option(5, "steps of the average in an iteration")
     server_lr: Positive = by_variant(0.1, "learning rate of the average", dafkd=0.01)

@@ -64,7 +64,7 @@ class FedMDGlobal(LogitExchange):
 
     variant: Literal["recommended", "paper"] = option("recommended", "whose choices: ours, or the paper's")
     samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", paper=5000)
-    digest_epochs: Number = option(5, "passes over the round's public samples in the global update")
+    digest_epochs: Number = option(5, "passes over the round's public samples in the global update", repeats=True)
     server_digest_epochs: Number | None = option(None, "passes of the server's model there; unset: digest_epochs")
     digest_batch: Count = option(64, "batch size of the global update")
     loss: Literal["l1", "l2", "ce"] = option("l1", "distance from the consensus in Eq. 1")

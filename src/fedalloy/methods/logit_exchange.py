@@ -57,7 +57,7 @@ class LogitExchange(Pretrained):
 
     takes = frozenset({"combine"})
 
-    digest_epochs: Number = option(1, "passes over the round's public samples in the digest")
+    digest_epochs: Number = option(1, "passes over the round's public samples in the digest", repeats=True)
     digest_batch: Count = option(256, "batch size of the digest")
     consensus_of: Literal["logits", "centred", "probabilities"] = option(
         "logits", "what is averaged: logits, logits less the client's mean over the samples, or probabilities"

@@ -62,7 +62,9 @@ class SelectiveFD(Selectors, SoftLabels):
         "recommended", "whose choices: ours, the authors' code's, or KnFu's"
     )
     samples: Count | None = by_variant(None, "public samples used in a round; unset: all of them", reference=512)
-    tune_steps: Number = by_variant(0, "steps of fine-tuning; 0: as many as tune_epochs makes", reference=10)
+    tune_steps: Number = by_variant(
+        0, "steps of fine-tuning; 0: as many as tune_epochs makes", repeats=True, reference=10
+    )
     tune_batch: Count | None = by_variant(None, "batch size of fine-tuning; unset: the local work's", reference=512)
     tune_on: TuneOn | None = option(
         None,

@@ -48,9 +48,9 @@ class SoftLabels(Persistent, OnPublicSamples):
     """
 
     tune_epochs: Number = option(
-        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0)
+        1, "passes over the round's public samples in fine-tuning", only_with=("tune_steps", 0), repeats=True
     )
-    tune_steps: Number = option(0, "steps of fine-tuning; 0: as many as tune_epochs makes")
+    tune_steps: Number = option(0, "steps of fine-tuning; 0: as many as tune_epochs makes", repeats=True)
     tune_batch: Count | None = option(None, "batch size of fine-tuning; unset: that of the local work")
     tune_lr: Positive | None = option(None, "learning rate of fine-tuning; unset: that of the local work")
     temperature: Positive = option(1.0, "softens both sides of the KL term")

@@ -27,6 +27,11 @@ class Listing:
     words: int  # how many columns hold words
     note: str
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """The note, if there is one, as other tables have it."""
+        return [self.note] if self.note else []
+
     def table(self) -> Table:
         """For a terminal."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left")

@@ -26,7 +26,7 @@ from fedalloy.report.partition_plot import bubble_plot
 from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves
 from fedalloy.report.published import beside
 from fedalloy.report.svg import to_svg
-from fedalloy.report.table import Shown, cells, in_words, meanings
+from fedalloy.report.table import Shown, cells, in_words, meanings, note_on_marks
 from fedalloy.report.targets import Target, targets_table
 from fedalloy.report.trained import doubts, told
 from fedalloy.report.verdict import verdict
@@ -131,6 +131,7 @@ def render(
         reported=in_words(selection),
         seeds=max(map(len, groups)),
         compared=compared,
+        marked=note_on_marks(table, names, doubted),
         mixed=mixed if len(mixed[0]) > 2 else None,
         spent=spent if len(spent[0]) > 2 else None,
         decided=decided if len(decided[0]) > 2 else None,

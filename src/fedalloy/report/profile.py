@@ -18,14 +18,20 @@ PHASES = {
 }
 
 
+def phases(run: Run) -> dict[str, float]:
+    """The seconds of each phase over the whole run."""
+    return {phase: run.total("seconds", phase) or 0.0 for phase in PHASES}
+
+
 def profile_table(run: Run) -> Table:
     """The time of each phase: in total, per round, and its share."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("Phase", "Time", "Per round", "Share"):
         table.add_column(heading, justify="left" if heading == "Phase" else "right")
-    whole = run.total("seconds", "total") or 0.0
+    found = phases(run)
+    whole = found["total"]
     for phase, name in PHASES.items():
-        spent = run.total("seconds", phase) or 0.0
+        spent = found[phase]
         share = f"{spent / whole:.0%}" if whole else MISSING
         table.add_row(name, human_seconds(spent), human_seconds(spent / max(1, len(run.rounds))), share)
     return table

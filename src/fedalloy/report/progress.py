@@ -1,9 +1,11 @@
-"""A live display of several runs with an estimate of the remaining time."""
+"""The progress of several runs, with an estimate of the remaining time: bars in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -11,28 +13,34 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedalloy.base.text import human_seconds
+from fedalloy.base.text import human_bytes, human_seconds, printable
 from fedalloy.federation.metrics import AVERAGES
 from fedalloy.report.spent import epsilon_of
 from fedalloy.run.runner import Watch
 
 MANY = 30  # runs; more bars than that would not fit on the screen
+SELDOM = 30.0  # seconds; lines are at least this far apart
 
 
 class Display:
-    """Show one bar for each run, and estimate the remaining time from completed rounds.
+    """Show the progress of runs that come one after the other, and estimate the remaining time from completed rounds.
 
-    Runs come one after the other. The current run is estimated by the mean of its last five rounds, runs to come by the
-    mean of those so far. There is no estimate before the first round. If there are many runs, only the current one is
-    shown.
+    The current run is estimated by the mean of its last five rounds, a run to come by the mean of the runs so far that
+    have its label (`runs` has the labels of all, or only their number), or else of all labels. There is no estimate
+    before the first round. In a terminal there is a bar for each run, or for the current one if there are many.
+    Elsewhere there is a line on stderr for each round, but at most one in 30 seconds.
     """
 
-    def __init__(self, runs: int, rounds: int, console: Console | None = None) -> None:
-        self._runs, self._rounds = runs, rounds
+    def __init__(self, runs: int | Sequence[str], rounds: int, console: Console | None = None) -> None:
+        self._labels = [""] * runs if isinstance(runs, int) else list(runs)
+        self._rounds = rounds
         self._begun = self._round = 0
-        self._ended: list[float] = []  # seconds of each run before
+        self._ended: list[tuple[str, float]] = []  # label and seconds of each run before
         self._seconds: list[float] = []  # of each round of the run that is running
         self._task: TaskID | None = None
+        self._name = ""
+        console = console or Console()
+        self._bars, self._told = console.is_terminal, time.perf_counter()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -43,7 +51,8 @@ class Display:
         )
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        if self._bars:
+            self._progress.start()
         return self
 
     def __exit__(
@@ -55,54 +64,105 @@ class Display:
             not (self._ended or self._seconds) and self._task is not None
         ):  # refused before it started: the error message is enough
             self._progress.update(self._task, visible=False)
-        self._progress.stop()
+        if self._bars:
+            self._progress.stop()
 
     def begin(self, label: str, seed: int) -> Watch:
-        """Add a bar for a run and return the function that advances it."""
+        """Begin a run and return the function that is told of its rounds."""
         self._end()
         self._begun, self._round, self._seconds = self._begun + 1, 0, []
-        name = f"{label}, seed {seed}"
+        self._name = name = f"{label}, seed {seed}"
         task = self._progress.add_task(escape(f"{name:<22}"), total=self._rounds, score="", left=self._left())
         self._task = task
-        last = time.perf_counter()
+        last, sent, resumed, scores = time.perf_counter(), 0, False, ""
 
         def watch(record: Mapping[str, Any]) -> None:
-            nonlocal last
+            nonlocal last, sent, resumed, scores
             now = time.perf_counter()
+            resumed = resumed or (not self._seconds and record["round"] > 1)
             self._seconds.append(now - last)
             self._round, last = record["round"], now
+            sent += sum(sum(kinds.values()) for kinds in record.get("bytes", {}).values())
             self._progress.update(task, completed=self._round, left=self._left())
-            if amps := [view["amp"] for view in record["views"].values() if view["amp"] is not None]:
-                kind = next(iter(record["views"].values())).get("task", "classes")
-                score = [f"{AVERAGES[kind]} {100 * max(amps):5.1f} %", epsilon_of(record)]
-                self._progress.update(task, score=", ".join(filter(None, score)))
+            if best := _best(record):
+                self._progress.update(task, score=", ".join(filter(None, [best[0], epsilon_of(record)])))
+                scores = " ".join(", ".join(best).split())
+            if not self._bars and now - self._told >= SELDOM:
+                since = "since it was resumed" if resumed else "so far"
+                parts = [scores, epsilon_of(record), f"{human_bytes(sent)} {since}", self._left()]
+                of = f" (run {self._begun} of {len(self._labels)})" if len(self._labels) > 1 else ""
+                head = f"round {self._round} of {self._rounds}, {name}{of}"
+                self._told = now
+                _tell(f"{head}: {', '.join(filter(None, parts))}")
 
         return watch
 
     def seconds_left(self) -> float | None:
         """The estimated seconds left for all runs; None before the first round."""
-        runs, recent = self._ended, self._seconds[-5:]
+        known, recent, left = list(self._ended), self._seconds[-5:], 0.0
         if recent:
             left = (self._rounds - self._round) * sum(recent) / len(recent)
-            runs = [*runs, sum(self._seconds) + left]
-        if not runs:
+            known.append((self._label, sum(self._seconds) + left))
+        if not known:
             return None
-        usual = sum(runs) / len(runs)
-        return (left if recent else usual) + (self._runs - self._begun) * usual
+        means = {
+            label: sum(own) / len(own)
+            for label in dict(known)
+            for own in [[seconds for other, seconds in known if other == label]]
+        }
+        other = sum(means.values()) / len(means)
+        coming = self._labels[self._begun - (not recent) :]
+        return left + sum(means.get(label, other) for label in coming)
 
     def _end(self) -> None:
         """End the bar of the previous run, which may have stopped early or have been finished before."""
         if self._task is None:
             return
         if self._seconds:
-            self._ended.append(sum(self._seconds))
+            self._ended.append((self._label, sum(self._seconds)))
             self._progress.update(self._task, left="", total=self._round)
         else:
             self._progress.update(self._task, left="already finished")
-        self._progress.update(self._task, visible=self._runs <= MANY)
+            if not self._bars:
+                _tell(f"{self._name}: already finished")
+        self._progress.update(self._task, visible=len(self._labels) <= MANY)
+
+    @property
+    def _label(self) -> str:
+        """The label of the current run in the list of all."""
+        return self._labels[self._begun - 1]
 
     def _left(self) -> str:
         left = self.seconds_left()
         if left is None:
             return "estimating"
-        return f"about {human_seconds(left)} left in total" if left else ""
+        untried = len(set(self._labels[self._begun - 1 :]) - {label for label, _ in self._ended} - {self._label})
+        others = "the other method is" if untried == 1 else f"{untried} other methods are"
+        doubt = f" if {others} as fast" if untried else ""
+        of_all = " in total" if len(self._labels) > 1 else ""
+        return f"about {human_seconds(left)} left{of_all}{doubt}" if left else ""
+
+
+def watched(label: str, seed: int, rounds: int) -> Watch | None:
+    """Watch one run in plain lines, for a command without bars; in a terminal, nothing is shown."""
+    console = Console()
+    return None if console.is_terminal else Display(1, rounds, console).begin(label, seed)
+
+
+def _best(record: Mapping[str, Any]) -> list[str]:
+    """The scores of the best view of a round as text: its average, and the worst client's; empty if there are none."""
+    views = [view for view in record["views"].values() if view["amp"] is not None]
+    if not views:
+        return []
+    best = max(views, key=lambda view: float(view["amp"]))
+    kind = best.get("task", "classes")
+    worst = "WLP" if kind == "classes" else f"worst {AVERAGES[kind]}"
+    rest = [f"{worst} {100 * best['wlp']:.1f} %"] if best.get("wlp") is not None else []
+    return [f"{AVERAGES[kind]} {100 * best['amp']:5.1f} %", *rest]
+
+
+def _tell(line: str) -> None:
+    """Write a line to stderr at once; a log that is gone stops no run."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{printable(line)}\n")
+        sys.stderr.flush()

@@ -71,16 +71,17 @@ def rounded(result: float, *parts: float) -> float:
 def paired_p(differences: Sequence[float]) -> float:
     """The two-sided p-value of a paired t-test, from its differences; `nan` for fewer than two.
 
-    Differences that are all equal have no spread: p is 1 if they are zero, else 0.
+    Accuracies on small tests are multiples of one sample, so that differences are often equal by chance and have no
+    spread for the t-test. Then p is that of the exact test of their signs: two over the number of ways to choose them.
 
-    >>> round(paired_p([1.0, 2.0, 3.0]), 4), paired_p([0.0, 0.0])
-    (0.0742, 1.0)
+    >>> round(paired_p([1.0, 2.0, 3.0]), 4), paired_p([0.0, 0.0]), paired_p([0.5, 0.5, 0.5])
+    (0.0742, 1.0, 0.25)
     """
     if len(differences) < 2:
         return math.nan
     found = t_interval(differences)
-    if found.sd == 0:
-        return 1.0 if found.mean == 0 else 0.0
+    if found.sd <= ROUNDING * abs(found.mean):
+        return 1.0 if found.mean == 0 else 2.0 ** (1 - found.n)
     return t_two_sided(found.mean / found.sd * math.sqrt(found.n), found.n - 1)
 
 

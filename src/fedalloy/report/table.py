@@ -1,11 +1,11 @@
-"""The comparison of methods as a table: for the terminal, as Markdown, and as records for a file."""
+"""The comparison of methods as a table: for the terminal, for a paper or a page, and as records for a file."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -15,12 +15,14 @@ from rich.text import Text
 from fedalloy.base.text import MISSING, all_shortened, client_ticks, listed, view_name
 from fedalloy.data.samples import Task
 from fedalloy.federation.metrics import METRICS, heading_of, meaning_of
-from fedalloy.report.trained import MARKS, Doubts
+from fedalloy.report import tables
+from fedalloy.report.marks import marks, note
+from fedalloy.report.trained import MARKS, Doubts, told
 from fedalloy.report.verdict import role, verdict
-from fedalloy.storage.results import Selection, averaged_rounds
+from fedalloy.storage.results import STAGES, Selection, averaged_rounds
 from fedalloy.storage.rows import COLUMNS, CombinedRow, Leads, Row, agreed, combine
 
-__all__ = ["cells", "comparison_table", "markdown", "records", "verdict"]
+__all__ = ["cells", "comparison", "comparison_table", "note_on_marks", "records", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,10 @@ def comparison_table(
 ) -> Table:
     """The comparison for a terminal of this width, by default the current one; columns that do not fit are hidden.
 
-    Rows of several seeds are averaged. The best score of a column is bold. Training on pooled data is an upper bound
-    and does not compete, nor do rows with a mark. `names` maps each label to its registered method, if the two differ.
+    Rows of several seeds are averaged. The best scores of a column are bold where they are better than noise, as
+    `fedalloy.report.marks` defines it, and a note says so. Training on pooled data is an upper bound and does not
+    compete, nor do rows with a mark and the stages of clients' models. `names` maps each label to its registered
+    method, if the two differ.
     An AMP that is in doubt (`fedalloy.report.trained.doubts`) has a mark, which `told(doubts)` explains.
 
     >>> table = comparison_table([], width=80)
@@ -97,38 +101,59 @@ def comparison_table(
         texts = [Text(line[i].text, style="bold" if line[i].best else "") for i in kept]
         texts[0].truncate(room, overflow="ellipsis")
         table.add_row(*texts)
+    notes = [text] if (text := note_on_marks(rows, names, doubts)) else []
     if dropped:
         shown = [heading for heading in headings if heading in dropped]
-        table.caption = Text(f"Hidden, the terminal is too narrow: {listed(shown)}.", style="dim")
+        notes.append(f"Hidden, the terminal is too narrow: {listed(shown)}.")
+    if notes:
+        table.caption = Text("\n".join(notes), style="dim")
     return table
 
 
-def markdown(rows: Iterable[Row], *, names: Mapping[str, str] | None = None) -> str:
-    """The comparison as a Markdown table.
+def comparison(
+    rows: Iterable[Row],
+    names: Mapping[str, str] | None = None,
+    doubts: Doubts | None = None,
+    shown: Shown = "comparison",
+    notes: Sequence[str] = (),
+) -> tables.Table:
+    """The whole comparison as a table that can be written in every format, with its notes.
 
-    >>> print(markdown([]))
-    | Method | View | AMP % | FM ×10³ | WLP % |
-    |:--|:--|--:|--:|--:|
-    <BLANKLINE>
+    >>> comparison([]).headings
+    ('Method', 'View', 'AMP %', 'FM ×10³', 'WLP %')
     """
-    headings, body = cells(rows, names)
-    sides = [":--" if heading in WORDS else "--:" for heading in headings]
-    lines = [_markdown_line(headings), "|" + "|".join(sides) + "|"]
-    for line in body:
-        texts = [_markdown_safe(cell.text) for cell in line]
-        lines.append(_markdown_line([f"**{t}**" if c.best else t for t, c in zip(texts, line, strict=True)]))
-    return "\n".join(lines) + "\n"
-
-
-def records(rows: Iterable[Row]) -> list[dict[str, str | float | None]]:
-    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds."""
     rows = list(rows)
+    headings, body = cells(rows, names, doubts, shown)
+    chosen = {row.selection for row in rows}
+    explained = [note_on_marks(rows, names, doubts), *told(doubts or {})]
+    return tables.Table(
+        f"Scores {in_words(*chosen)}" if len(chosen) == 1 else "",
+        tuple(headings),
+        [[cell.text for cell in line] for line in body],
+        [*filter(None, explained), *notes],
+        words=sum(heading in WORDS for heading in headings),
+        best=[(row, column) for row, line in enumerate(body) for column, cell in enumerate(line) if cell.best],
+    )
+
+
+def records(
+    rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+) -> list[dict[str, Any]]:
+    """One flat record per method and view for CSV or JSON, with unrounded means and deviations over seeds.
+
+    `best` names the metrics in which the line is marked as the best, or as level with it.
+    """
+    rows = list(rows)
+    lines = combine(rows)
+    rivals = contenders(lines, names, doubts)
+    best = {name: _best(lines, rivals, name) for name in COLUMNS if is_score(name)}
     found = []
-    for line in combine(rows):
-        record: dict[str, str | float | None] = {"label": line.label, "view": line.view, "selection": line.selection}
+    for place, line in enumerate(lines):
+        record: dict[str, Any] = {"label": line.label, "view": line.view, "selection": line.selection}
         record |= {"seeds": len(line.seeds), "worst_client": _worst(line, rows)}
         record |= {name: line.columns[name].mean for name in COLUMNS}
         record |= {f"{name}_std": line.columns[name].std for name in COLUMNS}
+        record["best"] = [name for name, places in best.items() if place in places]
         found.append(record)
     return found
 
@@ -150,16 +175,16 @@ def cells(
         for line in lines
     ]
     kinds = [doubt.kind if (doubt := (doubts or {}).get((line.label, line.view))) else None for line in lines]
-    marks = [MARKS[kind] if kind else "" for kind in kinds]
-    contenders = [i for i, line in enumerate(lines) if role(line.label, names) != "centralised" and not marks[i]]
+    signs = [MARKS[kind] if kind else "" for kind in kinds]
+    rivals = contenders(lines, names, doubts)
     leading = agreed(row.leads for row in rows)
     for name in _columns(table, leading):
         texts = [_worst(line, rows) if name == "worst_client" else line.written(name) for line in lines]
-        if name == leading.first and any(marks):  # without a mark, two spaces, so that the numbers stay aligned
-            texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, marks, strict=True)]
+        if name == leading.first and any(signs):  # without a mark, two spaces, so that the numbers stay aligned
+            texts = [f"{text} {mark}".ljust(len(text) + 2) for text, mark in zip(texts, signs, strict=True)]
         if all(text == MISSING for text in texts) and name not in ("amp", "fm", "wlp"):
             continue
-        best = _best([line.columns[name].mean for line in lines], texts, contenders, name) if is_score(name) else set()
+        best = _best(lines, rivals, name) if is_score(name) else frozenset()
         headings.append(heading_of(name, leading.task))
         for i, line_of_cells in enumerate(body):
             line_of_cells.append(Cell(texts[i], i in best))
@@ -223,14 +248,40 @@ def is_score(name: str) -> bool:
     return METRICS[name].unit in ("percent", "thousandths")
 
 
-def _best(values: list[float | None], texts: list[str], contenders: list[int], name: str) -> set[int]:
-    known = [i for i in contenders if values[i] is not None]
-    if len(known) < 2:
-        return set()
-    pick = max if METRICS[name].better == "high" else min
-    leader = pick(known, key=lambda i: values[i] or 0.0)
-    # Values that look the same are equally good: rounding must not choose a winner the reader cannot see.
-    return {i for i in known if texts[i].split(" ")[0] == texts[leader].split(" ")[0]}
+def contenders(
+    lines: Sequence[CombinedRow], names: Mapping[str, str] | None = None, doubts: Doubts | None = None
+) -> list[int]:
+    """The places of the lines that compete for the best score of a column."""
+    doubted = [
+        bool(found and MARKS[found.kind]) for one in lines for found in [(doubts or {}).get((one.label, one.view))]
+    ]
+    return [
+        i
+        for i, line in enumerate(lines)
+        if role(line.label, names) != "centralised" and line.view not in STAGES and not doubted[i]
+    ]
+
+
+def note_on_marks(rows: Iterable[Row], names: Mapping[str, str] | None = None, doubts: Doubts | None = None) -> str:
+    """The sentence under a table that says which values are marked and by which test; empty for a single line."""
+    rows = list(rows)
+    lines = combine(rows)
+    rivals, leading = contenders(lines, names, doubts), agreed(row.leads for row in rows)
+    marked = any(_best(lines, rivals, name) for name in _columns("comparison", leading) if is_score(name))
+    return note([len(lines[i].seeds) for i in rivals], marked)
+
+
+def _best(lines: Sequence[CombinedRow], rivals: Sequence[int], name: str) -> Collection[int]:
+    """The places of the lines that are marked in the column of a metric."""
+    values = {i: found for i in rivals if (found := lines[i].each(name))}
+    texts, better = {i: lines[i].written(name).split(" ")[0] for i in values}, METRICS[name].better
+    if not better:
+        return ()
+    places = list(values)
+    written = {texts[places[i]] for i in marks(list(values.values()), better)}
+    # Values that look the same are equally good: a difference that the reader cannot see must not choose a winner.
+    alike = [i for i in places if texts[i] in written]
+    return alike if len(alike) < len(places) else ()
 
 
 def _needed(widths: list[int], kept: list[int]) -> int:
@@ -239,11 +290,3 @@ def _needed(widths: list[int], kept: list[int]) -> int:
 
 def _plain(headings: list[str]) -> list[Cell]:
     return [Cell(heading) for heading in headings]
-
-
-def _markdown_line(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(texts) + " |"
-
-
-def _markdown_safe(text: str) -> str:
-    return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)

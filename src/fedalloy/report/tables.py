@@ -9,19 +9,21 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import accumulate, pairwise
-from typing import Literal
+from itertools import accumulate, count, pairwise
+from typing import Any, Literal, Protocol
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as Terminal
 from rich.text import Text
 
 from fedalloy.base.text import MISSING, printable
 from fedalloy.errors import UsageError
 
+WIDEST = 10_000  # characters of a line of text
 # What LaTeX reads as a command, and signs that its plain fonts lack. A bracket or a star at the start of a line would
 # be read as an argument of the line before it.
 LATEX = {
@@ -61,6 +63,7 @@ class Table:
     groups: Sequence[tuple[str, int]] = ()  # headings over the headings: their text and how many columns they span
     aside: bool = False  # belongs to another table: on pages and in files, but not in a terminal
     links: Sequence[str] = ()  # where the first cell of each row leads to, on pages
+    best: Collection[tuple[int, int]] = ()  # row and column of each cell that is marked as the best
 
     def __post_init__(self) -> None:
         width = len(self.headings)
@@ -106,11 +109,22 @@ class Table:
                 headings=[self.headings[i] for i in chosen],
                 rows=[[row[i] for i in chosen] for row in self.rows],
                 groups=groups,
+                best=[(row, chosen.index(column)) for row, column in self.best if column in chosen],
                 title=self.title if not number else f"{self.title}, continued",
                 notes=self.notes if number == len(parts) - 1 else (),
             )
             for number, (chosen, groups) in enumerate(parts)
         ]
+
+    def __str__(self) -> str:
+        """As text of its natural width, in which two stars on both sides mark the best, as in Markdown."""
+        rows = [list(row) for row in self.rows]
+        for row, column in self.best:
+            rows[row][column] = f"**{rows[row][column]}**"
+        file = io.StringIO()
+        Console(file=file, width=WIDEST, color_system=None).print(replace(self, rows=rows, best=(), notes=()).rich())
+        lines = [line.rstrip() for line in file.getvalue().rstrip().split("\n")]
+        return "\n".join([*lines, *map(printable, self.notes)])
 
     def rich(self) -> Terminal:
         """For a terminal; on a narrow one cells wrap, so that no digit is hidden."""
@@ -126,13 +140,16 @@ class Table:
             justify: Literal["left", "right"] = "left" if i < self.words else "right"
             table.add_column(Text("\n".join(map(printable, lines))), justify=justify, overflow="fold")
         for number, row in enumerate(self.rows):
-            table.add_row(*(Text(printable(text)) for text in row), end_section=number in self.rules)
+            texts = (Text(printable(text), "bold" if self._is_best(number, i) else "") for i, text in enumerate(row))
+            table.add_row(*texts, end_section=number in self.rules)
         return table
 
     def markdown(self) -> str:
         """For a page in Markdown; groups are written into the headings of their columns."""
         sides = [":--" if i < self.words else "--:" for i in range(len(self.headings))]
         lines = [[_marked(text) for text in line] for line in (self.flat, *self.rows)]
+        for row, column in self.best:
+            lines[1 + row][column] = f"**{lines[1 + row][column]}**"
         for line, link in zip(lines[1:], self.links, strict=False):
             line[0] = f"[{line[0]}]({link})" if link else line[0]
         table = [f"| {' | '.join(line)} |" for line in (lines[0], sides, *lines[1:])]
@@ -148,16 +165,20 @@ class Table:
         writer.writerows([["" if text == MISSING else text for text in row] for row in self.rows])
         return file.getvalue()
 
-    def json(self) -> str:
-        """For a program: all parts of the table as they are."""
-        parts = {
+    def parts(self) -> dict[str, Any]:
+        """All parts of the table as they are, for a program; `best` has the place of each marked cell."""
+        return {
             "title": self.title,
-            "groups": [{"heading": text, "columns": span} for text, span in self.groups],
             "headings": list(self.headings),
             "rows": [list(row) for row in self.rows],
             "notes": list(self.notes),
+            "groups": [{"heading": text, "columns": span} for text, span in self.groups],
+            "best": [{"row": row, "column": column} for row, column in sorted(self.best)],
         }
-        return json.dumps(parts, ensure_ascii=False, indent=1) + "\n"
+
+    def json(self) -> str:
+        """All parts of the table as JSON."""
+        return json.dumps(self.parts(), ensure_ascii=False, indent=1) + "\n"
 
     def latex(self) -> str:
         r"""For a paper: a `table` environment that needs `\usepackage{booktabs}`."""
@@ -188,16 +209,18 @@ class Table:
             lines.append(f"<tr>{''.join(_html_group(text, span) for text, span in self.groups)}</tr>")
         headings = [f'<th scope="col"{self._word(i)}>{_html(text)}</th>' for i, text in enumerate(self.headings)]
         lines += [f"<tr>{''.join(headings)}</tr>", "</thead>"]
-        links = iter(self.links)
-        for part in self._parts():
+        links, numbers = iter(self.links), count()
+        for part in self._bodies():
             lines.append("<tbody>")
-            for first, *others in part:
-                cells = [f"<td{self._word(i)}>{_html(text)}</td>" for i, text in enumerate(others, start=1)]
+            for (first, *others), number in zip(part, numbers, strict=False):
+                cells = [f"<td{self._kind(number, i)}>{_html(text)}</td>" for i, text in enumerate(others, start=1)]
                 name = f'<a href="{_html(link)}">{_html(first)}</a>' if (link := next(links, "")) else _html(first)
                 lines.append(f'<tr><th scope="row"{self._word(0)}>{name}</th>{"".join(cells)}</tr>')
             lines.append("</tbody>")
         lines += ["</table>", *(f'<p class="note">{_html(note)}</p>' for note in self.notes)]
         return "\n".join(lines) + "\n"
+
+    _repr_html_ = html  # in a notebook
 
     def _latex_lines(self) -> Iterator[str]:
         yield r"\toprule"
@@ -209,12 +232,25 @@ class Table:
         yield " & ".join(map(_latex, self.headings)) + r" \\"
         yield r"\midrule"
         for number, row in enumerate(self.rows):
-            yield " & ".join(map(_latex, row)) + r" \\"
+            yield (
+                " & ".join(
+                    rf"\textbf{{{_latex(text)}}}" if self._is_best(number, i) else _latex(text)
+                    for i, text in enumerate(row)
+                )
+                + r" \\"
+            )
             if number in self.rules and number + 1 < len(self.rows):
                 yield r"\midrule"
         yield r"\bottomrule"
 
-    def _parts(self) -> list[Sequence[Sequence[str]]]:
+    def _is_best(self, row: int, column: int) -> bool:
+        return (row, column) in self.best
+
+    def _kind(self, row: int, column: int) -> str:
+        """The class of a cell, of which the best have their own."""
+        return ' class="best"' if self._is_best(row, column) else self._word(column)
+
+    def _bodies(self) -> list[Sequence[Sequence[str]]]:
         """The rows between two lines."""
         inner = sorted(number + 1 for number in self.rules if number + 1 < len(self.rows))
         return [self.rows[a:b] for a, b in pairwise([0, *inner, len(self.rows)])]
@@ -223,6 +259,31 @@ class Table:
         """The class of a cell: of a column of words, or of the first column of a group."""
         starts = accumulate(span for _, span in self.groups)
         return ' class="word"' if column < self.words else ' class="first"' if column in starts else ""
+
+
+class Texts(Protocol):
+    """Any other table of texts."""
+
+    @property
+    def title(self) -> str:
+        """What stands above the table."""
+
+    @property
+    def headings(self) -> Sequence[str]:
+        """One for each column."""
+
+    @property
+    def body(self) -> Sequence[Sequence[str]]:
+        """The lines."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What stands below."""
+
+
+def parts_of(one: Texts) -> dict[str, Any]:
+    """All parts of a table of texts, under the same names as those of a `Table`."""
+    return Table(one.title, one.headings, one.body, one.notes).parts()
 
 
 def _marked(text: str) -> str:

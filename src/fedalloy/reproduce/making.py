@@ -19,6 +19,7 @@ from fedalloy.config.experiment import experiment
 from fedalloy.config.methods import for_method, make_method, naming
 from fedalloy.config.sections import Experiment
 from fedalloy.errors import CheckpointError, FedalloyError
+from fedalloy.report.progress import watched
 from fedalloy.reproduce.catalogue import Item
 from fedalloy.reproduce.plan import Job, jobs
 from fedalloy.reproduce.results import finished, refuse_another
@@ -63,9 +64,14 @@ class Task:
         return self.workplace.with_name(f"{self.job.folder}.lock")
 
     @property
+    def labelled(self) -> str:
+        """The method and the column of the table that the run is made for."""
+        return ", ".join(filter(None, (self.job.label, self.job.column)))
+
+    @property
     def name(self) -> str:
         """The run in a line of progress."""
-        return ", ".join(filter(None, (self.job.label, self.job.column, f"seed {self.job.seed}")))
+        return f"{self.labelled}, seed {self.job.seed}"
 
 
 def tasks(planned: Sequence[Job], folder: Path, extract: Extract | None = None, engine: str = "serial") -> list[Task]:
@@ -91,16 +97,17 @@ def make(task: Task, say: Say = lambda _: None) -> Run:
 
 
 def _make(task: Task, say: Say) -> Run:
-    place = task.workplace
+    place, job = task.workplace, task.job
+    watch = watched(task.labelled, job.seed, job.experiment.rounds)
     if begun(place):
         refuse_another(place, read_meta(place / "run.json"), task.job)
         try:
-            run = resume(place, say=say)
+            run = resume(place, watch=watch, say=say)
         except CheckpointError as error:
             raise CheckpointError(f"{error}: remove '{place}'") from error
     else:
         method = make_method(task.job.experiment, task.job.choice)
-        run = simulate(task.experiment, place, method=method, label=task.job.label, say=say)
+        run = simulate(task.experiment, place, method=method, label=task.job.label, watch=watch, say=say)
     if task.extract is not None:
         write_atomically(place / "extra.json", json.dumps(task.extract(place), separators=(",", ":")).encode())
     if task.place.exists():  # it lacked what is taken from its last checkpoint

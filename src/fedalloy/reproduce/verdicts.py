@@ -103,10 +103,15 @@ def _counts(told: Mapping[str, Told], claims: Sequence[Claim]) -> list[str]:
     return [f"{counts[word] or MISSING}" for word in VERDICTS]
 
 
+def told_or_not_tested(claim: Claim, told: Mapping[str, Told]) -> Told:
+    """The verdict on a claim; one that is not among them has not been tested."""
+    return told.get(claim.name, Told("not tested", "", "No runs are recorded."))
+
+
 def claim_lines(claims: Sequence[Claim], told: Mapping[str, Told]) -> Iterator[tuple[str, str, str]]:
     """Each claim in three lines: its verdict and id, what the paper says, and why the verdict is so."""
     for claim in claims:
-        found = told.get(claim.name, Told("not tested", "", "No runs are recorded."))
+        found = told_or_not_tested(claim, told)
         whose = ", a control of ours" if claim.ours else ""
         yield f"{found.verdict.upper()}  {claim.id} ({claim.item}{whose})", claim.says, found.reason
 

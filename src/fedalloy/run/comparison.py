@@ -20,6 +20,8 @@ from fedalloy.engine.choose import engine_for, kind_for
 from fedalloy.errors import CheckpointError, DataError, FedalloyError, SecurityError, StorageError, UsageError
 from fedalloy.federation.core import Method, Network
 from fedalloy.federation.core import methods as registered
+from fedalloy.run.cost import shock
+from fedalloy.run.observer import Observer, refuse_others
 from fedalloy.run.runner import Watch, completed, refuse_other, refuse_shorter, refuse_unfit, resume, settled, simulate
 from fedalloy.storage.results import Run
 from fedalloy.storage.store import FREE, Say, begun
@@ -37,22 +39,25 @@ def compare(
     dataset: Dataset | None = None,
     network: Network | None = None,
     begin: Begin | None = None,
+    observers: Sequence[Observer] = (),
     say: Say = lambda _: None,
 ) -> list[Run]:
     """Run several methods on one experiment; with a folder, finished runs are reused and unfinished ones resumed.
 
     `methods` names methods of the experiment or registered ones; by default, all of the experiment are run. `begin` is
-    called with the label and seed of each run and returns the function that watches its rounds.
+    called with the label and seed of each run and returns the function that watches its rounds. `observers` are told of
+    all runs, one after the other.
 
     >>> exp = {"data": "tiny", "model": "mlp", "rounds": 1, "methods": {"fedprox": {"mu": 0.1}}}
     >>> [run.label for run in compare(exp, ["local", "fedprox"])]
     ['Local, equal rounds', 'FedProx']
     """
+    refuse_others(observers)
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     choices, each = chosen(exp, methods), seeds if seeds is not None else [exp.seed]
     found, built = examined(exp, choices, each, folder, dataset, network)
     refuse(found)
-    return run_methods(exp, choices, built, folder=folder, begin=begin, say=say)
+    return run_methods(exp, choices, built, folder=folder, begin=begin, observers=observers, say=say)
 
 
 def run_methods(
@@ -62,6 +67,7 @@ def run_methods(
     *,
     folder: str | Path | None = None,
     begin: Begin | None = None,
+    observers: Sequence[Observer] = (),
     say: Say = lambda _: None,
 ) -> list[Run]:
     """Run what `examined` has approved, on what it built for each seed."""
@@ -89,12 +95,39 @@ def run_methods(
                     watch = begin(label, seed) if begin is not None else None
                     place = _place(folder, key, seed)
                     if place is not None and begun(place):
-                        run = resume(place, rounds=exp.rounds, built=here, engine=engine, watch=watch, say=say)
+                        run = resume(
+                            place,
+                            rounds=exp.rounds,
+                            built=here,
+                            engine=engine,
+                            watch=watch,
+                            observers=observers,
+                            say=say,
+                        )
                     else:
-                        this = naming(replace(for_method(exp, choices[key]), seed=seed), method)
-                        run = simulate(this, place, method=method, label=label, built=here, engine=engine, watch=watch)
+                        run = simulate(
+                            naming(replace(for_method(exp, choices[key]), seed=seed), method),
+                            place,
+                            method=method,
+                            label=label,
+                            built=here,
+                            engine=engine,
+                            watch=watch,
+                            observers=observers,
+                        )
                     runs.append(run)
     return runs
+
+
+def shocks(exp: Experiment, choices: Mapping[str, Choice], built: Built, folder: str | Path | None = None) -> list[str]:
+    """A sentence on each method that will cost far more than FedAvg, of those that have rounds left to be made."""
+    found = []
+    for key, choice in choices.items():
+        here = trained(built, for_method(exp, choice))
+        left = exp.rounds - _done(_place(folder, key, exp.seed))
+        prefix = f"methods.{key}." if key.isidentifier() or key == choice.name else ""
+        found.append(shock(label_of(key, choice), make_method(exp, choice), here.setting, rounds=left, prefix=prefix))
+    return [told for told in found if told]
 
 
 def trained_alike(exp: Experiment, choices: Mapping[str, Choice]) -> list[list[str]]:

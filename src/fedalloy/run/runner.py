@@ -39,6 +39,7 @@ from fedalloy.federation.quorum import QuorumError
 from fedalloy.federation.setting import Setting
 from fedalloy.knowledge.coverage import collapsed, in_words
 from fedalloy.nets.models import parameter_count
+from fedalloy.run.observer import Audience, Observer, attended, refuse_others
 from fedalloy.run.opened import open_run
 from fedalloy.storage.differences import differing
 from fedalloy.storage.results import FORMAT, Run, read
@@ -64,17 +65,20 @@ def simulate(
     built: Built | None = None,
     engine: Engine | None = None,
     watch: Watch | None = None,
+    observers: Sequence[Observer] = (),
     say: Say = lambda _: None,
 ) -> Run:
     """Run an experiment and return its records; with a folder, they are saved there, with a checkpoint per round.
 
     A method, data set or network of your own replaces the one that the experiment names. `built` and `engine` share a
-    setting and its workers among several methods. `watch` is called with the record of each round.
+    setting and its workers among several methods. `watch` is called with the record of each round. `observers` are told
+    what happens (`Observer`), such as to hand it to a tracker.
 
     >>> run = simulate({"data": "tiny", "model": "mlp", "rounds": 2, "partition": {"clients": 4, "alpha": 1.0}})
     >>> run.views, len(run.rounds)
     (('aca', 'oca'), 2)
     """
+    refuse_others(observers)
     exp = exp if isinstance(exp, Experiment) else experiment(exp)
     if method is not None and method.name != exp.method.name:  # [method] is not used, nor its keys of [training]
         exp = dataclasses.replace(exp, method=Choice(name=method.name))
@@ -94,8 +98,11 @@ def simulate(
             if store is not None:
                 store.create(meta)
             try:
-                with _carried(engine, exp, built, method, say, store) as carrier:
-                    return _go_on(exp, method, meta, store, carrier, _spill(exp), [], records, watch, say)
+                with (
+                    _carried(engine, exp, built, method, say, store) as carrier,
+                    attended(observers, meta, records, folder) as audience,
+                ):
+                    return _go_on(exp, method, meta, store, carrier, _spill(exp), [], records, watch, audience, say)
             except Exception:
                 if store is not None and not records:
                     shutil.rmtree(store.folder / MEMORIES, ignore_errors=True)
@@ -112,12 +119,14 @@ def resume(
     built: Built | None = None,
     engine: Engine | None = None,
     watch: Watch | None = None,
+    observers: Sequence[Observer] = (),
     say: Say = lambda _: None,
 ) -> Run:
     """Resume a run from its last checkpoint, to the same bits as if it had never stopped; `rounds` may extend it.
 
     Pass the data set or network again if the run had its own. It is an error if anything has changed since.
     """
+    refuse_others(observers)
     store = open_run(folder).store  # a folder without a run is not locked
     with store.locked(), one_thread():
         old = open_run(folder, say)  # again, since another process may have written to it before
@@ -140,7 +149,10 @@ def resume(
         if done > exp.rounds:
             raise UsageError(f"'{folder}' has completed {done} rounds; write rounds = {done} or more")
         records = store.rewind(say)
-        with _carried(engine, exp, built, method, say, store) as carrier:
+        with (
+            _carried(engine, exp, built, method, say, store) as carrier,
+            attended(observers, meta, records, folder) as audience,
+        ):
             _refuse_elsewhere(memories, carrier)
             carrier.memories = memories
             spill = _spill(exp)
@@ -148,7 +160,7 @@ def resume(
             carrier.trusted = store.trusted(start[0], memories) if start else None
             del state  # and a list, to be emptied: only the loop may keep references to what its rounds replace
             spill.relax()
-            return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, say)
+            return _go_on(exp, method, meta, store, carrier, spill, start, records, watch, audience, say)
 
 
 def refuse_unfit(method: Method, setting: Setting) -> None:
@@ -206,6 +218,7 @@ def _go_on(
     start: list[State],
     records: list[dict[str, Any]],
     watch: Watch | None,
+    audience: Audience,
     say: Say,
 ) -> Run:
     clock = {"start": time.perf_counter(), "checkpoint": 0.0}
@@ -247,6 +260,7 @@ def _go_on(
             store.commit(state, engine.memories, engine.trusted)
         spill.relax()  # evaluation has read all entries
         clock["checkpoint"] = time.perf_counter() - evaluated
+        audience.round(record)
         if watch is not None:
             watch(record)
         clock["start"] = time.perf_counter()
@@ -262,7 +276,7 @@ def _go_on(
     _give_up(exp, records)  # a run that gave up in its last round does so again
     if start and records[-1]["views"] and "last" not in meta:  # it was interrupted just before its end was written
         meta |= _last(start[0].round, _apart(engine.evaluate(method, start[0]))[1])
-    meta = {**meta, "status": "done", "stopped_by": stopped_by}
+    meta |= {"status": "done", "stopped_by": stopped_by}
     if store is not None:
         store.describe(meta)
     return Run(meta, tuple(records), store.folder if store is not None else None)

@@ -39,7 +39,7 @@ def differing(experiments: Sequence[Mapping[str, Any]], free: Collection[str] = 
     >>> differing([one, other])
     {'training.lr': [0.1, 0.2]}
     """
-    each = [_flat({key: value for key, value in one.items() if key not in free}) for one in experiments]
+    each = [flat({key: value for key, value in one.items() if key not in free}) for one in experiments]
     pairs = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
     return {
         key: values
@@ -185,9 +185,13 @@ def _experiment(run: Run) -> Mapping[str, Any]:
     return values
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key.
+
+    >>> flat({"training": {"lr": 0.1}, "rounds": 2})
+    {'training.lr': 0.1, 'rounds': 2}
+    """
     found: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found

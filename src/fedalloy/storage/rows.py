@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -211,10 +211,16 @@ class CombinedRow:
     seeds: tuple[int, ...]
     columns: Mapping[str, Spread]  # one for each name in COLUMNS
     leads: Leads = Leads()
+    by_seed: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
 
     def written(self, metric: str) -> str:
         """A metric's mean, and its deviation if there is one, as a table shows them."""
         return METRICS[metric].write(self.columns[metric].mean, self.columns[metric].std)
+
+    def each(self, metric: str) -> dict[int, float]:
+        """A metric's value for each seed; empty if a seed lacks it, as it then has no mean."""
+        found = {seed: value for seed, values in self.by_seed.items() if (value := values.get(metric)) is not None}
+        return found if len(found) == len(self.by_seed) else {}
 
 
 def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
@@ -244,6 +250,7 @@ def combine(list_of_rows: Iterable[Row]) -> list[CombinedRow]:
             tuple(group),
             {name: _spread([row.values.get(name) for row in group.values()]) for name in COLUMNS},
             next(iter(group.values())).leads,
+            {seed: row.values for seed, row in group.items()},
         )
         for key, group in groups.items()
     ]
