@@ -69,6 +69,17 @@ class FoldersOfTheRepository(Transform):
                 link.replace_self(link.children)
 
 
+def as_written(_app: Sphinx, _what: str, _name: str, _obj: object, _options: object, lines: list[str]) -> None:
+    """Docstrings are plain text with code in backquotes: a star in them is a star."""
+    example = False
+    for i, line in enumerate(lines):
+        example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
+        if not example:
+            parts = line.split("`")
+            parts[::2] = [re.sub(r"[*|]", r"\\\g<0>", part) for part in parts[::2]]
+            lines[i] = "`".join(parts)
+
+
 def reached_by_links(app: Sphinx, docname: str, _: object) -> None:
     """Pages that the menu leaves out are no mistake."""
     if docname.startswith(LINKED):
@@ -78,5 +89,6 @@ def reached_by_links(app: Sphinx, docname: str, _: object) -> None:
 def setup(app: Sphinx) -> None:
     """Add what is above."""
     app.connect("source-read", reached_by_links)
+    app.connect("autodoc-process-docstring", as_written)
     app.add_transform(AnchorsOfPages)
     app.add_transform(FoldersOfTheRepository)
