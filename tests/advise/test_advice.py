@@ -158,7 +158,7 @@ def test_the_page_has_every_part_and_escapes_names(looked: Look):
     strange = replace(looked, clients=(replace(looked.clients[0], name="<script>North & co"), *looked.clients[1:]))
     told: Advice = advice(strange, made(0.1))
     text = page(told, commands(told, "exp.toml", 3, [0]), title="T", seconds=3.0, seeds=[0, 1, 2], rounds=2)
-    assert "<script>" not in text
+    assert text.count("<script") == 1
     assert "&lt;script&gt;North &amp; co" in text
     for part in ("For whom", "which method", "cost", "leaves each site", "How sure", "How to go on"):
         assert part in text

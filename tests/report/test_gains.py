@@ -5,15 +5,12 @@ from math import hypot, sqrt
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 from rich.console import Console
 
-from fedalloy.report.canvas import NARROW, WIDE
+from fedalloy.report.client_charts import gain_chart
 from fedalloy.report.gains import Gains, gains, leading
-from fedalloy.report.gains_plot import gain_picture
 from fedalloy.report.gains_table import ALL, each_client, summary, who_gains
 from fedalloy.report.html import render
-from fedalloy.report.svg import to_svg
 
 VIEWS = {"local": "personal", "fedavg": "aca", "knfu": "personal", "centralised": "global"}
 LABELS = {"local": "Local", "fedavg": "FedAvg", "knfu": "KnFu", "centralised": "Centralised"}
@@ -220,39 +217,33 @@ def many():
     return made
 
 
-@pytest.mark.parametrize("width", [WIDE, NARROW])
-@pytest.mark.parametrize("count", [1, 20, 1000])
-def test_the_picture_stays_inside_its_frame(many, width, count):
-    figure = gain_picture([many(count), many(count, "fedavg", "FedAvg (ACA)")], width=width)
-    assert figure.get_size_inches()[0] == width
-    figure.canvas.draw()
-    for text in figure.findobj(Text):
-        if text.get_text():
-            box = text.get_window_extent()
-            assert box.x0 >= 0
-            assert box.x1 <= figure.bbox.x1
-            assert box.y0 >= 0
-            assert box.y1 <= figure.bbox.y1
+def corners(chart, css):
+    """The left lower corner, width and height of each bar, from the top."""
+    (d,) = [shape.d for field in chart.fields for layer in field.layers for shape in layer.shapes if shape.css == css]
+    found = [[float(x) for x in re.findall(r"-?[0-9.]+", bar)[:4]] for bar in d.split("M")[1:]]
+    return sorted(found, key=lambda bar: -bar[1])
 
 
-def test_the_picture_shows_gains_sizes_and_the_zero_line(one):
+def test_the_picture_shows_gains_sizes_and_the_other_reference(one):
     runs = [one("local", [0.5, 0.8, 0.6]), one("fedavg", [0.6, 0.7, 0.5]), one("knfu", [0.9, 0.7, 0.6])]
-    upper, lower = gain_picture(leading(gains(runs))).axes
-    drawn = np.concatenate([patch.get_xy()[:, 1] for patch in upper.patches if len(patch.get_xy())])
-    assert (drawn.min(), drawn.max()) == (pytest.approx(-10), pytest.approx(40))
-    rings, zero = upper.lines
-    assert np.asarray(rings.get_ydata()).tolist() == pytest.approx([0, 10, 30])
-    assert np.asarray(zero.get_ydata()).tolist() == [0, 0]
-    assert sorted(set(lower.patches[0].get_xy()[:, 1].tolist())) == [0, 100, 200, 300]
-    assert [label.get_text() for label in lower.get_xticklabels()] == ["1", "2", "0"]
-    assert len(gain_picture(gains([one("local", [0.5], clients={}), one("fedavg", [0.6], clients={})])).axes) == 1
+    chart = gain_chart(leading(gains(runs)), "gains-table")
+    gain, _ = chart.fields
+    assert [name for _, name in gain.y.ticks(9)] == ["0", "2", "1"]  # from below: the largest gain is last
+    assert [bar[2] for bar in corners(chart, "gain")] == pytest.approx([40])
+    assert [bar[2] for bar in corners(chart, "loss pale")] == pytest.approx([-10])
+    assert [bar[2] for bar in corners(chart, "size")] == [200, 300, 100]
+    (dots,) = [shape.d for shape in gain.layers[0].shapes if shape.css == "other"]
+    assert dots == "M0 2h0M10 1h0M30 0h0"
+    assert gain.x.low < -10 < 40 < gain.x.high
+    assert gain.rule == 0
+    small = gains([one("local", [0.5], clients={}), one("fedavg", [0.6], clients={})])
+    assert len(gain_chart(small, "gains-table").fields) == 1
 
 
-def test_names_of_too_many_clients_are_left_out(many):
-    _, lower = gain_picture([many(200)]).axes
-    assert not lower.get_xticklabels()
-    assert lower.get_xlabel() == "200 clients, sorted by gain"
-    assert len(to_svg(gain_picture([many(1000)]))) < 400_000
+def test_a_thousand_clients_make_a_small_picture(many):
+    chart = gain_chart([many(1000)], "gains-table")
+    assert sum(len(shape.d) for field in chart.fields for layer in field.layers for shape in layer.shapes) < 100_000
+    assert chart.fields[0].height <= 1200
 
 
 def test_the_page_has_the_picture_and_both_tables(one):
@@ -261,7 +252,7 @@ def test_the_page_has_the_picture_and_both_tables(one):
     for part in (
         'id="gains">Gain of each client',
         "KnFu over Local",
-        "over FedAvg (ACA).",
+        "Dots are gains over FedAvg (ACA).",
         "<td>+40.0 ± 14.5</td>",
         "<summary>Each client with KnFu</summary>",
         "Bar chart: ",

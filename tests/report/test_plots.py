@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from fedalloy.errors import UsageError
 from fedalloy.report.canvas import HALF, NARROW, WIDE
-from fedalloy.report.plots import client_picture, cost_picture, learning_curves, note_curves, save, to_svg
+from fedalloy.report.curves import note_chart
+from fedalloy.report.plots import client_picture, cost_picture, learning_curves, save, to_svg
 from fedalloy.report.series import series_of, spread
 
 
@@ -45,15 +46,17 @@ def test_notes_have_one_line_for_each_method_whatever_its_views(make_run):
         return replace(run, rounds=tuple(rounds))
 
     runs = [noting("A", 0, 4, 6), noting("A", 1, 2, 2), noting("B", 0, 1, 1), make_run(label="C")]
-    figure = note_curves(runs, "kept")
-    lines = {tuple(line.get_ydata()) for line in figure.axes[0].lines}
-    assert lines == {(3.0, 4.0), (1.0, 1.0)}
-    assert {"A", "B"} <= set(texts(figure))
-    assert "C" not in texts(figure)
+    chart = note_chart(series_of(runs), "kept", 0)
+    assert [layer.name for layer in chart.fields[0].layers] == ["A", "B"]
+    assert [[shape.d for shape in layer.shapes if shape.css == "line"] for layer in chart.fields[0].layers] == [
+        ["M1 3 2 4"],
+        ["M1 1 2 1"],
+    ]
+    assert chart.data.body == [["1", "3.00 ± 1.41", "1.00"], ["2", "4.00 ± 2.83", "1.00"]]
 
 
 def test_traffic_adds_up(make_run):
-    rounds, sent = series_of([make_run(kinds={"weights": 100, "logits": 10})])[0].traffic()
+    rounds, sent = series_of([make_run(kinds={"weights": 100, "logits": 10})])[0].spent("bytes_total")
     assert (rounds.tolist(), sent.tolist()) == ([1, 2], [165, 330])
 
 

@@ -100,8 +100,8 @@ def test_gains_are_said_to_be_of_balanced_accuracy(make):
     assert "Balanced accuracy %" in each_client(found).headings
     page = render(runs, title="rare")
     assert "percentage points of balanced accuracy" in page
-    assert "curves-balanced-wide" in page
-    assert "curves-amp-wide" not in page
+    assert "curves-balanced-round" in page
+    assert "curves-amp-round" not in page
 
 
 def test_a_client_with_one_class_in_its_test_has_no_gain(make):

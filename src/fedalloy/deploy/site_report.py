@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from fedalloy import __version__
 from fedalloy.base.files import PRIVATE, write_atomically
 from fedalloy.base.text import human_bytes, printable, shortened
@@ -22,7 +20,7 @@ from fedalloy.engine.flower.memory import Memory
 from fedalloy.errors import FedalloyError, StorageError, UsageError
 from fedalloy.federation import disclosure
 from fedalloy.report.gains_table import Listing
-from fedalloy.report.html import UNFIT
+from fedalloy.report.page import written
 from fedalloy.storage.audit import BEGUN, Entry, Verified
 from fedalloy.train.privacy import epsilon
 
@@ -64,14 +62,9 @@ def render(folder: Path, client: int, log: Verified, name: str, alone: Mapping[s
         agreed, unread = None, str(error)
     entries = log.entries
     curves = over_rounds(entries)
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("fedalloy.deploy", "."), PackageLoader("fedalloy.report", ".")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("site_report.html.j2").render(
+    return written(
+        "fedalloy.deploy",
+        "site_report.html.j2",
         title=f"{shortened(name, 100)}: what this site was asked, sent and gained",
         verdict=_verdict(entries, curves, alone),
         facts=_facts(client, log, agreed),
@@ -97,7 +90,6 @@ def render(folder: Path, client: int, log: Verified, name: str, alone: Mapping[s
         folder=folder.name,
         version=__version__,
     )
-    return UNFIT.sub("?", page)
 
 
 def _verdict(entries: Sequence[Entry], curves: Curves, alone: Mapping[str, Any] | None) -> str:

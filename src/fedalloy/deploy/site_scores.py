@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from fedalloy.base.text import MISSING, number, view_name
 from fedalloy.federation.classification import COMMON
 from fedalloy.federation.intervals import Interval
-from fedalloy.report.canvas import NARROW, WIDE, canvas, name_ends, styled
+from fedalloy.report.chart import Axis, Chart, Field, Layer, Shape, Switch, around, band, dots, line
 from fedalloy.report.gains_table import Listing, signed
-from fedalloy.report.html import both_widths
-from fedalloy.report.series import DASHES, HUES, Series
+from fedalloy.report.series import DASHES, HUES
 from fedalloy.storage.audit import Entry
 
 MEASURES = {
@@ -155,46 +150,41 @@ def difference(one: tuple[float, Interval], other: tuple[float, Interval]) -> In
     return a - b - math.hypot(a - first[0], second[1] - b), a - b + math.hypot(first[1] - a, b - second[0])
 
 
-def picture(curves: Curves, alone: Scores | None) -> dict[str, Markup]:
-    """Draw the site's scores over the rounds."""
-    spoken = "Line chart: the score of each model on this site's own test rows, over the rounds."
-    return both_widths(lambda width: _curve(curves, alone, width), "scores", spoken)
-
-
-@styled
-def _curve(curves: Curves, alone: Scores | None, width: float) -> Figure:
+def picture(curves: Curves, alone: Scores | None) -> Chart:
+    """The site's scores over the rounds, with the intervals that follow from the number of test rows."""
     name = next((lead(one) for curve in curves.values() for one in curve.values()), None) or "accuracy"
     factor = 1.0 if name == "r2" else 100.0
-    series = [
-        Series("", view, view_name(view), (), HUES[i % len(HUES)], DASHES[i // len(HUES) % len(DASHES)], "")
-        for i, view in enumerate(curves)
-    ]
-    own = None if alone is None else _number(alone, name)
-    reference = Series("", "alone", "alone", (), "#6A6A6A", DASHES[1], "")
-    figure, axes = canvas(
-        width, 3.4 if width >= WIDE else 3.0, [*series, *([reference] if own is not None else [])], xlabel="Round"
-    )
-    axes.set_title(f"{_heading(name)}, own test rows")
-    ends = []
-    for one in series:
-        points = sorted((r, s) for r, s in curves[one.view].items() if _number(s, name) is not None)
+    layers, ends, rounds = [], [], [1.0]
+    for key, view in enumerate(curves):
+        points = [(r, s, v) for r, s in sorted(curves[view].items()) if (v := _number(s, name)) is not None]
         if not points:
             continue
-        at, values = [r for r, _ in points], [factor * (_number(s, name) or 0.0) for _, s in points]
-        spans = [span(s, name) or (v / factor, v / factor) for (_, s), v in zip(points, values, strict=True)]
-        axes.fill_between(
-            at,
-            [factor * low for low, _ in spans],
-            [factor * high for _, high in spans],
-            color=one.hue,
-            alpha=0.13,
-            lw=0,
+        at = [float(r) for r, _, _ in points]
+        spans = [span(s, name) or (v, v) for _, s, v in points]
+        low, high = ([factor * end for end in side] for side in zip(*spans, strict=True))
+        values = [factor * v for _, _, v in points]
+        look = f"c{key % len(HUES)} d{key // len(HUES) % len(DASHES)} m1"
+        shapes = (
+            Shape("band", band(at, low, high)),
+            Shape("line", line(at, values)),
+            Shape("marker", dots(at, values)),
         )
-        axes.plot(at, values, color=one.hue, linestyle=one.dash, marker="o", markersize=4)
-        ends.append((one, float(at[-1]), values[-1]))
+        layers.append(Layer(key, look, view_name(view), shapes))
+        ends += [*low, *high, *values]
+        rounds += at
+    own = None if alone is None else _number(alone, name)
+    x = Axis("Round", *around([min(rounds), max(rounds)], least=1.0), "count")
     if own is not None:
-        axes.axhline(factor * own, color=reference.hue, linewidth=1.3, linestyle=reference.dash)
-        ends.append((reference, max(x for _, x, _ in ends), factor * own))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], nbins=10 if width > NARROW else 6))
-    name_ends(figure, axes, ends, led=True)
-    return figure
+        level = Shape("line", line([x.low, x.high], [factor * own] * 2))
+        layers.append(Layer(len(curves), "c7 d1 m0", "alone", (level,)))
+        ends.append(factor * own)
+    title = f"{_heading(name)}, own test rows"
+    spoken = "Line chart: the score of each model on this site's own test rows, over the rounds."
+    field = Field("scores-round", x, Axis(title, *around(ends)), tuple(layers), spoken)
+    caption = (
+        "Scores on this site's own test rows, over the rounds. The band is the 95 % interval that follows from the "
+        "number of test rows."
+    )
+    caption += "" if own is None else " The dashed grey line is a model that this site has trained alone."
+    legend = tuple(Switch(layer.key, layer.look, layer.name) for layer in layers)
+    return Chart("scores-chart", title, (field,), caption, legend, table="scores-table")

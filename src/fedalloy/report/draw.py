@@ -33,6 +33,7 @@ from fedalloy.report.fusion_plot import epd_picture, fusion_picture
 from fedalloy.report.generated import class_averages, first_of_class, labelled_images
 from fedalloy.report.generated_plot import averages_picture, generated_picture
 from fedalloy.report.importance_plot import importance_picture
+from fedalloy.report.series import Floats
 from fedalloy.report.similarity_plot import similarity_picture
 from fedalloy.report.svg import save
 from fedalloy.report.trifreqs_plot import trifreqs_picture, weights_over_rounds
@@ -157,22 +158,41 @@ def _check(method: Method, offered: Mapping[str, Any], client: int | None, centr
 # --- the kinds of pictures --------------------------------------------------------------------------------------------
 
 
-def _generated(drawn: Drawn, data: Images) -> dict[str, Figure]:
-    """Images of one generator by class, and their averages beside those of real images."""
+@dataclass(frozen=True)
+class Made:
+    """Images of one generator as raw pixels: the first of each class, how many there are, and class averages."""
+
+    some: list[Tensor]
+    counts: list[int]
+    averages: Tensor
+    real: Tensor  # the averages of all clients' training images
+    owner: str
+
+
+def made_images(drawn: Drawn, data: Images) -> Made:
+    """Make images with one generator, and let the method's model say what they show."""
     whose, weights = _generator(drawn, data.generators)
     setting = drawn.setting
     me = setting.client(max(whose, 0), drawn.state.round, {})
     stream = rng.generator(drawn.run.meta["seed"], "draw", drawn.state.round, whose)
     images = data.sample(me, weights, stream, EACH * setting.classes)
     made = labelled_images(images, me.net(data.classifier))
-    some = [first_of_class(made, label, setting.scale) for label in range(setting.classes)]
-    averages = class_averages(made, setting.classes, setting.scale)
-    real = class_averages(pooled([site.train for site in setting.sites]), setting.classes, setting.scale)
-    owner = "the server" if whose == SERVER else client_label(drawn.client_names, whose)
-    title = f"{drawn.title}: the generator of {owner}"
+    return Made(
+        [first_of_class(made, label, setting.scale) for label in range(setting.classes)],
+        made.counts(setting.classes).tolist(),
+        class_averages(made, setting.classes, setting.scale),
+        class_averages(pooled([site.train for site in setting.sites]), setting.classes, setting.scale),
+        "the server" if whose == SERVER else client_label(drawn.client_names, whose),
+    )
+
+
+def _generated(drawn: Drawn, data: Images) -> dict[str, Figure]:
+    """Images of one generator by class, and their averages beside those of real images."""
+    made = made_images(drawn, data)
+    title = f"{drawn.title}: the generator of {made.owner}"
     return {
-        "generated": generated_picture(some, made.counts(setting.classes).tolist(), drawn.names, title=title),
-        "averages": averages_picture(averages, real, drawn.names, title=title),
+        "generated": generated_picture(made.some, made.counts, drawn.names, title=title),
+        "averages": averages_picture(made.averages, made.real, drawn.names, title=title),
     }
 
 
@@ -211,15 +231,20 @@ def _importance(drawn: Drawn, importance: Tensor) -> dict[str, Figure]:
     return {"importance": picture}
 
 
-def _trifreqs(drawn: Drawn, options: Mapping[str, Any]) -> dict[str, Figure]:
-    """The clients' weights in the teacher, recomputed from the records."""
+def teacher_weights(drawn: Drawn, options: Mapping[str, Any]) -> tuple[Floats, list[list[int]]]:
+    """The clients' weights in the teacher after each round, recomputed from the records, and who took part."""
     records = drawn.run.store.records()
     present = took_part([record for record in records if record["round"] <= drawn.state.round])
-    weights = weights_over_rounds(present, drawn.sizes, **options)
+    return weights_over_rounds(present, drawn.sizes, **options), present
+
+
+def _trifreqs(drawn: Drawn, options: Mapping[str, Any]) -> dict[str, Figure]:
+    """The clients' weights in the teacher."""
+    weights, present = teacher_weights(drawn, options)
     return {"trifreqs": trifreqs_picture(weights, present, drawn.sizes, title=drawn.title)}
 
 
-def _similarity(drawn: Drawn, data: Features) -> dict[str, Figure]:
+def similarities(drawn: Drawn, data: Features) -> list[float]:
     """For each class, the similarity of generated features to those of the central network on all training data."""
     run, central = drawn.run, drawn.central
     assert central is not None
@@ -244,7 +269,12 @@ def _similarity(drawn: Drawn, data: Features) -> dict[str, Figure]:
         rng.generator(run.meta["seed"], "draw", drawn.state.round),
         compare=drawn.compare,
     )
-    values = [float(value) for value in found]
+    return [float(value) for value in found]
+
+
+def _similarity(drawn: Drawn, data: Features) -> dict[str, Figure]:
+    """The similarity of generated features to real ones."""
+    values = similarities(drawn, data)
     return {"similarity": similarity_picture(values, drawn.names, title=drawn.title, compare=drawn.compare)}
 
 

@@ -36,18 +36,30 @@ def setting(runs: Sequence[Run]) -> list[tuple[str, str]]:
         "Clients": _each(len(run.meta.get("clients", {}).get("train_sizes", [])) for run in runs),
         "Model": _each(_model(run) for run in runs),
         "Rounds": _each(run.rounds[-1]["round"] for run in runs if run.meta.get("stopped_by") != "method"),
-        "Seeds": _each(sorted({str(run.seed) for run in runs})),
+        "Seeds": seeds(runs),
     }
     return [(term, text) for term, text in facts.items() if text]
 
 
-def versions(runs: Sequence[Run]) -> str:
-    """The versions that the runs used; all of them, if runs differ."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        for name, version in run.meta.get("versions", {}).items():
-            found.setdefault(name, []).append(version)
-    return ", ".join(f"{name} {_each(several)}" for name, several in found.items())
+def seeds(runs: Sequence[Run]) -> str:
+    """How many seeds there are, and which.
+
+    >>> seeds([Run({"seed": 0}, ())]), seeds([Run({"seed": seed}, ()) for seed in (10, 2, 2)])
+    ('1 (seed 0)', '2 (seeds 2 and 10)')
+    """
+    found = [str(seed) for seed in sorted({run.seed for run in runs})]
+    return f"{len(found)} (seed{'' if len(found) == 1 else 's'} {listed(found)})"
+
+
+def repeat(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What it takes to get the same numbers: seeds, versions and the kind of machine."""
+    names = dict.fromkeys(name for run in runs for name in run.meta.get("versions", {}))
+    found = {name: _each(run.meta.get("versions", {}).get(name) for run in runs) for name in names}
+    machine = found.pop("machine", "")
+    together = ", ".join(f"{name} {version}" for name, version in found.items())
+    return [
+        (term, text) for term, text in (("Seeds", seeds(runs)), ("Versions", together), ("Machine", machine)) if text
+    ]
 
 
 def left(run: Run) -> str:
@@ -242,9 +254,9 @@ def traffic(runs: Sequence[Run]) -> list[dict[str, str]]:
                 sent[way].update(record.get("bytes", {}).get(way, {}))
     both = sent["down"] + sent["up"]
     return [
-        {"label": runs[0].label if place == 0 else "", "kind": kind}
+        {"label": runs[0].label, "kind": kind}
         | {way: human_bytes(amount[kind] / len(runs)) for way, amount in {**sent, "both": both}.items()}
-        for place, kind in enumerate(sorted(both, key=lambda kind: (-both[kind], kind)) or ["nothing"])
+        for kind in sorted(both, key=lambda kind: (-both[kind], kind)) or ["nothing"]
     ]
 
 

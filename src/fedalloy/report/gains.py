@@ -179,7 +179,7 @@ def _seeds(runs: Sequence[Run], line: CombinedRow, reference: CombinedRow) -> li
         error, total = _errors((one, line.view), (other, reference.view), line, accuracy - gain / 2)
         train = np.array(one.meta.get("clients", {}).get("train_sizes", []), dtype=np.float64)
         train = train if len(train) == len(gain) else np.full(len(gain), np.nan)
-        split = _split(one)
+        split = split_of(one)
         names = one.client_names, one.networks
         found.append(_Seed(seed, split, gain, accuracy, error, train, float(total), *names))
     return found
@@ -211,7 +211,7 @@ def _errors(one: tuple[Run, str], other: tuple[Run, str], line: CombinedRow, mid
     return error, float(difference_error(*pooled))
 
 
-def _split(run: Run) -> str:
+def split_of(run: Run) -> str:
     """What identifies a split; clients of a natural partition, and real sites, are the same with every seed."""
     partition = run.meta.get("partition", {})
     if run.client_names:

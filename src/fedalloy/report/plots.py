@@ -1,7 +1,6 @@
-"""Plots of finished runs: learning curves, the clients' accuracies, and the cost of communication.
+"""Plots of finished runs for files: learning curves, the clients' accuracies, and the cost of communication.
 
-Every plot is drawn for a width in inches, so that a phone gets its own drawing and not a shrunken one. Nothing here
-uses pyplot or its global state.
+Pages have charts of their own (`fedalloy.report.chart`). Nothing here uses pyplot or its global state.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from fedalloy.base.text import client_ticks, human_bytes, shortened
+from fedalloy.base.text import client_ticks, human_bytes
 from fedalloy.federation.metrics import METRICS, SCORES, Metric, heading_of
 from fedalloy.report.canvas import GRID, INK, NARROW, QUIET, WIDE, canvas, name_ends, styled, widest
 from fedalloy.report.series import Floats, Series, series_of
@@ -23,7 +22,7 @@ from fedalloy.report.svg import save, to_svg
 from fedalloy.storage.results import Run, Selection
 from fedalloy.storage.rows import task_of
 
-__all__ = ["client_picture", "cost_picture", "learning_curves", "note_curves", "save", "to_svg"]
+__all__ = ["client_picture", "cost_picture", "learning_curves", "save", "to_svg"]
 
 
 @styled
@@ -32,15 +31,6 @@ def learning_curves(runs: Sequence[Run], metric: str = "amp", *, width: float = 
     known = METRICS.get(metric)
     title, unit = (metric, 1.0) if known is None else (_title(known, runs), known.factor)
     return _curves([(one, *one.curve(metric)) for one in series_of(runs)], title, unit, width)
-
-
-@styled
-def note_curves(runs: Sequence[Run], name: str, *, width: float = WIDE) -> Figure:
-    """One line per method: a number that its server noted in each round (`fed.note`)."""
-    alone = {
-        one.label: replace(one, name=shortened(one.label)) for one in reversed(series_of(runs))
-    }  # notes belong to no view
-    return _curves([(one, *one.noted(name)) for one in reversed(alone.values())], name, 1.0, width)
 
 
 def _title(metric: Metric, runs: Sequence[Run]) -> str:
@@ -167,7 +157,7 @@ def _drawn_to(
 
 def _bought(one: Series) -> tuple[Floats, Floats]:
     """Bytes sent so far and AMP, at the rounds where both are known."""
-    (measured, amp, _), (counted, sent) = one.curve("amp"), one.traffic()
+    (measured, amp, _), (counted, sent) = one.curve("amp"), one.spent("bytes_total")
     _, left, right = np.intersect1d(measured, counted, return_indices=True)
     return sent[right], amp[left] * 100
 

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedalloy.base.text import all_shortened, series_names
+from fedalloy.federation.metrics import METRICS
 from fedalloy.storage.results import Run, Selection, selected
+from fedalloy.storage.rows import cost
 
 Floats = NDArray[np.float64]
 
@@ -47,9 +49,9 @@ class Series:
         """The rounds in which all seeds noted a number, and its mean and deviation over the seeds in each."""
         return _over_seeds([run.noted(name) for run in self.runs if name in run.notes])
 
-    def traffic(self) -> tuple[Floats, Floats]:
-        """The rounds, and the bytes sent in both directions up to each of them (mean over seeds)."""
-        rounds, mean, _ = _over_seeds([_sent_so_far(run) for run in self.runs])
+    def spent(self, cost: str) -> tuple[Floats, Floats]:
+        """The rounds, and what was spent up to each of them (mean over seeds); `cost` is a metric of whole runs."""
+        rounds, mean, _ = _over_seeds([_spent_so_far(run, cost) for run in self.runs])
         return rounds, mean
 
     def clients(self, selection: Selection = "last") -> list[tuple[int, float]]:
@@ -115,6 +117,6 @@ def _over_seeds(curves: Sequence[tuple[ArrayLike, ArrayLike]]) -> tuple[Floats, 
     return np.array(rounds, dtype=np.float64), table.mean(axis=0), deviation
 
 
-def _sent_so_far(run: Run) -> tuple[list[int], Floats]:
-    sent = [Run(run.meta, (record,)).total("bytes") for record in run.rounds]
-    return [record["round"] for record in run.rounds], np.cumsum([math.nan if s is None else s for s in sent])
+def _spent_so_far(run: Run, name: str) -> tuple[list[int], Floats]:
+    each = [cost(METRICS[name], Run(run.meta, (record,))) for record in run.rounds]
+    return [record["round"] for record in run.rounds], np.cumsum([math.nan if x is None else x for x in each])
