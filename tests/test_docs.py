@@ -134,6 +134,38 @@ def test_experiments_tell_how_their_papers_compared_other_methods(
     }
 
 
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
+    shown = {name for name, cls in methods.items() if cls.__module__.startswith("fedalloy.")}
+    assert {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")} == shown
+
+
+def test_a_page_tells_the_round_of_its_method_and_the_places_in_its_paper() -> None:
+    page = (ROOT / "docs" / "methods" / "knfu.md").read_text(encoding="utf-8")
+    asked = re.findall(r"^\d\. `(\w+)`: .*<br>Down: (.*)\. Up: (.*)\.$", page, re.MULTILINE)
+    soft = "soft labels of public samples"
+    assert asked == [("learn", "nothing", soft), ("tune", soft, "nothing")]
+    for equation in ("Eq. 5", "Eq. 6", "Eqs. 7 and 8", "Eq. 9"):
+        assert f"| {equation} | " in page
+
+
+def test_places_in_a_paper_are_found_in_comments_and_docstrings(make_docs: Any) -> None:
+    code = """
+        def half(x):
+            'Half of it (Eq. 2).'
+            y = x / 2  # Eq. 3
+            # Eq. 4 has no line of its own
+            return y  # not Eq. 5
+    """
+    places = list(sys.modules["method_pages"].named_places(code))
+    assert places == [("Eq. 2", "`half`: Half of it."), ("Eq. 3", "`y = x / 2`")]
+
+
+def test_the_reference_names_everything_that_is_exported() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\.\. auto\w+:: fedalloy\.(\w+)$", page, re.MULTILINE))
+    assert described == {name for name in fedalloy.__all__ if not name.startswith("__")}
+
+
 # --- links ------------------------------------------------------------------------------------------------------------
 
 

@@ -127,11 +127,7 @@ def places(cls: type[Method]) -> list[list[str]]:
 
 
 def named_places(source: str) -> Iterator[tuple[str, str]]:
-    """Places in a paper that code names in comments, with their line, and in docstrings, with what the function does.
-
-    >>> list(named_places('def f(x):\\n    "Half of it (Eq. 2)."\\n    return x / 2  # Eq. 3\\n'))
-    [('Eq. 2', '`f`: Half of it.'), ('Eq. 3', '`return x / 2`')]
-    """
+    """Places in a paper that code names in comments, with their line, and in docstrings, with what the function does."""
     source = textwrap.dedent(source)
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(ast.parse(source)):
