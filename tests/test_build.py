@@ -105,7 +105,7 @@ WRONG = [
         "600 rows are too few for 100 clients with at least 10 each; write partition.clients = 60 or fewer, or "
         "partition.min_size = 6 or less",
     ),
-    (["partition.clients=0"], "clients = 0 must be "),
+    (["partition.clients=0"], "partition.clients = 0 must be "),
     (["partition.test_fraction=1"], "test_fraction = 1.0 must be "),
     (["partition.validation=1"], "validation = 1.0 must be "),
     (["partition.test_samples=5"], "partition.test_samples goes with partition.test = 'official'"),

@@ -208,7 +208,7 @@ def test_a_bar_in_a_heading_does_not_break_the_markdown() -> None:
     ("change", "sentence"),
     [
         ('"partition.alhpa" = 2.0', "partition has no key 'alhpa'; did you mean 'alpha'?"),
-        ('"partition" = "classes"', "the partition 'classes' needs per_client; write per_client=..."),
+        ('"partition" = "classes"', "the partition 'classes' needs per_client; write partition.per_client=..."),
         ('"data" = "tinny"', "there is no data set 'tinny'; did you mean 'tiny'?"),
         ('"data.augment" = "kdai"', "there is no augmentation 'kdai'; "),
         ('"model.hiden" = [3]', "model has no key 'hiden'; did you mean 'hidden'?"),

@@ -121,6 +121,11 @@ TYPED: list[tuple[str, str]] = [
     ("reproduce table1", r"'table1'.*fedalloy reproduce dafkd table1"),
     ("reproduce fedprox", r"'fedprox'.*kdia, knfu"),
     ("new", r"KIND.*fedalloy new --help"),
+    ("run kdia-cifar", r"'kdia-cifar'.*'kdia-cifar10'"),
+    ("run method=fedavg,fedprox", r"fedalloy compare --methods fedavg,fedprox$"),
+    ("compare method=fedavg,fedprox", r"write --methods fedavg,fedprox$"),
+    ("compare --methods ,", r"--methods ','.*--methods fedavg"),
+    ("run --seeds 3", r"--seeds.*option of .*compare"),
     ("new methode idea", r"'methode'.*method"),
 ]
 

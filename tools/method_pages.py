@@ -57,7 +57,10 @@ def method_page(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
             "What the paper writes, and the lines that do it:",
             table(("In the paper", "In the code", "File"), rows),
         ]
-    parts += [f"[{file}](../../src/{file}):", f"```{{literalinclude}} ../../src/{file}\n:start-at: '@method('\n```"]
+    parts += [
+        f"[{file}](../../src/{file}):",
+        f"```{{literalinclude}} ../../src/{file}\n:language: python\n:start-at: '@method('\n```",
+    ]
     return "\n\n".join([*parts, "## Read more", *more(name, cls)]) + "\n"
 
 
@@ -127,7 +130,7 @@ def places(cls: type[Method]) -> list[list[str]]:
 
 
 def named_places(source: str) -> Iterator[tuple[str, str]]:
-    """Places in a paper that code names in comments, with their line, and in docstrings, with what the function does."""
+    """Places in a paper that code names: in comments, with the line, and in docstrings, with what the function does."""
     source = textwrap.dedent(source)
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(ast.parse(source)):

@@ -106,7 +106,7 @@ def test_leads_have_intervals_in_the_table_and_in_the_picture(make_run):
     assert [line[0] for line in found.listing.body] == ["fedprox (OCA)", "moon (OCA)"]
     low, high = re.fullmatch(r"M(\S+) 1H(\S+)", field.layers[0].shapes[0].d).groups()
     assert (float(low), float(high)) == (pytest.approx(2 - half, abs=1e-4), pytest.approx(2 + half, abs=1e-4))
-    assert found.listing.body[0][1:3] == ["2.00", f"{2 - half:.2f} to {2 + half:.2f}"]
+    assert [*found.listing.body[0][1:3]] == ["2.00", f"{2 - half:.2f} to {2 + half:.2f}"]
 
 
 def test_bounds_do_not_compete_for_the_lead(make_run):

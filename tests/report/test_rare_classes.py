@@ -89,7 +89,6 @@ def test_the_method_that_finds_more_leads_over_the_one_that_finds_none(make):
     headings, body = cells([row for run in runs for row in rows(run)], doubts=doubts(runs))
     column = headings.index("Balanced %")
     assert column == 2
-    assert [line[column].best for line in body] == [False, True, False]
     assert "†" in body[0][column].text  # the mark stands beside the score that methods are ranked by
 
 

@@ -34,7 +34,9 @@ ROUNDS = 20  # if the experiment does not say
 @click.argument("data", metavar="DATA|EXPERIMENT.toml")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--minutes", type=float, default=2.0, show_default=True, help="How long the comparison may take.")
-@click.option("--seeds", "-s", default="3", show_default=True, help="A number of seeds (3), or a list (0,1,7).")
+@click.option(
+    "--seeds", "-s", metavar="N", default="3", show_default=True, help="A number of seeds (3), or a list (0,1,7)."
+)
 @click.option("--out", "-o", metavar="FOLDER", help="Where to write.")
 @click.option("--plugin", "plugins", multiple=True, metavar="FILE.py", help="A Python file with your own methods.")
 @answers
@@ -42,6 +44,9 @@ def advise(
     data: str, overrides: tuple[str, ...], minutes: float, seeds: str, out: str | None, plugins: tuple[str, ...]
 ) -> dict[str, Any]:
     """Advise whether to federate, and how.
+
+    \b
+      fedalloy advise hospitals/ data.label=diagnosis --minutes 5
 
     DATA is what `data=` takes: the path of a file or folder, or the name of a data set. An experiment file works too.
     The result is one page, and an experiment file with which to go on.

@@ -38,7 +38,12 @@ FOLDER = click.argument("folder", metavar="DEPLOYMENT", default=".")
 def init_command(
     file: str, overrides: tuple[str, ...], out: str, sites: int | None, address: str, plugins: tuple[str, ...]
 ) -> None:
-    """Create a deployment's folder: app, certificates, keys, start scripts, one folder per site.
+    """Create the folder of a deployment.
+
+    \b
+      fedalloy deploy init examples/experiment.toml --out lab --sites 3
+
+    It has the app, certificates, keys, start scripts and one folder per site.
 
     An experiment on own files gives each site their format and, in a rehearsal, the path of its file. One on a named
     data set creates a rehearsal only, in which each site takes its share of that data. With data.name = "sites" each
@@ -81,7 +86,14 @@ def init_command(
 @FOLDER
 @click.option("--local", type=int, default=0, metavar="N", help="Also start the first N sites here, for a rehearsal.")
 def up_command(folder: str, local: int) -> None:
-    """Start the SuperLink and its SuperExec, and register the sites' keys; running processes are left alone."""
+    """Start a deployment's server here.
+
+    \b
+      fedalloy deploy up lab
+      fedalloy deploy up lab --local 3
+
+    These are the SuperLink and its SuperExec; the sites' keys are registered. Running processes are left alone.
+    """
     from fedalloy.deploy.control import up
     from fedalloy.deploy.folder import read_deployment
 
@@ -92,7 +104,13 @@ def up_command(folder: str, local: int) -> None:
 @FOLDER
 @answers
 def run_command(folder: str) -> dict[str, Any]:
-    """Run the experiment at the sites and show progress and results; an interrupted run is resumed."""
+    """Run the experiment at the sites.
+
+    \b
+      fedalloy deploy run lab
+
+    It shows progress and results. An interrupted run is resumed.
+    """
     from fedalloy.deploy.folder import read_deployment
 
     return _conduct(read_deployment(folder), "run", folder)
@@ -102,7 +120,13 @@ def run_command(folder: str) -> dict[str, Any]:
 @FOLDER
 @answers
 def resume_command(folder: str) -> dict[str, Any]:
-    """Restart processes that have died on this machine, and resume the run from its last round."""
+    """Resume a run after processes have died here.
+
+    \b
+      fedalloy deploy resume lab
+
+    They are restarted, and the run goes on from its last round.
+    """
     from fedalloy.deploy.control import revive
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.errors import UsageError
@@ -119,7 +143,13 @@ def resume_command(folder: str) -> dict[str, Any]:
 @FOLDER
 @answers
 def status_command(folder: str) -> dict[str, Any]:
-    """Show the state of the link and of each site, the round, and the last error."""
+    """Show how the sites and the run are doing.
+
+    \b
+      fedalloy deploy status lab
+
+    The state of the link and of each site, the round, and the last error.
+    """
     from rich.table import Table
 
     from fedalloy.deploy.control import status
@@ -135,7 +165,11 @@ def status_command(folder: str) -> dict[str, Any]:
 @click.command("down")
 @FOLDER
 def down_command(folder: str) -> None:
-    """Stop everything that `up` has started."""
+    """Stop everything that `up` has started.
+
+    \b
+      fedalloy deploy down lab
+    """
     from fedalloy.deploy.control import down
     from fedalloy.deploy.folder import read_deployment
 
@@ -146,7 +180,12 @@ def down_command(folder: str) -> None:
 @click.argument("folder", metavar="DEPLOYMENT")
 @click.argument("site", metavar="SITE")
 def revoke_command(folder: str, site: str) -> None:
-    """Revoke a site's key, from this moment on: SITE is a number, site-NUMBER or the site's name.
+    """Revoke a site's key, from this moment on.
+
+    \b
+      fedalloy deploy revoke lab 2
+
+    SITE is a number, site-NUMBER or the site's name.
 
     A run in progress goes on without the site. `rotate --reinstate` gives it a new key.
     """
@@ -163,7 +202,13 @@ def revoke_command(folder: str, site: str) -> None:
 @click.option("--public-key", metavar="FILE", help="The public part of a key that the site has created itself.")
 @click.option("--reinstate", is_flag=True, help="Let a revoked site take part again.")
 def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bool) -> None:
-    """Replace a site's key; the old one is never valid again. SITE can also be `server`, to renew its certificate."""
+    """Replace a site's key.
+
+    \b
+      fedalloy deploy rotate lab 2
+
+    The old one is never valid again. SITE can also be `server`, to renew its certificate.
+    """
     from fedalloy.deploy.folder import read_deployment
     from fedalloy.deploy.rotation import renew_server, rotate
 
@@ -182,7 +227,12 @@ def rotate_command(folder: str, site: str, public_key: str | None, reinstate: bo
 @click.option("--head", "heads", multiple=True, metavar="LINE:HASH", help="A head that you have noted earlier.")
 @answers
 def audit_command(path: str, heads: tuple[str, ...]) -> Answer:
-    """Verify and show the audit log of a site: PATH is the site's folder, or a deployment with sites in it.
+    """Verify and show the audit log of a site.
+
+    \b
+      fedalloy deploy audit lab/sites/site-1
+
+    PATH is the site's folder, or a deployment with sites in it.
 
     The exit status is 1 if a line was changed, removed or inserted, or if a noted head is not in the log.
     """
@@ -218,7 +268,12 @@ def audit_command(path: str, heads: tuple[str, ...]) -> Answer:
 @click.option("--out", "-o", default="", metavar="FILE", help="Where to write; of several sites, a folder.")
 @click.option("--alone", is_flag=True, help="Also train a model on the site's own rows, to compare with.")
 def report_command(path: str, out: str, alone: bool) -> None:
-    """Write a site's own page from its audit log, without the server: what it was asked, sent and gained.
+    """Write a site's own page from its audit log.
+
+    \b
+      fedalloy deploy report lab/sites/site-1
+
+    It says what the site was asked, sent and gained, without asking the server.
 
     PATH is the site's folder, or a deployment with sites in it, each of which gets its page. By default this is
     report.html in the site's folder.

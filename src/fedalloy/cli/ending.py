@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 
 import click
 
-from fedalloy.cli.hints import as_option
+from fedalloy.base.text import listed
+from fedalloy.cli.hints import as_option, takers
 from fedalloy.cli.terminal import ENDINGS, orderly_end
 from fedalloy.errors import FedalloyError, InterruptionError, ObserverWarning, PluginError, Signalled
 
@@ -112,7 +113,12 @@ def _with_help(error: click.ClickException) -> str:
     """The message of a wrong use, and where the right one is shown."""
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
-    return message if context is None else f"{message}; `{context.command_path} --help` shows how to write it"
+    if context is None:
+        return message
+    if isinstance(error, click.NoSuchOption) and (others := takers(error.option_name, context)):
+        message = f"{message}; it is an option of {listed(others)}"
+    joint = "" if message.endswith("?") else ";"
+    return f"{message}{joint} `{context.command_path} --help` shows how to write it"
 
 
 def _fail(sentence: str, code: int, debug: bool, error: BaseException | None = None) -> NoReturn:

@@ -53,8 +53,9 @@ def refuse_strays(words: Sequence[str]) -> None:
     for i, word in enumerate(words):
         if word == "=" and 0 < i < len(words) - 1:
             raise UsageError(f"'=' stands alone; write it without spaces: {_full(words[i - 1])}={words[i + 1]}")
-        if word.startswith("methods=") and not word.startswith("methods={"):
-            raise UsageError(f"{word} is not a table; write {_compared(word.removeprefix('methods='), has_methods)}")
+        key, _, value = word.partition("=")
+        if (key == "methods" and not value.startswith("{")) or (key == "method" and "," in value):
+            raise UsageError(f"{word} does not choose methods; write {_compared(value, has_methods)}")
     _refuse_option(words, given)
     strays = [word for word in words if "=" not in word and not _is_file(word)]
     if strays and (hint := _meant(strays, given, has_methods, context)):
@@ -117,6 +118,13 @@ def as_option(option: str, value: str, command: click.Command) -> str | None:
     if key in ("method", "methods") and any(param.name == "methods" for param in command.params):
         return f"--methods {value}"
     return f"{_full(key)}={value}" if _full(key) != key or _is_key(key.split(".")[0]) else None
+
+
+def takers(option: str, context: click.Context) -> list[str]:
+    """The other commands that take an option."""
+    root = context.find_root().command
+    commands = root.commands if isinstance(root, click.Group) else {}
+    return [name for name, command in commands.items() if any(option in param.opts for param in command.params)]
 
 
 def refuse_file(name: str) -> None:

@@ -29,6 +29,7 @@ from fedalloy.cli.terminal import (
     fresh,
     given_experiment,
     load_plugins,
+    named_methods,
     parted,
     plugged,
     read_runs,
@@ -84,7 +85,11 @@ SELECT = click.option(
 def cli(debug: bool) -> None:
     """Federated learning for clients that differ, using knowledge distillation and fusion.
 
-    Start with `fedalloy demo`.
+    \b
+      fedalloy demo                             compare methods in a minute
+      fedalloy list                             all methods; `list NAME` shows one
+      fedalloy compare --methods fedavg,kdia    compare some of them
+      fedalloy new method my-idea               begin with one of your own
     """
 
 
@@ -93,6 +98,10 @@ def cli(debug: bool) -> None:
 @click.option("--hospitals", is_flag=True, help="Five hospitals with a file of patients each, instead of images.")
 def demo(out: str | None, hospitals: bool) -> None:
     """Compare methods on built-in data, offline.
+
+    \b
+      fedalloy demo
+      fedalloy demo --hospitals
 
     It takes less than a minute. With --hospitals, it copies five files of patients and goes from there to a comparison,
     in less than half a minute; the commands to deploy it follow.
@@ -161,6 +170,10 @@ def run_command(
 ) -> dict[str, Any]:
     """Run one method.
 
+    \b
+      fedalloy run method=fedprox method.mu=0.1 rounds=30
+      fedalloy run examples/experiment.toml data=mnist --out runs/mnist
+
     Without a file, the built-in data and defaults are used. KEY=VALUE changes any key: `method=fedprox method.mu=0.1`.
     To resume an interrupted run, give the same folder.
     """
@@ -205,9 +218,16 @@ def run_command(
 @cli.command()
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option(
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
@@ -226,6 +246,10 @@ def compare(
 ) -> dict[str, Any]:
     """Compare methods on one experiment.
 
+    \b
+      fedalloy compare --methods local-converged,fedavg,kdia --seeds 3
+      fedalloy compare examples/experiment.toml partition.alpha=0.1
+
     All methods use the same data and the same clients in every round. The table shows the mean and spread over seeds.
     To resume an interrupted comparison, give the same folder.
     """
@@ -236,7 +260,7 @@ def compare(
     file, overrides = parted(file, overrides)
     exp = given_experiment(file, overrides, plugins)
     observers = [tracker(text) for text in tracks]
-    names = [name.strip() for name in methods.split(",") if name.strip()] if methods else None
+    names = named_methods(methods)
     refuse_idle_method(exp, overrides, names)
     if names is None and not exp.methods:
         # Add the bounds; under [privacy] neither of these two is available.
@@ -252,7 +276,12 @@ def compare(
 @click.argument("file", metavar="EXPERIMENT.toml")
 @OVERRIDES
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @SELECT
 @OUT
@@ -262,6 +291,9 @@ def table_command(
     file: str, overrides: tuple[str, ...], seeds: str, select: str, out: str | None, plugins: tuple[str, ...]
 ) -> dict[str, Any]:
     """Run an experiment in every cell of its [[axes]].
+
+    \b
+      fedalloy table knfu-mnist rounds=5
 
     The result is a table like a paper's, with the published figures next to ours, which are from the round that the
     paper reports; --select is for cells without published figures. To resume an interrupted table, give the same
@@ -344,12 +376,16 @@ def _begin_cell(begin: Callable[[str, int], Any], cell: str, label: str, seed: i
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--rounds", type=int, help="Continue to this round instead of the planned one.")
+@click.option("--rounds", type=int, metavar="N", help="Continue to this round instead of the planned one.")
 @PLUGIN
 @TRACK
 @answers
 def resume(folder: str, rounds: int | None, plugins: tuple[str, ...], tracks: tuple[str, ...]) -> dict[str, Any]:
     """Resume an interrupted run.
+
+    \b
+      fedalloy resume runs/fedavg-seed0
+      fedalloy resume runs/fedavg-seed0 --rounds 100
 
     The result has the same bits as if the run had never stopped.
     """
@@ -383,9 +419,9 @@ def list_command(what: str, filters: tuple[str, ...], privacy: bool, as_json: bo
     """List methods, models, data and partitions, or show one.
 
     \b
-      fedalloy list                        all methods, by what they need
-      fedalloy list kdia                   one method: its round, its options, its costs
-      fedalloy list models                 models; also: data, partitions
+      fedalloy list                   all methods, by what they need
+      fedalloy list kdia              one method: its round and its options
+      fedalloy list models            models; also: data, partitions
       fedalloy list --where any_network=yes --where distils=generated
 
     --where looks at a method's card. For a text, `yes` means that it is not empty, `no` that it is empty, and any other
@@ -432,6 +468,9 @@ def partition(
 ) -> dict[str, Any]:
     """Show how an experiment's data is split among clients.
 
+    \b
+      fedalloy partition data=mnist partition.clients=20 partition.alpha=0.1
+
     It prints statistics and draws figures.
     """
     exp = given_experiment(*parted(file, overrides), plugins)
@@ -470,12 +509,15 @@ def partition(
     metavar="EXPERIMENT.toml",
     help="Take the published tables from this file, instead of those that the runs recorded.",
 )
-@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True)
+@click.option("--out", "-o", metavar="FILE.html", default="report.html", show_default=True, help="Where to write.")
 @answers
 def report(
     folders: tuple[str, ...], select: str, targets: tuple[str, ...], published: str | None, out: str
 ) -> dict[str, Any]:
     """Write a report on finished runs.
+
+    \b
+      fedalloy report runs/compare-defaults --select "best by test"
 
     A folder that contains several runs stands for all of them.
     """
@@ -534,6 +576,7 @@ def export_table(folders: tuple[str, ...], form: Form, select: str, out: str | N
 @click.option(
     "--client",
     type=int,
+    metavar="N",
     help="The client whose generator to draw, if clients have their own. Default: the first that has one.",
 )
 @click.option("--central", metavar="RUN", help="A run of `centralised` on the same data, for KDIA's real features.")
@@ -554,6 +597,9 @@ def draw_command(
 ) -> None:
     """Draw what a run produces besides a model.
 
+    \b
+      fedalloy draw runs/kdia-seed0
+
     Generated images by class (FedKF, DaFKD), and the clients' weights (KDIA, DaFKD, KnFu).
     """
     load_plugins(plugins)
@@ -565,12 +611,17 @@ def draw_command(
 
 @cli.command()
 @click.argument("folder", metavar="RUN")
-@click.option("--view", help="Which model to export: aca, oca, global, personal, ... Default: the first.")
-@click.option("--client", type=int, help="The client whose model to export, if the view is personal.")
+@click.option(
+    "--view", metavar="VIEW", help="Which model to export: aca, oca, global, personal, ... Default: the first."
+)
+@click.option("--client", type=int, metavar="N", help="The client whose model to export, if the view is personal.")
 @click.option("--out", "-o", metavar="FILE.safetensors", help="Where to write. Default: in the run's folder.")
 @PLUGIN
 def export(folder: str, view: str | None, client: int | None, out: str | None, plugins: tuple[str, ...]) -> None:
     """Write a trained model as safetensors.
+
+    \b
+      fedalloy export runs/fedavg-seed0 --view oca
 
     It also prints the code that loads the model.
     """
@@ -588,6 +639,10 @@ def export(folder: str, view: str | None, client: int | None, out: str | None, p
 @answers
 def check(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
     """Check that a method keeps the contract.
+
+    \b
+      fedalloy check fedavg
+      fedalloy check my-idea --plugin my_idea.py
 
     Exactness and resuming depend on it.
     """
@@ -614,6 +669,10 @@ def check(name: str, plugins: tuple[str, ...]) -> dict[str, Any]:
 def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> Answer:
     """Check this machine and its data, or folders.
 
+    \b
+      fedalloy doctor
+      fedalloy doctor runs
+
     A folder may contain a run, several runs or data sets. Nothing is written.
     """
     from fedalloy.base.plugins import load_file
@@ -631,11 +690,18 @@ def doctor(paths: tuple[str, ...], plugins: tuple[str, ...]) -> Answer:
 @cli.command("bench-attacks")
 @FILE
 @OVERRIDES
-@click.option("--methods", "-m", help="Names of methods, separated by commas. Default: those under [methods].")
-@click.option("--attacks", "-a", help="Names of attacks, separated by commas. Default: all.")
+@click.option(
+    "--methods", "-m", metavar="A,B,...", help="Names of methods, separated by commas. Default: those under [methods]."
+)
+@click.option("--attacks", "-a", metavar="A,B,...", help="Names of attacks, separated by commas. Default: all.")
 @click.option("--fraction", default=0.3, show_default=True, help="The share of clients that attack.")
 @click.option(
-    "--seeds", "-s", default="1", show_default=True, help="A number of seeds (3), or a list of seeds (0,1,7)."
+    "--seeds",
+    "-s",
+    metavar="N",
+    default="1",
+    show_default=True,
+    help="A number of seeds (3), or a list of seeds (0,1,7).",
 )
 @click.option("--out", "-o", metavar="FILE.json", help="Where to write the results.")
 @answers
@@ -649,6 +715,9 @@ def bench_attacks(
     out: str | None,
 ) -> dict[str, Any]:
     """Measure how much accuracy methods keep under attack.
+
+    \b
+      fedalloy bench-attacks --methods fedavg,qffl --attacks sign-flip,nan
 
     Each method runs with and without the options that limit an attacker, once without attackers and once under each
     attack: sign-flip, scaled-logits, rank-flip, inflated-scores, label-flip, free-rider, nan.

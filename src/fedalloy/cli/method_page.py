@@ -6,8 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -149,7 +148,7 @@ def by_variant_of(cls: type[Method], key: str) -> tuple[Any, dict[str, Any]]:
     words = [word for found in options_of(cls) if found.name == "variant" for word in get_args(found.hint)]
     if not words or part not in sections_of(cls):
         return None, {}
-    usual, *others = [getattr(getattr(cls(variant=word), part), name) for word in words]
+    usual, *others = [getattr(getattr(cast(Any, cls)(variant=word), part), name) for word in words]
     return usual, {word: value for word, value in zip(words[1:], others, strict=True) if value != usual}
 
 
@@ -182,10 +181,8 @@ def _wants_labels(cls: type[Method]) -> bool:
 
 def _sources(cls: type[Method]) -> list[str]:
     """Where there is more to read."""
-    if file := _plugin(cls):
-        return [f"its code: {file}"]
-    file = Path(inspect.getfile(cls))
-    return [f"docs/methods/{cls.name}.md, and from there what its paper and its code say", f"its code: {file}"]
+    code = f"its code: {inspect.getfile(cls)}"
+    return [code] if _plugin(cls) else [f"docs/methods/{cls.name}.md, and from there how its paper was read", code]
 
 
 def _plugin(cls: type[Method]) -> str:

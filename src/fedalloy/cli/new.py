@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import keyword
 import re
+import sys
+from collections.abc import Mapping
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from string import Template
 
@@ -22,7 +24,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 @click.argument("name", metavar="NAME")
 @click.option("--out", "-o", default=".", metavar="FOLDER", help="Where to write. Default: here.")
 def new(kind: str, name: str, out: str) -> None:
-    """Write a short commented file for an idea, and its first test.
+    """Write a commented file for an idea, with its first test.
 
     \b
       fedalloy new method my-idea          my_idea.py and test_my_idea.py
@@ -107,8 +109,13 @@ def refuse_name(kind: str, name: str) -> None:
     module = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name) or keyword.iskeyword(module) or module.endswith("_"):
         raise UsageError(f"'{name}' cannot be a name; write small letters, digits and hyphens, such as my-idea")
-    taken = {"method": methods, "data": datasets, "model": models, "partition": partitions}
+    taken: dict[str, Mapping[str, object]] = {
+        "method": methods,
+        "data": datasets,
+        "model": models,
+        "partition": partitions,
+    }
     if name in taken.get(kind, {}):
         raise UsageError(f"the {kind} name '{name}' is taken; choose another one")
-    if importlib.util.find_spec(module) is not None and not Path(f"{module}.py").exists():
+    if module in {"fedalloy", *sys.stdlib_module_names, *packages_distributions()}:
         raise UsageError(f"'{name}' is the name of a Python module; choose another one, such as my-{name}")

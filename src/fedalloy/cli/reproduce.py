@@ -24,16 +24,20 @@ SCALES = ("full", "cpu", "smoke")  # as in fedalloy.reproduce.catalogue, which i
 
 
 @click.command("reproduce")
-@click.argument("paper", required=False)
+@click.argument("paper", metavar="[PAPER]", required=False)
 @click.argument("names", metavar="[ITEM]...", nargs=-1)
 @click.option(
     "--scale", type=click.Choice(SCALES), help="full: as in the paper; cpu: up to hours an item; smoke: seconds."
 )
-@click.option("--rows", help="Only these rows, separated by semicolons.")
-@click.option("--columns", help="Only these columns, separated by semicolons.")
-@click.option("--seeds", "-s", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item.")
+@click.option("--rows", metavar="A;B;...", help="Only these rows, separated by semicolons.")
+@click.option("--columns", metavar="A;B;...", help="Only these columns, separated by semicolons.")
+@click.option(
+    "--seeds", "-s", metavar="N", help="A number of seeds (3), or a list of seeds (0,1,7). Default: those of the item."
+)
 @click.option("--out", "-o", default="results", show_default=True, metavar="FOLDER", help="Where runs are kept.")
-@click.option("--processes", "-p", type=click.IntRange(1), help="Runs at a time. Default: one for each core.")
+@click.option(
+    "--processes", "-p", type=click.IntRange(1), metavar="N", help="Runs at a time. Default: one for each core."
+)
 @click.option(
     "--engine",
     type=click.Choice(("serial", "auto", "pool", "threads", "flower")),
@@ -56,6 +60,10 @@ def reproduce(
     estimate: bool,
 ) -> Answer:
     """Reproduce the papers' tables, figures and claims.
+
+    \b
+      fedalloy reproduce
+      fedalloy reproduce knfu table1 --scale smoke
 
     Without arguments, it lists the papers and the verdicts on their claims; with a paper (kdia), its tables, figures
     and claims. With a table or figure (kdia table2), it makes what is missing of it and shows it beside the published

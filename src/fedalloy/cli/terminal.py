@@ -79,6 +79,20 @@ def load_plugins(files: Sequence[str]) -> None:
         load_file(file)
 
 
+def named_methods(text: str | None) -> list[str] | None:
+    """Parse --methods.
+
+    >>> named_methods("fedavg, kdia"), named_methods(None)
+    (['fedavg', 'kdia'], None)
+    """
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--methods '{text}' names no method; write for example --methods fedavg,fedprox")
+    return names
+
+
 def chosen_seeds(text: str, first: int) -> list[int]:
     """Parse --seeds: a number of seeds starting at `first`, or a list of seeds.
 

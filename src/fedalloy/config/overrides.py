@@ -66,7 +66,10 @@ def _as_data(path: Path) -> str:
 def _instead(path: Path) -> str:
     """A file nearby that was probably meant instead of one that does not exist."""
     near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1, cutoff=0.4)
-    return f"; did you mean {shown(str(path.with_name(near[0])))}?" if near else ""
+    if near:
+        return f"; did you mean {shown(str(path.with_name(near[0])))}?"
+    near = get_close_matches(path.stem, [file.stem for file in SHIPPED.glob("*.toml")], n=1, cutoff=0.7)
+    return f"; did you mean {shown(near[0])}, which comes with fedalloy?" if near else ""
 
 
 def override(values: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:

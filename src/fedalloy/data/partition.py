@@ -176,7 +176,9 @@ def _as_labels(values: ArrayLike, what: str) -> Indices:
 
 def _check_clients(clients: int, rows: int) -> None:
     if not isinstance(clients, (int, np.integer)) or isinstance(clients, bool) or clients < 1:
-        raise UsageError(f"clients = {clients!r} must be an integer of at least 1; write for example clients=10")
+        raise UsageError(
+            f"partition.clients = {clients!r} must be an integer of at least 1; write for example partition.clients=10"
+        )
     if clients > rows:
         raise UsageError(f"{clients} clients cannot share {rows} rows; write clients={rows} or fewer")
 
@@ -204,7 +206,7 @@ def complete(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**known, **given}
     missing = [key for key, value in settings.items() if value is inspect.Parameter.empty]
     if missing:
-        raise UsageError(f"the partition '{name}' needs {' and '.join(missing)}; write {missing[0]}=...")
+        raise UsageError(f"the partition '{name}' needs {' and '.join(missing)}; write partition.{missing[0]}=...")
     return {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
 
 

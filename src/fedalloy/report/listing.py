@@ -41,10 +41,11 @@ def listing(what: str, filters: Sequence[str] = (), *, privacy: bool = False, wi
 
     With `privacy` it says of methods what leaves a client, by training and by evaluation, and what travels.
 
-    >>> print(listing("methods", ["public=yes", "paper=lin"]))
+    >>> print(listing("methods", ["paper=stich"]))
     Public samples; each client may have its own network
       feddf *              Lin 2020            distil all models into the average
-    * also learns numbers and several labels a sample. `fedalloy list METHOD` is a method's page.
+    * also learns numbers and several labels a sample. `fedalloy list METHOD` is a
+    method's page.
     """
     if filters and what != "methods":
         raise UsageError("--where filters methods by their card; leave it out for other lists")
@@ -64,7 +65,8 @@ def one_thing(name: str, width: int = 80) -> str:
     """All there is to say of one model, data set or partition: what it is, and its options.
 
     >>> print(one_thing("mlp"))
-    mlp, a model: Hidden layers with ReLU and an output layer; the feature is the last hidden layer.
+    mlp, a model: Hidden layers with ReLU and an output layer; the feature is the
+    last hidden layer.
       Options: model.KEY=VALUE
         hidden = [64]
       fedalloy run model=mlp
