@@ -44,13 +44,9 @@ def method_page(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
     ]
     if found := options_table(cls, runs):
         parts += ["## Options", "[What the columns mean](../methods.md#options).", found]
-    told = [*reproduced(name)]
-    if (ROOT / "docs" / "reproduction" / f"{name}.md").exists():
-        told.append(f"[Every claim, table and figure](../reproduction/{name}.md).")
-    if papers := _compared_by(cls, runs):
-        told.append(f"Compared by {listed(papers)}.")
-    if told:
-        parts += ["## What came out here", " ".join(told)]
+    if told := reproduced(name):
+        page = f"[Every claim, table and figure](../reproduction/{name}.md)."
+        parts += ["## What came out here", " ".join([*told, page])]
     parts += ["## The code"]
     if rows := places(cls):
         parts += [
@@ -61,7 +57,7 @@ def method_page(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
         f"[{file}](../../src/{file}):",
         f"```{{literalinclude}} ../../src/{file}\n:language: python\n:start-at: '@method('\n```",
     ]
-    return "\n\n".join([*parts, "## Read more", *more(name, cls)]) + "\n"
+    return "\n\n".join([*parts, "## Read more", *more(name, cls, runs)]) + "\n"
 
 
 def prose(cls: type[Method]) -> str:
@@ -157,13 +153,15 @@ def _imported(cls: type[Method]) -> list[object]:
     return [each for each in names if inspect.isfunction(each) and each.__module__.startswith(SHARED)]
 
 
-def more(name: str, cls: type[Method]) -> Iterator[str]:
+def more(name: str, cls: type[Method], runs: Sequence[Compared]) -> Iterator[str]:
     """Where there is more to read, and a command to try."""
     readings = READINGS / f"{name}.md"
     if readings.exists():
         yield f"[Readings and differences](../readings/{name}.md): what the paper and its code say, and what we chose."
         if UNREAD.search(readings.read_text(encoding="utf-8")) and not UNREAD.search(prose(cls)):
             yield "The full text of its paper was not at hand."
+    if papers := _compared_by(cls, runs):
+        yield f"Compared by {listed(papers)}."
     yield "\n".join(["```", *commands(cls), "```"])
 
 
