@@ -491,3 +491,20 @@ def test_public_classes_may_have_outputs_of_their_own() -> None:
 def test_label_spaces_that_cannot_be_are_refused(overrides: list[str], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         built(*overrides)
+
+
+def test_a_registered_public_set_of_a_table_is_prepared_as_the_clients_rows(monkeypatch):
+    rng = np.random.default_rng(0)
+    private = from_arrays(rng.normal(50, 9, (60, 2)), rng.integers(0, 2, 60), client_ids=np.arange(60) % 3)
+    rows = rng.normal(50, 9, (20, 2))
+    monkeypatch.setattr(build_module, "load_data", lambda name, **_: from_arrays(rows, np.arange(20) % 2, name=name))
+    exp = {"partition": "natural", "model": "mlp", "public": {"data": "mnist", "samples": 20}}
+    built = build(experiment(exp), private)
+    columns = built.statistics.preparation.columns
+    wanted = (rows - [one.mean for one in columns]) / [one.std for one in columns]
+    found = built.setting.public.inputs[:, :, 0, 0].numpy()
+    np.testing.assert_allclose(np.sort(found, axis=0), np.sort(wanted, axis=0), rtol=1e-4, atol=1e-5)
+    wider = lambda name, **_: from_arrays(np.zeros((20, 3)) + rows[:, :1], np.arange(20) % 2, name=name)  # noqa: E731
+    monkeypatch.setattr(build_module, "load_data", wider)
+    with pytest.raises(UsageError, match="columns"):
+        build(experiment(exp), private)

@@ -225,7 +225,8 @@ What a method can learn: one class for each sample, several labels for each samp
 (`task="numbers"`, regression). A method that cannot learn what the data holds is refused before any work, with the
 names of those that can. A client's loss on its own samples is cross-entropy, binary cross-entropy (mean over the
 labels) or squared error. What methods exchange beyond classes is ours, not their papers': probabilities of each label,
-which are learned by binary KL, or predictions, which are learned by squared error. An option that makes no sense for a
+which are learned by binary KL, or predictions, which are learned by squared error and standardised as the
+[numbers to predict](own_data.md#several-labels-or-numbers) are. An option that makes no sense for a
 task is refused."""
 
 

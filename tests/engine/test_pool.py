@@ -20,6 +20,7 @@ import fedalloy.methods  # noqa: F401  # registers the methods
 from fedalloy.base import plugins, tree
 from fedalloy.check.probe import setting_with_public_classes, small_settings
 from fedalloy.data.augment import augmentation
+from fedalloy.data.columns import PreparedColumn
 from fedalloy.data.samples import Scale
 from fedalloy.engine import arena
 from fedalloy.engine import cargo as cargo_module
@@ -197,6 +198,7 @@ def unusual():
         task="labels",
         threshold=0.25,
         names=[f"clinic {k}" for k in setting.ids],
+        targets=(PreparedColumn("days", 25.0, 5.0),),
         statistics={"up": {"statistics": 12}},
     )
 

@@ -65,6 +65,9 @@ def tune(
 ) -> None:
     """Tune methods with the same budget each.
 
+    \b
+      fedalloy tune examples/experiment.toml --budget 20 fedprox.mu=0.001..1
+
     KEY=RANGE is what to try: `fedprox.mu=0.001..1` (log-uniform), `training.lr=0.0..0.1:linear`, `training.epochs=1..5`
     (whole numbers), `training.batch=16,32,64` (a list). `method.mu` is an option of every method that has it. Settings
     are judged on validation data; the chosen ones are then tested with fresh seeds. To resume, give the same folder.

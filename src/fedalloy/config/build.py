@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedalloy.base import rng
+from fedalloy.base.checked import shown
 from fedalloy.base.files import file_digest, read_weights
+from fedalloy.base.text import listed
 from fedalloy.config.conditions import GIVEN
 from fedalloy.config.methods import for_method
 from fedalloy.config.sections import Choice, DataPart, Experiment, PartitionPart, PublicPart, check_options
@@ -110,7 +112,7 @@ def statistics_of(exp: Experiment, data: Dataset, rows: Sequence[NDArray[np.int6
     assert data.recipe is not None
     if exp.privacy is not None:
         refuse_statistics(data)
-    told = [without_few(summarise(data.x[mine], data.columns, data.recipe)) for mine in rows]
+    told = [without_few(summarise(data.x[mine], data.columns, data.recipe, data.y[mine])) for mine in rows]
     refuse_apart(dict(enumerate(told)), data.columns, data.client_names if len(data.client_names) == len(told) else ())
     return gathered(told, data.columns, data.recipe)
 
@@ -118,11 +120,18 @@ def statistics_of(exp: Experiment, data: Dataset, rows: Sequence[NDArray[np.int6
 def refuse_statistics(data: Dataset) -> None:
     """Refuse data whose preparation would tell exact statistics of private rows."""
     assert data.recipe is not None
-    if data.recipe.asks(data.columns):
+    if data.recipe.asks_inputs(data.columns):
         raise UsageError(
             f"the columns of '{data.name}' would be prepared with exact statistics of the clients' rows, which "
             "[privacy] does not cover; write constants: data.mean and data.std with one number for each column of "
-            'numbers, data.categories with the names for each column of categories, and no data.impute but "mean"'
+            'numbers, data.categories with the names for each column of categories, and no data.impute but "mean"; if '
+            "there are numbers to predict, also data.label_mean and data.label_std"
+        )
+    if data.recipe.asks(data.columns):
+        raise UsageError(
+            f"the numbers to predict of '{data.name}' would be standardised with exact statistics of the clients' "
+            "rows, which [privacy] does not cover; write constants: data.label_mean and data.label_std with one number "
+            f"for each of {shown(listed(data.recipe.targets))}"
         )
 
 
@@ -228,6 +237,7 @@ def setting_of(
         augment=augmentation(exp.data.augment, data.black),
         layout=exp.layout,
         scale=data.scale,
+        targets=data.targets,
         space=space,
         amp_weights=exp.amp_weights,
         threshold=0.5 if exp.threshold is None else exp.threshold,
@@ -549,6 +559,10 @@ def other_data(
         other = _own_public(exp, data, preparation, folder)
     else:
         other = _read(part.data, _public_options(part))
+        if other.recipe is not None:
+            other = _prepared_alike(other, preparation, data.name)
+        elif preparation is not None and other.task == "numbers" and other.classes == data.classes:
+            other = other.standardised(preparation)
     if np.array_equal(other.x, data.x):  # a different shape is found without looking at any sample
         raise UsageError(
             f"the public set '{part.data}' holds the same samples as the private data '{data.name}', whose clients "
@@ -614,8 +628,19 @@ def _own_public(exp: Experiment, data: Dataset, preparation: Preparation | None,
         )
     labelled = part.labelled or agreed is None
     other = own_dataset(path, size=exp.data.size, agreed=agreed, labelled=labelled, **options)
+    return _prepared_alike(other, preparation, exp.data.name)
+
+
+def _prepared_alike(other: Dataset, preparation: Preparation | None, name: str) -> Dataset:
+    """A public set with inputs prepared as the clients' are; if theirs need no preparation, by its own statistics."""
     if preparation is None:
-        preparation = agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe())
+        return other.prepared(agree([summarise(other.x, other.columns, Recipe())], other.columns, Recipe()))
+    theirs, ours = ([column.name for column in columns] for columns in (other.columns, preparation.columns))
+    if theirs != ours:
+        raise UsageError(
+            f"the public set '{other.name}' has the columns {shown(listed(theirs))}, but '{name}' has "
+            f"{shown(listed(ours))}; name one with the same columns"
+        )
     return other.prepared(preparation)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ def from_arrays(
     client_ids: ArrayLike | None = None,
     client_names: Sequence[str] = (),
     task: Task = "classes",
+    label_mean: Sequence[float] | None = None,
+    label_std: Sequence[float] | None = None,
 ) -> Dataset:
     """Create a data set from NumPy arrays or torch tensors.
 
@@ -51,7 +54,8 @@ def from_arrays(
     training row; with `client_names`, it is the position of the client's name in that list.
 
     With `task="labels"`, `y` is N x L: 1 for each label that a row has, else 0. With `task="numbers"` it holds what a
-    regression predicts, N or N x T numbers, which are not scaled.
+    regression predicts, N or N x T numbers. They are standardised with statistics of the clients' training rows, or
+    with one `label_mean` and `label_std` for each; errors are reported in their own units.
 
     >>> data = from_arrays([[0.0, 1.0], [2.0, 1.0]], [0, 1])
     >>> data.x.shape, [column.name for column in data.columns]
@@ -63,6 +67,8 @@ def from_arrays(
     """
     if task not in TASKS:
         raise DataError(f"data set '{name}': there is no task '{task}'; {suggest(task, [*TASKS])}")
+    if task != "numbers" and (label_mean is not None or label_std is not None):
+        raise DataError(f"data set '{name}': label_mean and label_std go with task = 'numbers', not '{task}'")
     inputs, labels = as_inputs(name, x), as_targets(name, y, task)
     test_inputs = None if x_test is None else as_inputs(name, x_test)
     test_labels = None if y_test is None else as_targets(name, y_test, task)
@@ -70,6 +76,7 @@ def from_arrays(
         raise DataError(f"data set '{name}': the training part is empty")
     said: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
+    recipe: Recipe | None = None
     if (mean is None) != (std is None):
         raise DataError(f"data set '{name}': mean and std must be given together, or neither")
     if mean is None or std is None:
@@ -77,9 +84,17 @@ def from_arrays(
             said, inputs = _said_of_columns(name, np.asarray(x)), inputs.astype(np.float32)
             test_inputs = None if test_inputs is None else test_inputs.astype(np.float32)
             columns = tuple(Column(str(place)) for place in range(inputs.shape[1]))
-            mean, std = [0.0] * len(columns), [1.0] * len(columns)
+            mean, std, recipe = [0.0] * len(columns), [1.0] * len(columns), Recipe()
         else:
             mean, std = statistics(inputs)
+    if task == "numbers":
+        columns = columns or tuple(Column(str(place)) for place in range(inputs.shape[1]))
+        recipe = replace(
+            recipe or Recipe(mean=_floats(mean), std=_floats(std)),
+            targets=tuple(label_names) or tuple(map(str, range(labels.shape[1]))),
+            label_mean=None if label_mean is None else _floats(label_mean),
+            label_std=None if label_std is None else _floats(label_std),
+        )
     if classes is None and task != "classes":
         classes = labels.shape[1]
     if classes is None:
@@ -91,16 +106,20 @@ def from_arrays(
         test_inputs,
         test_labels,
         classes,
-        tuple(map(float, mean)),
-        tuple(map(float, std)),
+        _floats(mean),
+        _floats(std),
         tuple(label_names),
         None if client_ids is None else as_labels(name, client_ids),
         client_names=tuple(map(str, client_names)),
         task=task,
         columns=columns,
-        recipe=Recipe() if columns else None,
+        recipe=recipe,
         said=said,
     )
+
+
+def _floats(numbers: Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(float, numbers))
 
 
 def from_torch(

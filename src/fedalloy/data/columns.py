@@ -1,8 +1,9 @@
 """Columns of a table, and what a federation may know of them: sums, counts, bounded histograms, names of categories.
 
 Nobody sees all rows. Each client summarises its own training rows with `summarise`, the server adds the summaries up
-with `agree`, and everyone turns rows into inputs with the `Preparation` that results. A simulation takes the same steps
-with the same functions, so it has the same inputs, to the bit, as a deployment.
+with `agree`, and everyone turns rows into inputs with the `Preparation` that results. Numbers to predict, the targets,
+are standardised in the same way. A simulation takes the same steps with the same functions, so it has the same inputs
+and targets, to the bit, as a deployment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from fedalloy.base.checked import shown
 from fedalloy.base.text import listed
 from fedalloy.data.sketch import middle, sketch
-from fedalloy.errors import DataError
+from fedalloy.errors import DataError, UsageError
 
 Floats = NDArray[np.float32]
 Impute = Literal["mean", "median", "most_frequent"]
@@ -43,19 +44,53 @@ class Recipe:
 
     `mean` and `std` have one number per column of numbers, in their order; `categories` has the names for each column
     of categories. If all are given and missing values are replaced by the `mean`, nothing is asked of the clients: a
-    missing category is then none of them.
+    missing category is then none of them. `targets` names the numbers to predict, and `label_mean` and `label_std` have
+    one number for each.
 
     >>> Recipe().asks([Column("age")]), Recipe(mean=(50.0,), std=(9.0,)).asks([Column("age")])
     (True, False)
+    >>> Recipe(mean=(50.0,), std=(9.0,), targets=("days",)).asks([Column("age")])
+    True
     """
 
     impute: Impute | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
+    label_mean: tuple[float, ...] | None = None
+    label_std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for what, mean, std in (("", self.mean, self.std), ("label_", self.label_mean, self.label_std)):
+            if (mean is None) != (std is None):
+                raise UsageError(
+                    f"data.{what}mean and data.{what}std must be given together; write one number per "
+                    f"{'number to predict' if what else 'column or channel'} in both"
+                )
+            if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
+                raise UsageError(
+                    f"data.{what}std = {list(std)} must be greater than 0 everywhere; write 1.0 for what is constant"
+                )
+        if self.label_mean is not None and not self.targets:
+            raise UsageError("data.label_mean and data.label_std need numbers to predict, not classes; remove them")
+
+    @property
+    def of_targets(self) -> Recipe:
+        """What it says about the targets, as if they were columns."""
+        return Recipe(mean=self.label_mean, std=self.label_std)
+
+    @property
+    def target_columns(self) -> tuple[Column, ...]:
+        """The targets as columns of numbers."""
+        return tuple(Column(name) for name in self.targets)
 
     def asks(self, columns: Sequence[Column]) -> bool:
         """Return whether clients must summarise their rows before the first round."""
+        return self.asks_inputs(columns) or self.of_targets.asks_inputs(self.target_columns)
+
+    def asks_inputs(self, columns: Sequence[Column]) -> bool:
+        """Return whether they must do so for their columns, whatever is to be predicted."""
         if self.impute in ("median", "most_frequent"):
             return True
         return any(c.name not in self.categories if c.categories is not None else self.mean is None for c in columns)
@@ -78,19 +113,30 @@ class Summary:
 
     rows: int
     columns: Mapping[str, ColumnSummary]
+    targets: Mapping[str, ColumnSummary] = field(default_factory=dict)
 
 
-def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe) -> Summary:
+def summarise(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe, y: NDArray[Any] | None = None) -> Summary:
     """Summarise a client's training rows, N x C or images N x C x H x W, as far as the recipe needs it.
+
+    If the recipe has targets, `y` holds them, N x T.
 
     >>> ages = np.array([[30.0], [50.0], [np.nan]], np.float32)
     >>> told = summarise(ages, [Column("age")], Recipe(impute="mean"))
     >>> told.columns["age"].present, told.columns["age"].total, told.columns["age"].squares
     (2, 80.0, 3400.0)
     """
-    if not recipe.asks(columns):
-        return Summary(len(x), {})
-    return Summary(len(x), {c.name: _column(x[:, place].reshape(-1), c, recipe) for place, c in enumerate(columns)})
+    told = _summaries(x, columns, recipe)
+    if not recipe.targets:
+        return Summary(len(x), told)
+    assert y is not None
+    return Summary(len(x), told, _summaries(y, recipe.target_columns, recipe.of_targets))
+
+
+def _summaries(x: NDArray[Any], columns: Sequence[Column], recipe: Recipe) -> dict[str, ColumnSummary]:
+    if not recipe.asks_inputs(columns):
+        return {}
+    return {c.name: _column(x[:, place].reshape(-1), c, recipe) for place, c in enumerate(columns)}
 
 
 def without_few(summary: Summary) -> Summary:
@@ -99,8 +145,11 @@ def without_few(summary: Summary) -> Summary:
     >>> without_few(Summary(9, {"age": ColumnSummary(1, 61.0, 3721.0)})).columns["age"]
     ColumnSummary(present=0, total=0.0, squares=0.0, histogram={}, values={})
     """
-    few = {name for name, one in summary.columns.items() if one.present < LEAST_VALUES}
-    return replace(summary, columns={k: ColumnSummary(0) if k in few else one for k, one in summary.columns.items()})
+    columns, targets = (
+        {name: one if one.present >= LEAST_VALUES else ColumnSummary(0) for name, one in told.items()}
+        for told in (summary.columns, summary.targets)
+    )
+    return replace(summary, columns=columns, targets=targets)
 
 
 def _column(values: NDArray[Any], column: Column, recipe: Recipe) -> ColumnSummary:
@@ -156,7 +205,7 @@ class PreparedColumn:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become inputs, the same for all clients.
+    """How rows become inputs, and numbers to predict the targets of networks, the same for all clients.
 
     >>> sex = PreparedColumn("sex", categories=("f", "m"), fill="f")
     >>> ready = Preparation((PreparedColumn("age", mean=40.0, std=10.0, fill=40.0), sex))
@@ -166,6 +215,7 @@ class Preparation:
     """
 
     columns: tuple[PreparedColumn, ...]
+    targets: tuple[PreparedColumn, ...] = ()
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -174,10 +224,20 @@ class Preparation:
 
     def apply(self, x: Floats, columns: Sequence[Column]) -> Floats:
         """Turn rows, N x C with these columns, into inputs; a category that nobody told of becomes zeros."""
-        ready = [
-            _prepared(x[:, place], own, to) for place, (own, to) in enumerate(zip(columns, self.columns, strict=True))
-        ]
-        return np.concatenate(ready, axis=1) if ready else x
+        return _applied(self.columns, x, columns)
+
+    def standardised(self, y: Floats) -> Floats:
+        """Turn numbers to predict, N x T, into what networks learn; they stay as they are if nothing was agreed on.
+
+        >>> Preparation((), (PreparedColumn("days", 25.0, 5.0),)).standardised(np.array([[30.0]], np.float32)).tolist()
+        [[1.0]]
+        """
+        return _applied(self.targets, y, [Column(target.name) for target in self.targets])
+
+
+def _applied(prepared: Sequence[PreparedColumn], x: Floats, columns: Sequence[Column]) -> Floats:
+    ready = [_prepared(x[:, place], own, to) for place, (own, to) in enumerate(zip(columns, prepared, strict=True))]
+    return np.concatenate(ready, axis=1) if ready else x
 
 
 def _prepared(values: Floats, own: Column, to: PreparedColumn) -> Floats:
@@ -216,25 +276,36 @@ def agree(told: Sequence[Summary], columns: Sequence[Column], recipe: Recipe) ->
     (50.0, 16.3299, 50.0)
     """
     numbers = [c.name for c in columns if c.categories is None]
-    if recipe.mean is not None and (len(recipe.mean) != len(numbers) or len(recipe.std or ()) != len(numbers)):
-        raise DataError(
-            f"data.mean has {len(recipe.mean)} numbers and data.std {len(recipe.std or ())}, but there must be one for "
-            f"each of the {len(numbers)} columns of numbers: {shown(listed(numbers))}"
-        )
+    _refuse_miscounted(recipe.mean, recipe.std, numbers, "columns of numbers", "")
+    _refuse_miscounted(recipe.label_mean, recipe.label_std, recipe.targets, "numbers to predict", "label_")
     ready, place_of = [], {name: place for place, name in enumerate(numbers)}
     for column in columns:
         said = [summary.columns[column.name] for summary in told if column.name in summary.columns]
         if column.categories is not None:
             ready.append(_categories(column.name, said, recipe))
         else:
-            ready.append(_numbers(column.name, place_of[column.name], said, recipe))
-    return Preparation(tuple(ready))
+            ready.append(_numbers(column.name, place_of[column.name], said, recipe, _DROP.format(name=column.name)))
+    targets = [
+        _numbers(name, place, [one.targets[name] for one in told if name in one.targets], recipe.of_targets, _CONSTANTS)
+        for place, name in enumerate(recipe.targets)
+    ]
+    return Preparation(tuple(ready), tuple(targets))
 
 
-def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
+def _refuse_miscounted(
+    mean: Sequence[float] | None, std: Sequence[float] | None, numbers: Sequence[str], what: str, prefix: str
+) -> None:
+    if mean is not None and std is not None and (len(mean), len(std)) != (len(numbers), len(numbers)):
+        raise DataError(
+            f"data.{prefix}mean has {len(mean)} numbers and data.{prefix}std {len(std)}, but there must be one for "
+            f"each of the {len(numbers)} {what}: {shown(listed(numbers))}"
+        )
+
+
+def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recipe, instead: str) -> PreparedColumn:
     present = sum(one.present for one in said)
     if said and not present:
-        raise _untold(name)
+        raise _untold(name, instead)
     if recipe.mean is not None and recipe.std is not None:
         mean, std = recipe.mean[place], recipe.std[place]
     else:
@@ -256,7 +327,7 @@ def _numbers(name: str, place: int, said: Sequence[ColumnSummary], recipe: Recip
 def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> PreparedColumn:
     names = recipe.categories.get(name) or tuple(sorted({value for one in said for value in one.values}))
     if not names:
-        raise _untold(name)
+        raise _untold(name, _DROP.format(name=name))
     if len(names) > MOST_CATEGORIES:
         raise DataError(
             f"column {shown(name)} has {len(names):,} different categories at all clients together "
@@ -268,11 +339,14 @@ def _categories(name: str, said: Sequence[ColumnSummary], recipe: Recipe) -> Pre
     return PreparedColumn(name, fill=fill, categories=names)
 
 
-def _untold(name: str) -> DataError:
+_DROP = "data.drop = [{name!r}], or constants: data.mean and data.std, or data.categories"
+_CONSTANTS = "constants: data.label_mean and data.label_std"
+
+
+def _untold(name: str, instead: str) -> DataError:
     return DataError(
         f"column {shown(name)} has fewer than {LEAST_VALUES} values in the training rows of every client, and of so "
-        f"few nobody tells statistics; write data.drop = [{name!r}], or constants: data.mean and data.std, or "
-        "data.categories"
+        f"few nobody tells statistics; write {instead}"
     )
 
 

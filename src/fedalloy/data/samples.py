@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedalloy.base.text import name_fault
-from fedalloy.data.columns import LEAST_STD, Column, Preparation, Recipe
+from fedalloy.data.columns import LEAST_STD, Column, Preparation, PreparedColumn, Recipe
 from fedalloy.errors import DataError, UsageError
 
 Array = NDArray[Any]
@@ -60,7 +60,8 @@ class Dataset:
     how the data was read.
 
     `task` says what `y` holds: a class number per row (int64), or a row of `classes` float32 numbers, which are 0 or 1
-    for "labels" and anything finite for "numbers". `classes` is the number of outputs in every task.
+    for "labels" and anything finite for "numbers". `classes` is the number of outputs in every task. `targets` says how
+    `prepared` has standardised the numbers to predict, whose names are in the recipe; without it they are as they are.
 
     >>> x = np.zeros((2, 1, 4, 4), np.uint8)
     >>> Dataset("dots", x, np.array([0, 1]), None, None, classes=2, mean=(0.5,), std=(0.25,)).black
@@ -88,6 +89,7 @@ class Dataset:
     recipe: Recipe | None = None
     own_tests: NDArray[np.bool_] | None = None
     said: tuple[str, ...] = ()
+    targets: tuple[PreparedColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if self.classes < 2 and self.task == "classes":
@@ -124,6 +126,8 @@ class Dataset:
             raise self._wrong("client names need client_ids, the client of each training row")
         if self.recipe is not None and len(self.columns) != channels:
             raise self._wrong(f"there are {len(self.columns)} column names for {channels} columns")
+        if self.recipe is not None and self.recipe.targets and len({*self.recipe.targets}) != self.classes:
+            raise self._wrong(f"the {self.classes} numbers to predict must have {self.classes} different names")
         if self.client_names and self.client_ids is not None:
             stray = np.flatnonzero((self.client_ids < 0) | (self.client_ids >= len(self.client_names)))
             if stray.size:
@@ -133,7 +137,17 @@ class Dataset:
                 )
 
     def prepared(self, preparation: Preparation) -> Dataset:
-        """Return the data set with inputs as all clients have agreed to prepare them."""
+        """Return the data set with inputs and targets as all clients have agreed to prepare them."""
+        return self.standardised(preparation)._with_inputs(preparation)
+
+    def standardised(self, preparation: Preparation) -> Dataset:
+        """Return the data set with numbers to predict as all clients have agreed to standardise them."""
+        if not preparation.targets:
+            return self
+        y_test = None if self.y_test is None else preparation.standardised(self.y_test)
+        return replace(self, y=preparation.standardised(self.y), y_test=y_test, targets=preparation.targets)
+
+    def _with_inputs(self, preparation: Preparation) -> Dataset:
         if self.x.shape[2:] != (1, 1) or self.x.dtype == np.uint8:  # images: only their scale was open
             mean, std = (tuple(getattr(c, key) for c in preparation.columns) for key in ("mean", "std"))
             return replace(self, mean=mean, std=std, columns=(), recipe=None)

@@ -89,16 +89,23 @@ def refuse_apart(told: Mapping[int, Summary], columns: Sequence[Column], names: 
     fedalloy.errors.DataError: the values of 'age' at west are 18181818 times as large as at the other clients; ...
     """
     for column in columns:
-        said = {k: one.columns[column.name] for k, one in told.items() if column.name in one.columns}
-        sizes = {k: _size(one) for k, one in said.items() if one.present and column.categories is None}
-        for client, size in sizes.items():
-            others = [other for k, other in sizes.items() if k != client]
-            if len(others) > 1 and size > APART * (usual := float(np.median(others))) > 0:
-                raise DataError(
-                    f"the values of {shown(column.name)} at {client_label(names, client)} are {size / usual:.0f} times "
-                    "as large as at the other clients; correct the unit or the values, or write "
-                    f"data.drop = [{column.name!r}]"
-                )
+        if column.categories is None:
+            said = {k: one.columns[column.name] for k, one in told.items() if column.name in one.columns}
+            _refuse_apart(column.name, said, names, f"data.drop = [{column.name!r}]")
+    for target in next(iter(told.values())).targets if told else ():
+        said = {k: one.targets[target] for k, one in told.items()}
+        _refuse_apart(target, said, names, "constants: data.label_mean and data.label_std")
+
+
+def _refuse_apart(name: str, said: Mapping[int, ColumnSummary], names: Sequence[str], instead: str) -> None:
+    sizes = {k: _size(one) for k, one in said.items() if one.present}
+    for client, size in sizes.items():
+        others = [other for k, other in sizes.items() if k != client]
+        if len(others) > 1 and size > APART * (usual := float(np.median(others))) > 0:
+            raise DataError(
+                f"the values of {shown(name)} at {client_label(names, client)} are {size / usual:.0f} times as large "
+                f"as at the other clients; correct the unit or the values, or write {instead}"
+            )
 
 
 def _size(one: ColumnSummary) -> float:
@@ -108,8 +115,11 @@ def _size(one: ColumnSummary) -> float:
 
 def summary_text(summary: Summary) -> str:
     """A summary as JSON, without what was not asked."""
-    columns = {name: _filled(one) for name, one in summary.columns.items()}
-    return json.dumps({"rows": summary.rows, "columns": columns}, separators=(",", ":"))
+    columns, targets = (
+        {name: _filled(one) for name, one in told.items()} for told in (summary.columns, summary.targets)
+    )
+    told = {"rows": summary.rows, "columns": columns, **({"targets": targets} if targets else {})}
+    return json.dumps(told, separators=(",", ":"))
 
 
 def read_summary(text: str, columns: Sequence[Column], recipe: Recipe, values_per_row: int = 1) -> Summary:
@@ -123,13 +133,22 @@ def read_summary(text: str, columns: Sequence[Column], recipe: Recipe, values_pe
     ...
     fedalloy.errors.DataError: its statistics are refused: age.present = 3 must be a whole number from 0 to 2
     """
-    found = _entries(_json(text), {"rows", "columns"}, "its statistics")
+    open_targets = recipe.of_targets.asks_inputs(recipe.target_columns)
+    found = _entries(_json(text), {"rows", "columns", *(["targets"] if open_targets else [])}, "its statistics")
     rows = _whole(found.get("rows"), MOST_ROWS, "rows", least=1)
-    told = _table(found.get("columns"), "columns")
-    if list(told) != [column.name for column in columns]:
-        raise _refused(f"the columns are {shown(list(told))}, not {shown([column.name for column in columns])}")
-    most = rows * values_per_row
-    return Summary(rows, {column.name: _column(told[column.name], column, recipe, most) for column in columns})
+    told = _read_columns(found, "columns", columns, recipe, rows * values_per_row)
+    if not open_targets:
+        return Summary(rows, told)
+    return Summary(rows, told, _read_columns(found, "targets", recipe.target_columns, recipe.of_targets, rows))
+
+
+def _read_columns(
+    found: Mapping[str, Any], key: str, columns: Sequence[Column], recipe: Recipe, most: int
+) -> dict[str, ColumnSummary]:
+    told, asked = _table(found.get(key), key), columns if recipe.asks_inputs(columns) else ()
+    if list(told) != [column.name for column in asked]:
+        raise _refused(f"the {key} are {shown(list(told))}, not {shown([column.name for column in asked])}")
+    return {column.name: _column(told[column.name], column, recipe, most) for column in asked}
 
 
 def _column(value: Any, column: Column, recipe: Recipe, most: int) -> ColumnSummary:
@@ -196,22 +215,30 @@ def _asked(column: Column, recipe: Recipe) -> set[str]:
 
 
 def preparation_text(preparation: Preparation) -> str:
-    """A preparation as JSON."""
-    return json.dumps([_filled(column) for column in preparation.columns], separators=(",", ":"))
+    """A preparation as JSON: a list of the columns, and after them the targets."""
+    return json.dumps([_filled(one) for one in (*preparation.columns, *preparation.targets)], separators=(",", ":"))
 
 
-def read_preparation(text: str, columns: Sequence[Column]) -> Preparation:
-    """Read a preparation for these columns, as another machine or a run's file has it.
+def read_preparation(text: str, columns: Sequence[Column], targets: Sequence[str] = ()) -> Preparation:
+    """Read a preparation for these columns and targets, as another machine or a run's file has it.
 
     >>> read_preparation('[{"name":"age","mean":40.0,"std":0.0}]', [Column("age")])
     Traceback (most recent call last):
     ...
     fedalloy.errors.DataError: its statistics are refused: age.std = 0.0 must be greater than 0
     """
-    found = _json(text)
-    if not isinstance(found, list) or [_name(one) for one in found] != [column.name for column in columns]:
-        raise _refused(f"they are not about the columns {shown([column.name for column in columns])}")
-    return Preparation(tuple(_prepared(one, column) for one, column in zip(found, columns, strict=True)))
+    found, names = _json(text), [*(column.name for column in columns), *targets]
+    if not isinstance(found, list) or [_name(one) for one in found] != names:
+        raise _refused(f"they are not about the columns {shown(names)}")
+    ready = tuple(_prepared(one, column) for one, column in zip(found, columns, strict=False))
+    return Preparation(ready, _read_targets(found[len(columns) :]))
+
+
+def _read_targets(found: Sequence[Any]) -> tuple[PreparedColumn, ...]:
+    ready = tuple(_prepared(one, Column(str(_name(one)))) for one in found)
+    if filled := [one.name for one in ready if one.fill is not None]:
+        raise _refused(f"{filled[0]} has a value in place of missing ones, but is to be predicted")
+    return ready
 
 
 def refuse_unagreed(preparation: Preparation, recipe: Recipe) -> None:
@@ -223,7 +250,11 @@ def refuse_unagreed(preparation: Preparation, recipe: Recipe) -> None:
     fedalloy.errors.DataError: its statistics are refused: age has the mean 41 and the deviation 9, not 40 and 9
     """
     numbers = [column for column in preparation.columns if column.categories is None]
-    for column, mean, std in zip(numbers, recipe.mean or (), recipe.std or (), strict=False):
+    fixed = [
+        *zip(numbers, recipe.mean or (), recipe.std or (), strict=False),
+        *zip(preparation.targets, recipe.label_mean or (), recipe.label_std or (), strict=False),
+    ]
+    for column, mean, std in fixed:
         if (column.mean, column.std) != (mean, std):
             raise _refused(
                 f"{column.name} has the mean {column.mean:g} and the deviation {column.std:g}, not {mean:g} and {std:g}"
@@ -259,6 +290,20 @@ def table_inputs(rows: Sequence[Mapping[str, Any]], columns: str) -> Tensor:
                 x[number, place] = codes[name] if codes else _quantity(name, number, column.name)
         coded.append(own)
     return torch.from_numpy(ready.apply(x, coded))[:, :, None, None]
+
+
+def in_units(outputs: Tensor, targets: str) -> Tensor:
+    """Turn a network's outputs into numbers in the units of the files, with the `targets` of an exported model.
+
+    >>> in_units(torch.tensor([[0.5]]), '[{"name":"days","mean":25.0,"std":2.0}]').tolist()
+    [[26.0]]
+    """
+    found = _json(targets)
+    if not isinstance(found, list) or outputs.shape[1:] != (len(found),):
+        raise _refused(f"there is not one target for each of the {outputs.shape[-1]} outputs")
+    ready = _read_targets(found)
+    mean, std = (outputs.new_tensor([getattr(one, key) for one in ready]) for key in ("mean", "std"))
+    return outputs * std + mean
 
 
 def _cell(row: Mapping[str, Any], number: int, column: str) -> Any:

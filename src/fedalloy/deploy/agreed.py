@@ -16,7 +16,6 @@ stands for missing values - follows from what the sites tell before the first ro
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,11 +26,13 @@ import numpy as np
 
 from fedalloy.config.sections import DataPart, check_options
 from fedalloy.data.catalogue import AGREED
-from fedalloy.data.columns import LEAST_STD, Column, Impute, Preparation, Recipe, agree
+from fedalloy.data.columns import Column, Impute, Preparation, Recipe, agree
 from fedalloy.data.own.dataset import own_dataset
 from fedalloy.data.own.wanted import Format
 from fedalloy.data.samples import Dataset, Task
 from fedalloy.errors import UsageError
+
+OWN = ("drop", "impute", "mean", "std", "categories", "label_mean", "label_std")  # keys for the reader of own files
 
 __all__ = ["AGREED", "constants", "frame", "framed", "read_site_data"]
 
@@ -49,6 +50,8 @@ def _options(
     impute: Impute | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
+    label_mean: tuple[float, ...] | None = None,
+    label_std: tuple[float, ...] | None = None,
 ) -> None:
     """Declare the keys of [data] and their types."""
 
@@ -78,7 +81,7 @@ def frame(part: DataPart) -> Dataset:
         form.label_names,
         task=form.task,
         columns=columns or tuple(Column(f"channel {place}") for place in range(channels)),
-        recipe=_recipe(options, channels, images=not columns),
+        recipe=_recipe(options, form),
     )
 
 
@@ -88,7 +91,9 @@ def framed(agreed: Dataset, preparation: Preparation) -> Dataset:
         return agreed.prepared(preparation)
     width = len(preparation.inputs)
     x = np.zeros((1, width, 1, 1), np.float32)
-    return replace(agreed, x=x, mean=(0.0,) * width, std=(1.0,) * width, columns=(), recipe=None)
+    return replace(
+        agreed.standardised(preparation), x=x, mean=(0.0,) * width, std=(1.0,) * width, columns=(), recipe=None
+    )
 
 
 def constants(agreed: Dataset) -> Preparation | None:
@@ -100,7 +105,7 @@ def constants(agreed: Dataset) -> Preparation | None:
 def read_site_data(path: Path, part: DataPart, label: str | None = None) -> Dataset:
     """Read a site's own file or folder, which must have the agreed format; `label` is its own name of that column."""
     options = _checked(part)
-    own = {key: options[key] for key in ("drop", "impute", "mean", "std", "categories") if key in options}
+    own = {key: options[key] for key in OWN if key in options}
     named = label if label is not None else options.get("label")
     return own_dataset(path, size=part.size, agreed=agreed_format(part), label=named, **own)
 
@@ -143,13 +148,10 @@ def _checked(part: DataPart) -> dict[str, Any]:
     return check_options(part, _options, "data")
 
 
-def _recipe(options: Mapping[str, Any], channels: int, *, images: bool) -> Recipe:
+def _recipe(options: Mapping[str, Any], form: Format) -> Recipe:
     mean, std = options.get("mean"), options.get("std")
-    if (mean is None) != (std is None):
-        raise UsageError("data.mean and data.std must be given together; write one number per column in both")
-    if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
-        raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
-    if images and mean is not None and std is not None:
-        mean, std = (value * channels if len(value) == 1 else value for value in (mean, std))
+    if not form.columns and mean is not None and std is not None:
+        mean, std = (value * form.shape[0] if len(value) == 1 else value for value in (mean, std))
     given = {key: tuple(names) for key, names in (options.get("categories") or {}).items()}
-    return Recipe(options.get("impute"), mean, std, given)
+    targets = form.label_names if form.task == "numbers" else ()
+    return Recipe(options.get("impute"), mean, std, given, targets, options.get("label_mean"), options.get("label_std"))

@@ -188,7 +188,8 @@ def _agreed(exp: Experiment, sites: int, public: Path | None) -> Setting:
                 if coded
                 else PreparedColumn(name, fill=0.0)
                 for name, coded in asked
-            )
+            ),
+            tuple(PreparedColumn(name) for name in agreed.recipe.targets),
         )
     with TemporaryDirectory() as there:
         if public is not None and exp.public is not None:

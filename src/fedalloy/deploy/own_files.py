@@ -16,7 +16,8 @@ from fedalloy.data.own.dataset import is_own
 from fedalloy.data.samples import Dataset
 from fedalloy.errors import UsageError
 
-KEPT = ("label", "drop", "categorical", "categories", "impute", "mean", "std", "task")  # keys of [data] that stay
+KEPT = ("label", "drop", "task", "categorical", "categories", "impute", "mean", "std", "label_mean", "label_std")
+"""Keys of [data] that stay."""
 
 
 @dataclass(frozen=True)

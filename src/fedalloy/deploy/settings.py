@@ -106,7 +106,10 @@ def known_statistics(exp: Experiment, begun: Mapping[str, Any]) -> Statistics | 
     data = begun.get("data", {})
     if exp.data.name != AGREED or "columns" not in data:
         return None
-    ready = read_preparation(json.dumps(data["columns"]), frame(exp.data).columns)
+    agreed = frame(exp.data)
+    assert agreed.recipe is not None
+    told = json.dumps([*data["columns"], *data.get("targets", [])])
+    ready = read_preparation(told, agreed.columns, agreed.recipe.targets)
     return Statistics(ready, **data.get("statistics", {}))
 
 
@@ -187,10 +190,12 @@ def told(exp: Experiment, client: int, data: Dataset) -> Summary:
     assert data.recipe is not None
     if not data.recipe.asks(data.columns):
         raise UsageError("the experiment says how all rows are prepared, so this site has no statistics to tell")
-    everything = data.x if data.x_test is None else np.concatenate([data.x, data.x_test])
+    x, y = data.x, data.y
+    if data.x_test is not None and data.y_test is not None:
+        x, y = np.concatenate([x, data.x_test]), np.concatenate([y, data.y_test])
     refuse_resized(data, frame(exp.data))
     rows, _, _ = split_of(data, exp, client)
-    return without_few(summarise(everything[rows], data.columns, data.recipe))
+    return without_few(summarise(x[rows], data.columns, data.recipe, y[rows]))
 
 
 def refuse_resized(data: Dataset, agreed: Dataset) -> None:

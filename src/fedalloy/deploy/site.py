@@ -61,8 +61,8 @@ def site_setting(folder: Path, sites: int, prepared: str | None = None) -> tuple
     if ready is None:
         if prepared is None:
             raise UsageError("the server's message is refused: it does not say how the sites prepare their rows")
-        ready = read_preparation(prepared, data.columns)
         assert agreed.recipe is not None
+        ready = read_preparation(prepared, data.columns, agreed.recipe.targets)
         refuse_unagreed(ready, agreed.recipe)
     return site.client, for_site(exp, site.client, sites, data, ready, folder)
 

@@ -14,14 +14,14 @@ OFF = "not evaluated: evaluation on private rows is off under [privacy]"
 STATISTICS = {
     "rows": "how many training rows it has",
     "present": "in how many of them each column has a value",
-    "total": "the sum of each column of numbers, and of each channel of images",
+    "total": "the sum of each column of numbers, of each channel of images, and of each number to predict",
     "squares": "the sum of its squares",
     "histogram": "how many values are in each bin of two per cent, if medians replace missing values",
     "values": "the names of the categories that occur, and how often each does if missing values are replaced; of "
     "numbers, which occur and how often, if the most frequent one replaces missing values",
 }
-"""Told once, before the first round, about the training rows, where columns or own images are prepared with statistics
-that the experiment does not give; never under [privacy]."""
+"""Told once, before the first round, about the training rows, where columns, own images or numbers to predict are
+prepared with statistics that the experiment does not give; never under [privacy]."""
 
 INTRODUCTION = {
     "client": "its number",
@@ -89,7 +89,8 @@ def always() -> list[str]:
         f"Evaluation sends, for each model that a client evaluates: {_all(EVALUATION)}; with several "
         f"labels a row: {_all(LABELS)}; with numbers to predict: {_all(NUMBERS)}. Under [privacy], real sites "
         "evaluate nothing and send none of this; a simulation does, as a rehearsal.",
-        "Where the experiment does not say how columns are prepared, a client tells, once and before the first round: "
+        "Where the experiment does not say how columns and numbers to predict are prepared, a client tells, once and "
+        "before the first round: "
         f"{_all(STATISTICS)}. Under [privacy], nothing of this is told.",
         f"A client on another machine also sends, once: {_all(INTRODUCTION)}; with each reply: {_all(REPLY)}; and a "
         "sentence if something fails.",

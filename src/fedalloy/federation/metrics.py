@@ -123,11 +123,11 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "mae", "MAE", "power", "low", table="decisions", tasks=("numbers",),
-            meaning="The mean absolute error over all clients' test samples.",
+            meaning="The mean absolute error over all clients' test samples, in the units of the numbers.",
         ),
         Metric(
             "rmse", "RMSE", "power", "low", table="decisions", tasks=("numbers",),
-            meaning="The root of the mean squared error over all clients' test samples.",
+            meaning="The root of the mean squared error over all clients' test samples, in the units of the numbers.",
         ),
         Metric(
             "test", "Test %", "percent", "high", table="comparison",
@@ -171,7 +171,8 @@ METRICS: dict[str, Metric] = {
             meaning="The accuracy on the clients' validation data, pooled, if any was set aside.",
         ),
         Metric("loss", "Loss", "number", "low",
-            meaning="The mean loss per test sample: cross-entropy, or the squared error of numbers.",
+            meaning="The mean loss per test sample: cross-entropy, or the squared error of numbers, in the square of "
+            "their units.",
         ),
         Metric(
             "stability", "Stability %", "percent", "low", source="curve",

@@ -14,6 +14,7 @@ from fedalloy.aggregation.robust import bounded
 from fedalloy.base.layout import Layout
 from fedalloy.base.text import client_label, name_fault
 from fedalloy.base.tree import Tree
+from fedalloy.data.columns import PreparedColumn
 from fedalloy.data.label_space import LabelSpace
 from fedalloy.data.public import PublicSet
 from fedalloy.data.samples import Samples, Scale, Task
@@ -67,6 +68,7 @@ class Setting:
     augment: Augmentation | None = None
     layout: Layout = "auto"
     scale: Scale = field(default_factory=Scale)
+    targets: Sequence[PreparedColumn] = ()  # how numbers to predict were standardised, if they were
     server: Network | None = None
     space: LabelSpace | None = None
     quorum: Quorum = field(default_factory=lambda: Quorum(fraction=0.0))

@@ -256,11 +256,14 @@ def _view_of_labels(setting: Setting, counts: Mapping[int, Tree]) -> Any:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _count_numbers(_: Setting, logits: Tensor, targets: Tensor) -> dict[str, Any]:
-    p, y = logits.double().numpy(), targets.double().numpy()
+def _count_numbers(setting: Setting, logits: Tensor, targets: Tensor) -> dict[str, Any]:
+    # Errors are told in the targets' own units; their mean changes no error.
+    unit = torch.tensor([target.std for target in setting.targets] or [1.0], dtype=torch.float64)
+    logits, targets = logits.double() * unit, targets.double() * unit
+    p, y = logits.numpy(), targets.numpy()
     with np.errstate(all="ignore"):  # a network that diverged
         explained, off = regression.r2(p, y), regression.absolute_error(p, y)
-        lost = _in_order(((logits.double() - targets.double()) ** 2).mean(1))
+        lost = _in_order(((logits - targets) ** 2).mean(1))
     named = {"r2": explained.value, "r2_error": explained.error, "absolute": off.value, "absolute_error": off.error}
     return {"loss": lost, **{name: value for name, value in named.items() if math.isfinite(value)}}
 

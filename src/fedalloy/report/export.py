@@ -69,15 +69,20 @@ def export_model(
     model = _network_of(weights, exp, trained, classes=outputs, channels=channels, size=size)
     scale = _scale(meta)
     columns = meta.get("data", {}).get("columns") if size == 1 else None
+    targets = meta.get("data", {}).get("targets")
     answer = _ANSWERS.get(_task(run.folder, view), "softmax(1)")
-    lines = loading_lines(path, model, outputs, channels, size, scale, answer, table=bool(columns))
+    lines = loading_lines(
+        path, model, outputs, channels, size, scale, answer, table=bool(columns), targets=bool(targets)
+    )
     about = {"method": method.name, "view": view, "round": str(state.round), "model": model.name}
     about |= (
         {"outputs": json.dumps(meta["clients"]["label_names"])} if meta.get("clients", {}).get("label_names") else {}
     )
     if columns:
         about["columns"] = json.dumps(columns)
-    elif scale is not None:
+    if targets:
+        about["targets"] = json.dumps(targets)
+    if not columns and scale is not None:
         about |= {"mean": json.dumps(scale.mean), "std": json.dumps(scale.std)}
     write_weights(weights, path, about)
     return path, lines
@@ -130,8 +135,12 @@ def loading_lines(
     answer: str = "softmax(1)",
     *,
     table: bool = False,
+    targets: bool = False,
 ) -> str:
     """The few lines of Python that load an exported model and apply it, with inputs normalised as in training.
+
+    Numbers that were standardised as `targets` are answered in their own units. The weights stay as they were trained,
+    so that a run can start from them.
 
     >>> print(loading_lines(Path("oca.safetensors"), Choice(name="lenet5"), 26, 1, 32, Scale((0.5,), (0.25,))))
     import torch
@@ -160,43 +169,43 @@ def loading_lines(
     made = f'net = create("{model.name}", {keywords})' if known else f"net = {model.name}()  # a network of your own"
     creating = ["from fedalloy.nets.models import create"] if known else []
     ending = f".{answer}" if answer else ""
-    if table:
-        return "\n".join(
+    described = [key for key, wanted in (("columns", table), ("targets", targets)) if wanted]
+    imported = [name for name, wanted in (("in_units", targets), ("table_inputs", table)) if wanted]
+    loading = ["from safetensors.torch import load_file"], [f"net.load_state_dict(load_file({file}))"]
+    if described:
+        loading = (
+            ["from safetensors import safe_open", f"from fedalloy.data.statistics import {', '.join(imported)}"],
             [
-                "from safetensors import safe_open",
-                "from fedalloy.data.statistics import table_inputs",
-                *creating,
-                "",
-                made,
                 f'with safe_open({file}, "pt") as file:',
-                '    columns = file.metadata()["columns"]',
+                *(f'    {key} = file.metadata()["{key}"]' for key in described),
                 "    net.load_state_dict({key: file.get_tensor(key) for key in file.keys()})",
-                "net.eval()",
-                "",
-                'def answers(rows):  # a list of rows such as {"age": 61, "sex": "f"}; None is a missing value',
-                f"    return net(table_inputs(rows, columns)){ending}",
-            ]
+            ],
         )
-    asking = (
-        []
-        if scale is None
-        else [
-            "",
-            f"mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ({[*scale.mean]}, {[*scale.std]}))",
-            "",
-            f"def {'probabilities' if answer else 'answers'}(x):  # of N x {channels} x {size} x {size}; {_unit(size)}",
-            f"    return net((x - mean) / std){ending}",
-        ]
-    )
+
+    def answering(name: str, given: str, about: str, inputs: str) -> list[str]:
+        found = f"net({inputs}){ending}"
+        returned = f"in_units({found}, targets)" if targets else found
+        return ["", f"def {name}({given}):  # {about}", f"    return {returned}"]
+
+    scaling, asking = list[str](), list[str]()
+    if table:
+        about = 'a list of rows such as {"age": 61, "sex": "f"}; None is a missing value'
+        asking = answering("answers", "rows", about, "table_inputs(rows, columns)")
+    elif scale is not None:
+        means = f"({[*scale.mean]}, {[*scale.std]})"
+        scaling = ["", f"mean, std = (torch.tensor(v).view(-1, 1, 1) for v in {means})"]
+        about = f"of N x {channels} x {size} x {size}; {_unit(size)}"
+        asking = answering("probabilities" if answer else "answers", "x", about, "(x - mean) / std")
     return "\n".join(
         [
-            *(["import torch"] if asking else []),
-            "from safetensors.torch import load_file",
+            *(["import torch"] if scaling else []),
+            *loading[0],
             *creating,
             "",
             made,
-            f"net.load_state_dict(load_file({file}))",
+            *loading[1],
             "net.eval()",
+            *scaling,
             *asking,
         ]
     )

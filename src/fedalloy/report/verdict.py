@@ -104,7 +104,9 @@ def _cost(name: str, leader: CombinedRow, local: CombinedRow) -> str:
     spent, other = (line.columns["flops"].mean for line in (local, leader))
     if not spent or not other:
         return ""
-    return f", with {spent / other:.2g} times the computation of {name}"
+    ratio = f"{spent / other:.2g}"
+    compared = "as much computation as" if ratio == "1" else f"{ratio} times the computation of"
+    return f", with {compared} {name}"
 
 
 def _best_view(lines: Sequence[CombinedRow], label: str) -> CombinedRow:

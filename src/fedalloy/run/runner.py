@@ -433,8 +433,9 @@ def _statistics(built: Built) -> dict[str, Any]:
     if built.statistics is None:
         return {}
     found = built.statistics
-    columns = json.loads(preparation_text(found.preparation))
-    return {"columns": columns, "statistics": {"up": found.up, "down": found.down}}
+    ready, inputs = json.loads(preparation_text(found.preparation)), len(found.preparation.columns)
+    targets = {"targets": ready[inputs:]} if found.preparation.targets else {}
+    return {"columns": ready[:inputs], **targets, "statistics": {"up": found.up, "down": found.down}}
 
 
 def versions(*, private: bool) -> dict[str, str]:

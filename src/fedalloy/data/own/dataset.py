@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedalloy.base.checked import shown
 from fedalloy.base.text import listed, shortened
-from fedalloy.data.columns import LEAST_STD, Column, Impute, Recipe
+from fedalloy.data.columns import Column, Impute, Recipe
 from fedalloy.data.own.clients import find_sources
 from fedalloy.data.own.hugging_face import has_images
 from fedalloy.data.own.names import toml
@@ -17,7 +16,7 @@ from fedalloy.data.own.read import read_own
 from fedalloy.data.own.wanted import Format, Own, Wanted
 from fedalloy.data.readers import open_npz
 from fedalloy.data.samples import Dataset, Task
-from fedalloy.errors import DataError, FedalloyError, UsageError
+from fedalloy.errors import DataError, FedalloyError
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 
@@ -47,6 +46,8 @@ def own_dataset(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     categories: Mapping[str, list[str]] | None = None,
+    label_mean: tuple[float, ...] | None = None,
+    label_std: tuple[float, ...] | None = None,
 ) -> Dataset:
     """Read own files; the keyword arguments are the keys of [data].
 
@@ -72,7 +73,11 @@ def own_dataset(
     )
     own = read_own(source, wanted, agreed)
     _refuse_strange(own, given)
-    return to_dataset(own, recipe_of(own, impute, mean, std, given), _name(source))
+    if mean is not None and std is not None and not own.columns:  # one number stands for all channels
+        mean, std = (value * own.x.shape[1] if len(value) == 1 else value for value in (mean, std))
+    targets = own.format.label_names if own.format.task == "numbers" else ()
+    recipe = Recipe(impute, mean, std, given, targets, label_mean, label_std)
+    return to_dataset(own, recipe, _name(source))
 
 
 def _refuse_strange(own: Own, given: Mapping[str, Sequence[str]]) -> None:
@@ -97,26 +102,6 @@ def _list(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _name(source: Path | Sequence[tuple[str, Path]]) -> str:
     return shortened(source.resolve().stem) if isinstance(source, Path) else "clients"
-
-
-def recipe_of(
-    own: Own,
-    impute: Impute | None,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-    categories: Mapping[str, tuple[str, ...]],
-) -> Recipe:
-    """What the experiment says about columns; of images, one number stands for all channels."""
-    if (mean is None) != (std is None):
-        raise UsageError(
-            "data.mean and data.std must be given together; write one number per column or channel in both"
-        )
-    if std is not None and not all(LEAST_STD <= value < math.inf for value in std):
-        raise UsageError(f"data.std = {list(std)} must be greater than 0 everywhere; write 1.0 for a constant column")
-    if mean is not None and std is not None and not own.columns:
-        channels = own.x.shape[1]
-        mean, std = (value * channels if len(value) == 1 else value for value in (mean, std))
-    return Recipe(impute, mean, std, categories)
 
 
 def to_dataset(own: Own, recipe: Recipe, name: str) -> Dataset:

@@ -27,8 +27,6 @@ from fedalloy.data.readers import reading
 from fedalloy.data.samples import Array
 from fedalloy.errors import DataError, UsageError
 
-FAR = 3.0  # from a mean of 0 and a deviation of 1, beyond which numbers to predict take many rounds to learn
-
 
 def read_own(source: Path | Sequence[tuple[str, Path]], wanted: Wanted, agreed: Format | None = None) -> Own:
     """Read one file or folder, or those of several clients; `agreed` is what a site's file must have.
@@ -111,8 +109,7 @@ def _combined(
         wanted.task,
         tuple(shape),
     )
-    far = _said_of_numbers(names, np.concatenate(targets)) if form.task == "numbers" and wanted.labelled else []
-    told = (*_said(held, columns, inputs, form, wanted), *far, *said)
+    told = (*_said(held, columns, inputs, form, wanted), *said)
     if several:
         ids = np.repeat(
             [k for k, one in enumerate(held) for part in (one.train, one.test) if part is not None],
@@ -187,22 +184,3 @@ def _said(
     if wanted.drop:
         said.append(f"dropped: {', '.join(wanted.drop)}")
     return [*said, *dict.fromkeys(sentence for one in held for sentence in one.train.said)]
-
-
-def _said_of_numbers(names: Sequence[str], targets: Array) -> list[str]:
-    """Say which numbers to predict are of another size than what a network answers at first, which is about 0 to 1.
-
-    >>> _said_of_numbers(["days"], np.array([[20.0], [30.0]]))[0].partition(";")[0]
-    "'days' is 25 on average and deviates by 5"
-    >>> _said_of_numbers(["score"], np.array([[-1.0], [1.0]]))
-    []
-    """
-    said = []
-    for place, name in enumerate(names):
-        mean, std = float(targets[:, place].mean()), float(targets[:, place].std())
-        if std > 0 and not (abs(mean) <= FAR and 1 / FAR <= std <= FAR):
-            said.append(
-                f"{shown(name)} is {mean:.3g} on average and deviates by {std:.3g}; networks learn numbers of about -1 "
-                f"to 1 best, so agree on (value - {mean:.3g}) / {std:.3g}"
-            )
-    return said
