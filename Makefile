@@ -4,15 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+SPHINX := $(VENV)/.sphinx
 # Beside the other packages, since it asks for pillow below 13; it runs with 13, too.
 TRACKIO := trackio==0.43.0 gradio_client==2.7.2 huggingface_hub==2.4.0 fsspec==2026.9.0 filelock==4.2.10 \
 	orjson==3.13.0 brotli==1.2.1 tqdm==4.70.1 httpx2==2.16.0 httpcore2==2.16.0 truststore==0.10.5
 
-.PHONY: demo test trackers lint campaign bench bench-peers flower chaos chaos-flower chaos-hosts clean help
+.PHONY: demo test trackers lint docs campaign bench bench-peers flower chaos chaos-flower chaos-hosts clean help
 
 help:
 	@echo "make demo    compare six methods on built-in data (offline, under a minute)"
 	@echo "make test    ruff, mypy --strict and pytest"
+	@echo "make docs    the documentation as a site, in build/site (offline, half a minute)"
 	@echo "make trackers  the trackers' tests with trackio, too, which it installs beside the rest (33 MB, a minute)"
 	@echo "make campaign  the papers' items on real data, in order of value, niced and resumable (days; FEDALLOY_DATA)"
 	@echo "make bench   speed and memory: the pool, growth, loops in plain PyTorch, every method (half an hour)"
@@ -38,6 +40,9 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(SPHINX)
+	$(BIN)/python -m sphinx -b html -n -W -E -a --keep-going -q -d build/doctrees -c docs . build/site
 
 campaign: $(TOOLS)
 	$(BIN)/python tools/campaign.py
@@ -97,5 +102,9 @@ $(TOOLS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,privacy,flower,files,optuna,tensorboard,mlflow,wandb]'
 	touch $(TOOLS)
 
+$(SPHINX): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $(SPHINX)
+
 clean:
-	rm -rf $(VENV) fedalloy-demo*
+	rm -rf $(VENV) build fedalloy-demo*

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal
 import click
 import pytest
 
+import fedalloy
 from fedalloy.base.options import Count, by_variant, option
 from fedalloy.cli.main import cli
 from fedalloy.config.experiment import experiment
@@ -35,8 +36,9 @@ from fedalloy.run.comparison import chosen
 from fedalloy.tuning.space import parted_words, space_of, touched
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+FOLDERS = ("*.md", "guides/*.md", "methods/*.md")
+PAGES = [ROOT / "README.md", *(page for each in FOLDERS for page in sorted((ROOT / "docs").glob(each)))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\w+=\S+ )?(?:\.venv/bin/)?fedalloy (.+)$", re.MULTILINE)
@@ -55,18 +57,25 @@ def prose(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def make_docs() -> Any:
+    sys.path.insert(0, str(ROOT / "tools"))  # as if it were run: the other tools are beside it
     spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
     assert spec is not None
     assert spec.loader is not None
     made = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = made  # dataclasses look it up there
     spec.loader.exec_module(made)
+    sys.path.remove(str(ROOT / "tools"))
     return made
 
 
 def test_generated_pages_are_up_to_date(make_docs: Any) -> None:
     stale = [path.name for path, text in make_docs.pages().items() if path.read_text(encoding="utf-8") != text]
     assert not stale, f"{', '.join(stale)} is out of date; run `python tools/make_docs.py`"
+
+
+@pytest.fixture(scope="module")
+def method_options(make_docs: Any) -> Any:
+    return sys.modules["method_options"]
 
 
 @dataclass
@@ -83,13 +92,13 @@ def lines_of(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
 
 
-def test_the_options_of_a_method_say_whose_values_they_are(make_docs: Any) -> None:
+def test_the_options_of_a_method_say_whose_values_they_are(method_options: Any) -> None:
     runs = [
-        make_docs.Compared("FedKF", "", {"variant": "reference", "steps": 10, "aggregation.weights": "uniform"}),
-        make_docs.Compared("KDIA", "", {"variant": "kdia"}),  # what the variant says is not said again
-        make_docs.Compared("DaFKD", "twice", {"steps": 5}),
+        method_options.Compared("FedKF", "", {"variant": "reference", "steps": 10, "aggregation.weights": "uniform"}),
+        method_options.Compared("KDIA", "", {"variant": "kdia"}),  # what the variant says is not said again
+        method_options.Compared("DaFKD", "twice", {"steps": 5}),
     ]
-    heading, _, variant, steps, pace, weights = lines_of(make_docs.options_table(Walk, runs))
+    heading, _, variant, steps, pace, weights = lines_of(method_options.options_table(Walk, runs))
     assert heading == [
         *("Option", "Meaning", "Recommended", "Paper", "Its authors' code", "As the five papers compared it")
     ]
@@ -100,14 +109,14 @@ def test_the_options_of_a_method_say_whose_values_they_are(make_docs: Any) -> No
     assert (weights[0], weights[-1]) == ("`aggregation.weights`", 'FedKF: `"uniform"`')
 
 
-def test_columns_without_a_value_are_left_out(make_docs: Any) -> None:
-    heading, *_ = lines_of(make_docs.options_table(methods["moon"], []))
+def test_columns_without_a_value_are_left_out(method_options: Any) -> None:
+    heading, *_ = lines_of(method_options.options_table(methods["moon"], []))
     assert heading == ["Option", "Meaning", "Recommended"]
-    assert make_docs.options_table(methods["fedavg"], []) == ""
+    assert method_options.options_table(methods["fedavg"], []) == ""
 
 
 def test_experiments_tell_how_their_papers_compared_other_methods(
-    make_docs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    method_options: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     published = '[[published]]\nsource = "x"\nmetrics = ["amp"]\nrows = []\n'
     (tmp_path / "kdia-small.toml").write_text(
@@ -116,13 +125,45 @@ def test_experiments_tell_how_their_papers_compared_other_methods(
     )
     (tmp_path / "knfu-search.toml").write_text("[methods.fedprox]\nmu = 7\n")  # publishes nothing
     (tmp_path / "other.toml").write_text(f"[methods.fedprox]\nmu = 8\n{published}")
-    monkeypatch.setattr(make_docs, "EXPERIMENTS", tmp_path)
-    assert make_docs.compared() == {
+    monkeypatch.setattr(method_options, "EXPERIMENTS", tmp_path)
+    assert method_options.compared() == {
         "fedprox": [
-            make_docs.Compared("KDIA", "", {"mu": 0.5, "aggregation.weights": "uniform"}),
-            make_docs.Compared("KDIA", "mild", {"mu": 0.1}),
+            method_options.Compared("KDIA", "", {"mu": 0.5, "aggregation.weights": "uniform"}),
+            method_options.Compared("KDIA", "mild", {"mu": 0.1}),
         ]
     }
+
+
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
+    shown = {name for name, cls in methods.items() if cls.__module__.startswith("fedalloy.")}
+    assert {page.stem for page in (ROOT / "docs" / "methods").glob("*.md")} == shown
+
+
+def test_a_page_tells_the_round_of_its_method_and_the_places_in_its_paper() -> None:
+    page = (ROOT / "docs" / "methods" / "knfu.md").read_text(encoding="utf-8")
+    asked = re.findall(r"^\d\. `(\w+)`: .*<br>Down: (.*)\. Up: (.*)\.$", page, re.MULTILINE)
+    soft = "soft labels of public samples"
+    assert asked == [("learn", "nothing", soft), ("tune", soft, "nothing")]
+    for equation in ("Eq. 5", "Eq. 6", "Eqs. 7 and 8", "Eq. 9"):
+        assert f"| {equation} | " in page
+
+
+def test_places_in_a_paper_are_found_in_comments_and_docstrings(make_docs: Any) -> None:
+    code = """
+        def half(x):
+            'Half of it (Eq. 2).'
+            y = x / 2  # Eq. 3
+            # Eq. 4 has no line of its own
+            return y  # not Eq. 5
+    """
+    places = list(sys.modules["method_pages"].named_places(code))
+    assert places == [("Eq. 2", "`half`: Half of it."), ("Eq. 3", "`y = x / 2`")]
+
+
+def test_the_reference_names_everything_that_is_exported() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^\.\. auto\w+:: fedalloy\.(\w+)$", page, re.MULTILINE))
+    assert described == {name for name in fedalloy.__all__ if not name.startswith("__")}
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -130,7 +171,8 @@ def test_experiments_tell_how_their_papers_compared_other_methods(
 
 def anchors(text: str) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a id="([^"]+)"', text))
 
 
 def broken_links(page: Path, text: str) -> list[str]:
@@ -261,6 +303,8 @@ def test_experiment_files_are_experiments(file: Path) -> None:
 def test_python_blocks_run_or_compile(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks with `>>>` are run, one after the other in one namespace; others must at least be Python."""
     monkeypatch.chdir(tmp_path)
+    for registry in (methods, models, partitions):  # what a page registers is for the page alone
+        monkeypatch.setattr(registry, "_things", dict(registry._things))
     shared: dict[str, Any] = {}
     said: list[str] = []
     runner = doctest.DocTestRunner()
@@ -292,3 +336,41 @@ runpy.run_path(sys.argv[1] + "/own_data.py", run_name="__main__")
     assert len(accuracies) == 5
     assert accuracies[-1] > 0.5
     assert "Local training ran until it" in done.stdout
+
+
+# --- packaging --------------------------------------------------------------------------------------------------------
+
+
+def extras_named(text: str) -> set[str]:
+    """The extras in a text's `pip install`."""
+    groups = re.findall(r"pip install [^\n`]*?\[([\w, -]+)\]", text)
+    return {extra.strip() for group in groups for extra in group.split(",")}
+
+
+def test_extras_that_are_named_exist() -> None:
+    files = [*PAGES, ROOT / "CHANGELOG.md", *ROOT.glob("examples/**/*.py"), *ROOT.glob("src/**/*.py")]
+    named = {extra for file in files for extra in extras_named(file.read_text(encoding="utf-8"))}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert named <= project["optional-dependencies"].keys() | {"{extra}"}
+    assert {"flower", "files"} <= named
+
+
+def test_extras_are_found() -> None:
+    assert extras_named('pip install ".[flower, files]"\n`pip install "x[y]"`, [z](w)') == {"flower", "files", "y"}
+
+
+def test_the_citation_has_this_version() -> None:
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", cited, re.MULTILINE) == [fedalloy.__version__]
+
+
+def test_what_language_models_read_has_working_links() -> None:
+    assert broken_links(ROOT / "llms.txt", (ROOT / "llms.txt").read_text(encoding="utf-8")) == []
+
+
+def test_workflows_call_targets_that_exist() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    called = re.findall(r"run: make (\S+)", workflow)
+    assert set(called) >= {"test", "docs"}
+    assert set(called) <= set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))

@@ -182,4 +182,4 @@ def test_a_method_of_ones_own_is_listed_and_has_a_page(shown: Shown, tmp_path: P
     assert "mine-all-mine" in shown("--plugin", str(tmp_path / "mine.py"))
     page = shown("mine-all-mine", "--plugin", str(tmp_path / "mine.py"))
     assert f"--plugin {tmp_path / 'mine.py'}" in " ".join(page.split())
-    assert "docs/methods.md" not in page
+    assert "docs/methods" not in page

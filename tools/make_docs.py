@@ -1,4 +1,4 @@
-"""Write docs/methods.md, and the tables in docs/experiments.md and docs/metrics.md, from the code they describe.
+"""Write docs/methods.md, a page for each method, and tables in other pages, from the code they describe.
 
 Run it from the project's root: `python tools/make_docs.py`. The same code gives the same pages; only what comes with
 fedalloy is described. Options come from their declarations; one without a meaning is refused.
@@ -8,59 +8,59 @@ from __future__ import annotations
 
 import inspect
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from method_options import SECTIONS, compared, table, yes
+from method_pages import method_page
+
+import fedalloy
+from fedalloy.aggregation import averaging
+from fedalloy.base import options, tree
 from fedalloy.base.options import kind, options_of, toml
-from fedalloy.base.text import listed
-from fedalloy.cli.method_page import FOLLOWS, by_variant_of
-from fedalloy.config.sections import CLOSED, Choice, ClientPart, DataPart, Experiment, PartitionPart, PublicPart
-from fedalloy.data import NORMALISATIONS, datasets, files
+from fedalloy.base.text import MISSING
+from fedalloy.cli.method_page import first_line
+from fedalloy.config.sections import Choice, Experiment
+from fedalloy.data import NORMALISATIONS, datasets, files, partition
 from fedalloy.data.partition import partitions
 from fedalloy.data.samples import TASKS
 from fedalloy.federation.core import Method
 from fedalloy.federation.metrics import METRICS
 from fedalloy.methods import methods
-from fedalloy.nets.architectures import ModelPart
 from fedalloy.nets.models import models
-from fedalloy.report.listing import used
+from fedalloy.report.listing import GROUPS, group
+from fedalloy.reproduce.catalogue import Item, Paper, papers
+from fedalloy.reproduce.verdicts import reached
+from fedalloy.train import fit, losses
 
 DOCS = Path(__file__).parents[1] / "docs"
-EXPERIMENTS = DOCS.parent / "src" / "fedalloy" / "experiments"
-
-# The variants of a method, by whose choices they are; the last four are papers that compared it with their own.
-PAPERS = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu"}
-WHOSE = {"paper": "paper", "reference": "its authors' code", **PAPERS}
-# The beginnings of names of experiment files, and of the methods that are their paper's own.
-FILES = {"fedkf": "FedKF", "kdia": "KDIA", "dafkd": "DaFKD", "knfu": "KnFu", "fedmd-global": "FedMD+Global"}
-
-SECTIONS: Mapping[str, type] = {
-    "top": Experiment,
-    "data": DataPart,
-    "clients": ClientPart,
-    "partition": PartitionPart,
-    "public": PublicPart,
-    "models": ModelPart,
-    **CLOSED,
-}
+RUNS = DOCS.parent / "results" / "runs"
 
 
 def main() -> None:
     """Write the pages."""
     for path, text in pages().items():
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 def pages() -> dict[Path, str]:
     """Every generated page as it should be."""
-    filled = [DOCS / "experiments.md", DOCS / "metrics.md"]
+    filled = [DOCS / name for name in ("experiments.md", "metrics.md", "choose.md")]
     return {
         DOCS / "methods.md": methods_page(),
+        DOCS / "api.md": api_page(),
+        **{DOCS / "methods" / f"{name}.md": text for name, text in method_pages().items()},
         **{page: with_tables(page.read_text(encoding="utf-8")) for page in filled},
     }
+
+
+def method_pages() -> dict[str, str]:
+    """The page of each method, by name."""
+    runs = compared()
+    return {name: method_page(name, cls, runs.get(name, [])) for name, cls in shown_methods().items()}
 
 
 def with_tables(text: str) -> str:
@@ -72,6 +72,8 @@ def with_tables(text: str) -> str:
         "data sets": datasets_table,
         "files": files_table,
         "metrics": metrics_table,
+        **{f"methods: {key}": lambda key=key: group_table(key) for key in GROUPS},  # type: ignore[misc]
+        "figures": figures_tables,
     }
 
     def fill(found: re.Match[str]) -> str:
@@ -82,22 +84,138 @@ def with_tables(text: str) -> str:
 
 def methods_page() -> str:
     """The page about methods: one table of all cards, then what each docstring says."""
-    shown = {name: cls for name, cls in methods.items() if ours(cls)}
+    shown = shown_methods()
     heading = ("Method", "Paper", "Distils", "Public set", "Any network")
     lines = [
-        [
-            f"[`{name}`](#{name})",
-            card.paper,
-            card.distils,
-            yes(card.public),
-            yes(card.any_network),
-        ]
+        [link(name), cls.card.paper, cls.card.distils, yes(cls.card.public), yes(cls.card.any_network)]
         for name, cls in shown.items()
-        for card in [cls.card]
     ]
-    runs = compared()
-    sections = [section(name, cls, runs.get(name, [])) for name, cls in shown.items()]
-    return "\n\n".join([INTRODUCTION, table(heading, lines), TASKS_SECTION, tasks_table(shown), *sections]) + "\n"
+    toctree = "\n".join(["```{toctree}", ":hidden:", "", *(f"methods/{name}" for name in shown), "```"])
+    parts = [INTRODUCTION, table(heading, lines), OPTIONS_SECTION, TASKS_SECTION, tasks_table(shown), toctree]
+    return "\n\n".join(parts) + "\n"
+
+
+def shown_methods() -> dict[str, type[Method]]:
+    """The methods that come with fedalloy."""
+    return {name: cls for name, cls in methods.items() if ours(cls)}
+
+
+def ours(thing: Any) -> bool:
+    """Whether it comes with fedalloy; a plug-in of the reader's is not part of the docs."""
+    return str(thing.__module__).startswith("fedalloy.")
+
+
+def link(name: str) -> str:
+    """A link to a method's page."""
+    return f"[`{name}`](methods/{name}.md)"
+
+
+def group_table(key: str) -> str:
+    """The methods of a group, by what an experiment must have for them."""
+    rows = [
+        [link(name), cls.card.brief, ", ".join(cls.card.tasks), yes(cls.card.private), cls.card.leaves_client]
+        for name, cls in shown_methods().items()
+        if group(cls.card) == key
+    ]
+    return table(("Method", "Idea", "Learns", "Allows `[privacy]`", "Leaves a client"), rows)
+
+
+def figures_tables() -> str:
+    """The published tables of which enough runs are recorded: our means over seeds, by setting."""
+    return "\n\n".join(found for paper in papers().values() for item in paper.items if (found := figures(paper, item)))
+
+
+def figures(paper: Paper, item: Item) -> str:
+    """A table's means over seeds where two methods or more have every seed; empty if there is no such setting."""
+    if not item.id.startswith("table") or item.metrics[0] not in METRICS:
+        return ""
+    found = reached(item, RUNS)
+    means = {
+        (row.label, column): sum(values.values()) / len(values)
+        for row in item.rows
+        for column in found.columns
+        if len(values := found.values(row, column)) >= len(found.seeds) > 1
+    }
+    columns = [c for c in found.columns if sum(column == c for _, column in means) > 1]
+    rows = [row for row in item.rows if any((row.label, column) in means for column in columns)]
+    if not columns:
+        return ""
+    body = [
+        [r.label, *(f"{means[r.label, c]:.1f}" if (r.label, c) in means else MISSING for c in columns)] for r in rows
+    ]
+    where = f"[{paper.name}, {item.heading}](reproduction/{paper.id}.md#{item.id})"
+    told = f"{where}. {METRICS[item.metrics[0]].heading}, mean over {len(found.seeds)} seeds, scale `{found.scale}`."
+    return f"{told}\n\n{table(('Method', *columns), body)}"
+
+
+def api_page() -> str:
+    """The reference: what `import fedalloy` gives, and the modules that methods and other parts are written with."""
+    told: dict[str, list[str]] = {title: [] for title in TOPICS.values()}
+    for name in fedalloy.__all__:
+        if not name.startswith("__"):
+            package = getattr(fedalloy, name).__module__.split(".")[1]
+            told.setdefault(TOPICS.get(package, package.capitalize()), []).append(name)
+    parts = [API_INTRODUCTION]
+    for title, names in told.items():
+        rows = [[f"`{name}`", first_line(getattr(fedalloy, name))] for name in names]
+        parts += [f"## {title}", table(("Name", "What it is"), rows), described(names)]
+    parts.append(EXTENSIONS_SECTION)
+    for module in EXTENSIONS:
+        names = [name for name, thing in vars(module).items() if defined_in(module, name, thing)]
+        rows = [[f"`{name}`", first_line(getattr(module, name))] for name in names]
+        automatic = f"```{{eval-rst}}\n.. automodule:: {module.__name__}\n   :members:\n```"
+        parts += [f"### {module.__name__}", table(("Name", "What it is"), rows), automatic]
+    return "\n\n".join(parts) + "\n"
+
+
+API_INTRODUCTION = """\
+# API reference
+
+<!-- Made by tools/make_docs.py from docstrings; edit those instead. -->
+
+Everything in the first sections can be imported from `fedalloy`, where it is loaded when it is first used. The classes
+of the methods too: `from fedalloy import FedProx`; they are described on [their pages](methods.md). What is not on this
+page may change without notice."""
+
+EXTENSIONS_SECTION = """\
+## What parts are written with
+
+These modules are imported by their names, as the [examples](../examples/own_method.py) do."""
+
+TOPICS = {
+    "run": "Running",
+    "config": "Experiments",
+    "data": "Data",
+    "nets": "Networks",
+    "federation": "Methods",
+    "check": "Checks",
+    "tuning": "Fair tuning",
+    "storage": "Finished runs",
+    "report": "Results and reports",
+    "errors": "Errors",
+}
+EXTENSIONS = (fit, losses, averaging, options, tree, partition)
+
+
+def described(names: Iterable[str]) -> str:
+    """Directives that make the site show docstrings and signatures."""
+    lines = []
+    for name in names:
+        thing = getattr(fedalloy, name)
+        kind = "exception" if is_error(thing) else "class" if inspect.isclass(thing) else "function"
+        lines += [f".. auto{kind}:: fedalloy.{name}", *(["   :members:"] if kind == "class" else []), ""]
+    return "\n".join(["```{eval-rst}", *lines[:-1], "```"])
+
+
+def is_error(thing: object) -> bool:
+    """Whether it is an exception."""
+    return inspect.isclass(thing) and issubclass(thing, Exception)
+
+
+def defined_in(module: ModuleType, name: str, thing: Any) -> bool:
+    """Whether a name is a public function or class that a module defines."""
+    made = inspect.isfunction(thing) or inspect.isclass(thing)
+    return made and not name.startswith("_") and thing.__module__ == module.__name__
 
 
 TASKS_SECTION = """\
@@ -114,7 +232,7 @@ task is refused."""
 
 def tasks_table(shown: Mapping[str, type[Method]]) -> str:
     """Which method can learn which task, from the cards."""
-    rows = [[f"[`{name}`](#{name})", *(yes(task in cls.card.tasks) for task in TASKS)] for name, cls in shown.items()]
+    rows = [[link(name), *(yes(task in cls.card.tasks) for task in TASKS)] for name, cls in shown.items()]
     return table(("Method", *(task.capitalize() for task in TASKS)), rows)
 
 
@@ -128,9 +246,18 @@ Each method is one file in [src/fedalloy/methods](../src/fedalloy/methods). `fed
 let clients have different networks. For a text entry, `yes` means that it is not empty, `no` that it is empty, and any
 other word is a substring search. "Distils" says what a method distils, and into what; "public set" whether the
 experiment needs one ([how to give it](experiments.md#a-public-set)); "any network" whether clients may have different
-networks. In the sections below, "up" and "down" are what travels in a round, to the server and to a client; the bytes
-of a run are counted, see [metrics](metrics.md#costs). What leaves a client is what training sends. Evaluation also
-sends counts, even under `local`: `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which.
+networks. [Choose a method](choose.md) orders them by what an experiment has.
+
+On a method's page, "up" and "down" are what travels in a round, to the server and to a client; the bytes of a run are
+counted, see [metrics](metrics.md#costs). What leaves a client is what training sends. Evaluation also sends counts,
+even under `local`: `fedalloy list --privacy` and [deploy.md](deploy.md#what-evaluation-sends) say which.
+
+"The code" is a paper's public code, "the paper" its text. If the full text of a method's paper was not at hand, its
+page says so; what is said of such a paper comes from its code and from papers that cite it. Where a description says
+that something is left out or has no option, a paper's setting that needs it cannot be run."""
+
+OPTIONS_SECTION = """\
+## Options
 
 Options are keys of `[method]`, or of the method's own table under `[methods]`. Their tables have up to four columns of
 values:
@@ -142,134 +269,7 @@ values:
   the variant of its name (`variant = "kdia"`) or in its file under [experiments](../src/fedalloy/experiments). A file
   may be smaller than the paper's experiment, which it then says.
 
-An empty cell is as recommended, and a column without any value is left out.
-
-"The code" is a paper's public code, "the paper" its text. If the full text of a method's paper was not at hand, its
-section says so; what is said of such a paper comes from its code and from papers that cite it. Where a description says
-that something is left out or has no option, a paper's setting that needs it cannot be run."""
-
-
-def section(name: str, cls: type[Method], runs: Sequence[Compared]) -> str:
-    """What a method's docstring says, without its doctest, and its options with their meanings."""
-    prose = re.split(r"^>>> ", inspect.getdoc(cls) or "", maxsplit=1, flags=re.MULTILINE)[0].strip()
-    card = cls.card
-    facts = [
-        f"* Up: {card.up}. Down: {card.down}.",
-        f"* What leaves a client: {card.leaves_client}.",
-        f"* What a client remembers between rounds: {card.remembers}.",
-        f"* What it uses of [[aggregation]](experiments.md#aggregation): {used(cls)}.",
-    ]
-    readings = DOCS / "readings" / f"{name}.md"
-    more = [f"[Readings and differences](readings/{name}.md)"] if readings.exists() else []
-    if more and UNREAD.search(readings.read_text(encoding="utf-8")) and not UNREAD.search(prose):
-        more.insert(0, "The full text of its paper was not at hand.")
-    words = [word for found in options_of(cls) for word in found.variants if word in PAPERS]
-    papers = list(dict.fromkeys([*(run.paper for run in runs), *(PAPERS[word] for word in words)]))
-    if papers:
-        more.append(f"Compared by {listed(papers)}.")
-    found = options_table(cls, runs)
-    return "\n\n".join(
-        [f"## {name}", f"**{cls.label}.** {prose}", "\n".join(facts), *more, *([found] if found else [])]
-    )
-
-
-UNREAD = re.compile(r"full\s+text\s+(was|is|could)\s+not")
-
-
-def options_table(cls: type[Method], runs: Sequence[Compared]) -> str:
-    """A method's options with the values of its variants, and how papers compared it; empty if there is nothing."""
-    options = options_of(cls)
-    missing = [found.name for found in options if not found.meaning]
-    if missing:
-        raise SystemExit(f"{cls.name}.{missing[0]} has no meaning; declare it with option(...)")
-    told = [found.variants for found in options] + [
-        values for key in FOLLOWS for _, values in [by_variant_of(cls, key)]
-    ]
-    words = dict.fromkeys(word for values in told for word in values if word not in PAPERS)
-    own = [*(word for word in WHOSE if word in words), *(word for word in words if word not in WHOSE)]
-    rows = [
-        [
-            f"`{found.name}`",
-            f"{found.meaning}<br><sub>{kind(found.hint)}</sub>",
-            f"`{toml(found.default)}`",
-            *(f"`{toml(found.variants[word])}`" if word in found.variants else "" for word in own),
-            as_compared(found.name, runs, found.variants),
-        ]
-        for found in options
-    ]
-    follows = {key: (usual, values) for key in FOLLOWS for usual, values in [by_variant_of(cls, key)] if values}
-    for key in dict.fromkeys([*follows, *(key for run in runs for key in run.values if "." in key)]):
-        part, _, name = key.partition(".")
-        shared = {x.name: x for x in options_of(SECTIONS[part])}[name]
-        about = f"{shared.meaning}<br><sub>{kind(shared.hint)}</sub>"
-        usual, values = follows.get(key, (shared.default, {}))
-        ways = [f"`{toml(values[word])}`" if word in values else "" for word in own]
-        rows.append([f"`{key}`", about, f"`{toml(usual)}`", *ways, as_compared(key, runs, values)])
-    if not rows:
-        return ""
-    heading = [
-        "Option",
-        "Meaning",
-        "Recommended",
-        *(WHOSE.get(word, word).capitalize() for word in own),
-        "As the five papers compared it",
-    ]
-    if not any(row[-1] for row in rows):
-        heading, rows = heading[:-1], [row[:-1] for row in rows]
-    return table(heading, rows)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """How an experiment runs a method of another paper than its own: the paper, a label, and the keys it sets."""
-
-    paper: str
-    label: str  # empty if the experiment runs the method once
-    values: Mapping[str, Any]
-
-
-def compared() -> dict[str, list[Compared]]:
-    """What the committed experiments set for methods that are not their paper's own, by method."""
-    found: dict[str, list[Compared]] = {}
-    for file in sorted(EXPERIMENTS.glob("*.toml")):
-        whose = next((word for word in FILES if file.name.startswith(word)), None)
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-        if whose is None or not content.get("published"):  # it follows none of the five papers
-            continue
-        tables = [(part.get("name", key), key, part) for key, part in content.get("methods", {}).items()]
-        for name, key, part in tables:
-            if not name.startswith(whose):
-                label = key if sum(name == other for other, *_ in tables) > 1 and key != name else ""
-                values = flat({k: v for k, v in part.items() if k != "name"})
-                found.setdefault(name, []).append(Compared(FILES[whose], label, values))
-    return found
-
-
-def as_compared(key: str, runs: Sequence[Compared], variants: Mapping[str, Any] | None = None) -> str:
-    """The values with which papers compared a method, from its variants and from experiments.
-
-    >>> as_compared("mu", [Compared("FedKF", "", {"mu": 0.001}), Compared("DaFKD", "", {})], {"kdia": 1.0})
-    'KDIA: `1.0`; FedKF: `0.001`'
-    """
-    said: dict[str, dict[str, None]] = {}
-    for word, value in (variants or {}).items():
-        if word in PAPERS:
-            said.setdefault(PAPERS[word], {})[f"`{toml(value)}`"] = None
-    for run in runs:
-        value = run.values.get(key)
-        told = key == "variant" and PAPERS.get(value or "") == run.paper  # the options say what it means
-        if value is not None and not told:
-            aside = f" ({run.label})" if run.label else ""
-            said.setdefault(run.paper, {})[f"`{toml(value)}`{aside}"] = None
-    return "; ".join(f"{paper}: {', '.join(values)}" for paper, values in said.items())
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+An empty cell is as recommended, and a column without any value is left out."""
 
 
 def keys_table(cls: type) -> str:
@@ -334,11 +334,6 @@ def metrics_table() -> str:
     return table(("Name", "Column", "Written as", "Better", "From", "Meaning"), rows)
 
 
-def ours(thing: Any) -> bool:
-    """Whether it comes with fedalloy; a plug-in of the reader's is not part of the docs."""
-    return str(thing.__module__).startswith("fedalloy.")
-
-
 def arguments(function: Callable[..., Any], skip: Iterable[str] = ()) -> str:
     """The options of a function with their defaults."""
     shown = []
@@ -348,22 +343,6 @@ def arguments(function: Callable[..., Any], skip: Iterable[str] = ()) -> str:
             odd = {inspect.Parameter.empty: " (must be given)", None: ""}
             shown.append(f"`{name}`{odd[value]}" if value in odd else f"`{name}={toml(value)}`")
     return ", ".join(shown) or "none"
-
-
-def first_line(thing: object) -> str:
-    """The first sentence of a docstring."""
-    return (inspect.getdoc(thing) or "").split("\n")[0]
-
-
-def yes(flag: bool) -> str:
-    """A truth value in a word."""
-    return "yes" if flag else "no"
-
-
-def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -68,12 +68,12 @@ def _parts(cls: type[Method], width: int) -> Iterator[RenderableType]:
     if (table := _variants(cls)) is not None:
         yield Text("\nWhere the variants differ: method.variant=NAME", style="bold")
         yield table
-    if lines := _reproduced(cls.name):
+    if lines := reproduced(cls.name):
         yield Text("\nWhat came out here", style="bold")
         for line in lines:
             yield from _wrapped(line, width, "  ", "  ")
     yield Text("\nTry it", style="bold")
-    for line in _commands(cls):
+    for line in commands(cls):
         yield Text(f"  {line}")
     yield Text("\nRead more", style="bold")
     for line in _sources(cls):
@@ -93,7 +93,7 @@ def idea(cls: type[Method]) -> str:
 
 def _round(cls: type[Method], width: int) -> Iterator[RenderableType]:
     """A round step by step, as it happens in a small federation."""
-    yield from _wrapped(_first_line(cls.round), width, "  ", "  ")
+    yield from _wrapped(first_line(cls.round), width, "  ", "  ")
     try:
         told = rounds_of(quick(cls))
     except Exception as error:  # a method of the user's own may fail; `check` says more
@@ -109,17 +109,17 @@ def _round(cls: type[Method], width: int) -> Iterator[RenderableType]:
         if not steps:
             yield from _wrapped("Clients are not asked anything.", width, "    ", "    ")
         for number, step in enumerate(steps, start=1):
-            does = _first_line(getattr(cls, step.action))
+            does = first_line(getattr(cls, step.action))
             yield from _wrapped(f"{number}. {step.action}: {does}", width, "    ", "       ")
-            yield from _wrapped(f"down: {_names(step.down)}; up: {_names(step.up)}", width, " " * 7, " " * 7)
+            yield from _wrapped(f"down: {travelling(step.down)}; up: {travelling(step.up)}", width, " " * 7, " " * 7)
     after = getattr(cls, "step", None)
     if after is not None and not after.__module__.startswith("fedalloy.knowledge"):
-        yield from _wrapped(f"The server, then: {_first_line(after)}", width, "    ", "       ")
+        yield from _wrapped(f"The server, then: {first_line(after)}", width, "    ", "       ")
 
 
-def _names(travelling: Mapping[str, bool]) -> str:
+def travelling(names: Mapping[str, bool]) -> str:
     """What travels, in words."""
-    said = [f"{WORDS.get(name, name)}{'' if always else ' (some clients)'}" for name, always in travelling.items()]
+    said = [f"{WORDS.get(name, name)}{'' if always else ' (some clients)'}" for name, always in names.items()]
     return ", ".join(said) or "nothing"
 
 
@@ -152,7 +152,7 @@ def by_variant_of(cls: type[Method], key: str) -> tuple[Any, dict[str, Any]]:
     return usual, {word: value for word, value in zip(words[1:], others, strict=True) if value != usual}
 
 
-def _reproduced(name: str) -> list[str]:
+def reproduced(name: str) -> list[str]:
     """How many claims of the method's paper came out here, if it is one of those that are reproduced."""
     from fedalloy.reproduce.catalogue import papers
     from fedalloy.reproduce.verdicts import counted, shipped
@@ -166,7 +166,7 @@ def _reproduced(name: str) -> list[str]:
     return [f"Of {len(claims)} claims of its paper: {said}. `fedalloy reproduce {name}` shows each."]
 
 
-def _commands(cls: type[Method]) -> list[str]:
+def commands(cls: type[Method]) -> list[str]:
     """Commands that can be typed as they are."""
     public = " public=own" if cls.card.public else ""
     labelled = " public.labelled=true" if cls.card.public and _wants_labels(cls) else ""
@@ -182,7 +182,7 @@ def _wants_labels(cls: type[Method]) -> bool:
 def _sources(cls: type[Method]) -> list[str]:
     """Where there is more to read."""
     code = f"its code: {inspect.getfile(cls)}"
-    return [code] if _plugin(cls) else [f"docs/methods.md#{cls.name}, and from there how its paper was read", code]
+    return [code] if _plugin(cls) else [f"docs/methods/{cls.name}.md, and from there how its paper was read", code]
 
 
 def _plugin(cls: type[Method]) -> str:
@@ -190,7 +190,8 @@ def _plugin(cls: type[Method]) -> str:
     return str(inspect.getfile(cls)) if cls.__module__.startswith(PREFIX) else ""
 
 
-def _first_line(thing: object) -> str:
+def first_line(thing: object) -> str:
+    """The first line of a docstring."""
     return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
