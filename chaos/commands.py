@@ -98,7 +98,9 @@ def breadth(_: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def codes() -> set[int]:
     """Return the documented exit statuses."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.FedalloyError)
+    ]
     return {0, QuorumError.code, *(kind.code for kind in kinds)}
 
 

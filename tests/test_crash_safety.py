@@ -401,7 +401,7 @@ def test_run_goes_on_with_its_own_unfinished_run_and_leaves_a_finished_one(comma
     assert ended(read("run")) == wanted
     before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
     code, out, err = command("run", "--out", "run")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "FedAvg, seed 0: already finished\n")
     assert "damaged" not in (said := out.partition("\n")[0])
     assert said.startswith("'run' contains this run: it is finished")
     assert "FedAvg" in out

@@ -157,9 +157,9 @@ def test_what_it_does_to_its_copies_and_to_streams_changes_no_bit(tmp_path: Path
             import numpy as np
             import torch
 
-            random.random()
-            np.random.random()  # noqa: NPY002
-            torch.rand(1)
+            random.random()  # on purpose
+            np.random.random()  # on purpose  # noqa: NPY002
+            torch.rand(1)  # on purpose
             for view in record["views"].values():
                 view["amp"] = 0.0
                 view["clients"]["accuracy"][:] = []

@@ -67,8 +67,8 @@ def said(claim: Claim, verdict: Verdict) -> Judgement:
 def test_own_runs_replace_the_librarys_verdicts_if_they_test_the_claim(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: Verdict, expected: Told
 ) -> None:
-    theirs = {"knfu/a": {"verdict": "reproduced", "scale": "full", "reason": "theirs"}}
-    monkeypatch.setattr(verdicts, "_shipped", lambda: theirs)
+    theirs = {"knfu/a": Told("reproduced", "full", "theirs")}
+    monkeypatch.setattr(verdicts, "shipped", lambda: theirs)
     some = Results(ITEM, "cpu", ("50, 0.1",), (0,), {("50, 0.1", "knfu", 0): Run({}, ())})
     monkeypatch.setattr(verdicts, "reached", lambda *_: some)
     monkeypatch.setattr(verdicts, "judge", lambda claim, _: said(claim, ours))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-import importlib.util
+import importlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -271,9 +271,11 @@ def _per_client(run: Run, selection: Selection) -> Iterator[tuple[str, dict[str,
 def _frame(columns: Sequence[str], found: Iterable[Mapping[str, Any]]) -> Any:
     """A pandas DataFrame if pandas is installed."""
     body = [{name: line.get(name) for name in columns} for line in found]
-    if importlib.util.find_spec("pandas") is None:
+    try:
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError:
         return Frame(tuple(columns), body)
-    return importlib.import_module("pandas").DataFrame(body, columns=list(columns))
+    return pandas.DataFrame(body, columns=list(columns))
 
 
 def _among(value: object, wanted: object) -> bool:
