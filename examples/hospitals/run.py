@@ -75,7 +75,7 @@ def digest(run: Path) -> str:
 def main(folder: Path) -> None:
     """Go the whole way."""
     prepare(folder)
-    command(folder, "advise", "hospitals.toml", "--minutes", "0.5", "--seeds", "2", "--out", "advice")
+    command(folder, "advise", "hospitals.toml", "--minutes", "0.2", "--seeds", "2", "--out", "advice")
     command(folder, "compare", "hospitals.toml", "--seeds", "2", "--out", "comparison")
     address = f"127.0.0.1:{free_port(6)}"
     command(folder, "deploy", "init", "hospitals.toml", "--out", "lab", "--address", address)
