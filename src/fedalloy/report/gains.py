@@ -197,7 +197,7 @@ def _errors(one: tuple[Run, str], other: tuple[Run, str], line: CombinedRow, mid
     if line.leads.task != "numbers" and line.leads.first == "amp":
         total = standard_error(np.nansum(middle * size) / size.sum(), size.max() if common else size.sum())
         return standard_error(middle, size), float(total)
-    # Clients measured the errors of what is no share.
+    # R2 and balanced accuracy are not shares: the clients have measured their standard errors.
     name = "error" if line.leads.task == "numbers" else "balanced_error"
     error = difference_error(*(r.clients(v, name, line.selection) for r, v in (one, other)))
     known = np.isfinite(error)

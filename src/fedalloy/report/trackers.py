@@ -13,6 +13,7 @@ import io
 import json
 import os
 import uuid
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
@@ -85,17 +86,17 @@ class Tracker(Observer):
         self._place: Path | None = None
         self._told, self._bytes = 0, 0.0
 
+    @abstractmethod
     def open(self, run: Run, id: str, told: int) -> None:
         """Open the tracker run with this id, which has the rounds up to `told`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, round: int, numbers: Mapping[str, float]) -> None:
         """Log a round's numbers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, error: BaseException | None) -> None:
         """Close the tracker run."""
-        raise NotImplementedError
 
     def begin(self, run: Run) -> None:
         """Open or continue the tracker run, and log what it has not been told yet."""
